@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Make a drafter for TinyLlama: texts of the target, then a small model with the same tokens that is trained on them.
+# Make a drafter for TinyLlama: texts of the target, then a small chat model that gets the target's tokens and is
+# trained on these texts.
 #
 #   scripts/tinyllama_drafter.sh FOLDER
 #
 # FOLDER gets `data` and `drafter`. The same command continues an interrupted run. Variables: TARGET, START (the model
 # that training starts from), TOKENS (of the texts), MINUTES (of training), PROMPTS (a file; those of the package if not
-# set), DRAFTREE (the command), DATA_OPTIONS and TRAIN_OPTIONS (further options).
+# set), DRAFTREE (the command), DATA_OPTIONS and TRAIN_OPTIONS (further options, which override those below).
 set -euo pipefail
 
 folder=${1:?give a folder for the data and the drafter}
 target=${TARGET:-tinyllama-1.1b-chat}
-start=${START:-stories15m}
+start=${START:-smollm2-135m-instruct}
 read -ra draftree <<<"${DRAFTREE:-draftree}"
 read -ra data_options <<<"${DATA_OPTIONS:-}"
 read -ra train_options <<<"${TRAIN_OPTIONS:-}"
@@ -20,10 +21,13 @@ resume=()
 if [[ -e $folder/drafter/training ]]; then resume=(--resume); fi
 
 mkdir -p "$folder"
-# stories15m reads 256 tokens: longer texts are of little use
+folder=$(cd "$folder" && pwd)
+# a whole model reads tokens only: without hidden states, a text takes 2% of the space
 "${draftree[@]}" train data "$target" --output "$folder/data" --limit-tokens "${TOKENS:-400000}" \
-    "${prompts[@]}" "${data_options[@]}"
+    --features none --teacher top-k:64 "${prompts[@]}" "${data_options[@]}"
+# Muon needs seconds for an update of matrices of this width on a CPU, and trained weights need a low rate
 "${draftree[@]}" train distill "$target" --data "$folder/data" --output "$folder/drafter" --from "$start" \
-    --minutes "${MINUTES:-60}" "${resume[@]}" "${train_options[@]}"
-echo "$folder/drafter: compare it with other drafters, and keep the fastest:"
+    --minutes "${MINUTES:-60}" --optimizer adamw --learning-rate 2e-4 --warm-up 10 --batch-tokens 2048 \
+    "${resume[@]}" "${train_options[@]}"
+echo "$folder/drafter: compare it with other drafters, and keep the fastest for --draft auto:"
 echo "  ${draftree[*]} tune $target --draft model:$folder/drafter"

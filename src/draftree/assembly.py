@@ -29,6 +29,7 @@ from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
+from draftree.models.native.build import NativeUnavailableError
 from draftree.planners.base import PLANNERS, Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
@@ -191,7 +192,7 @@ def require_fit(methods: Methods, target: LoadedModel) -> None:
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), runs_model=methods.traits.runs_model)
+        require_drafter("+".join(method.name for method in methods.drafters), methods.traits)
     require_layers(methods.traits.features, target)
 
 
@@ -248,10 +249,29 @@ def build_parts(
 def model_reader(
     target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
 ) -> Callable[[str], LoadedDraftModel]:
-    """Return a function that loads a drafter's model from files; arguments as for `build_parts`."""
+    """Return a function that loads a drafter's model from files; arguments as for `build_parts`.
+
+    Its weights have 8 bits if the target's have and it has native kernels: drafts never change a text.
+    """
+
+    def load(name: str, quantization: str | None) -> LoadedModel:
+        return load_model(
+            name,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=quantization,
+            trust_remote_code=trust_remote_code,
+        )
 
     def read(name: str) -> LoadedDraftModel:
-        loaded = load_model(name, dtype=dtype, device=device, kernels=kernels, trust_remote_code=trust_remote_code)
+        try:
+            loaded = load(name, target.quantization)
+        except NativeUnavailableError as reason:
+            if target.quantization is None:
+                raise
+            logger.info("drafter '%s' keeps its own weights: %s", name, reason)
+            loaded = load(name, None)
         if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
             logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
         folder = loaded.folder

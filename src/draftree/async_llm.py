@@ -23,6 +23,7 @@ from draftree.arguments import (
     require_count,
     require_one_conversation,
 )
+from draftree.async_beams import AsyncBeamSearching, BeamWork
 from draftree.async_prompts import AsyncPromptEncoder
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
@@ -32,8 +33,10 @@ from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
+from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
+from draftree.spoken import Heard, Speech
 from draftree.submission import Submission
 
 COMPILING_THREADS = 4
@@ -42,7 +45,7 @@ MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncStreams):
+class AsyncLLM(AsyncStreams, AsyncBeamSearching):
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -74,7 +77,8 @@ class AsyncLLM(AsyncStreams):
         self._encoding = threading.Lock()
         self._prompts = AsyncPromptEncoder(self._llm.prompts, self._encoding)
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
-        self._driver = Driver(self._llm.engine)
+        self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)
+        self._driver = Driver(self._llm.engine, self._beams)
 
     @property
     def llm(self) -> LLM:
@@ -107,16 +111,12 @@ class AsyncLLM(AsyncStreams):
         return len(self._llm.engine.waiting)
 
     def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
-        """Add a listener, which is called on the engine's thread with the record of every round and delays the next.
-
-        Returns:
-            A function that removes it.
-        """
+        """Add a listener of every round's record, called on the engine's thread; returns a function that removes it."""
         return self._llm.engine.on_round(callback)
 
     async def submit(
         self,
-        prompt: Prompt | Messages,
+        prompt: Prompt | Messages | FeatureSource,
         params: SamplingParams | None = None,
         *,
         draft: str | None = None,
@@ -130,7 +130,7 @@ class AsyncLLM(AsyncStreams):
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
 
         Args:
-            prompt: a text, token ids, or the messages of a conversation.
+            prompt: a text, token ids, the messages of a conversation, or the features of sound.
             params: sampling parameters.
             draft: one of `LLM.drafts`, or "none" for plain decoding; None for the default.
             priority: lower numbers are served first.
@@ -150,7 +150,12 @@ class AsyncLLM(AsyncStreams):
         def make() -> list[WritingSequence]:
             with self._encoding:
                 start = self._llm.prompts.encode_start(decoder)
-                ids = self._llm.prompts.encode(prompt, source_lang=decoder.get("source_lang"))
+                spoken = decoder.get("source_lang")
+                ids = (
+                    prompt
+                    if isinstance(prompt, FeatureSource)
+                    else self._llm.prompts.encode(prompt, source_lang=spoken)
+                )
                 told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
                 return requests.sequences(ids, given, draft=draft, priority=priority, decoder_prompt=start, **told)
 
@@ -225,6 +230,23 @@ class AsyncLLM(AsyncStreams):
         """
         require_one_conversation(messages)
         return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
+
+    async def hear(self, audio: Any, speech: Speech, *, always: bool = False) -> tuple[FeatureSource, Heard | None]:
+        """Return the source of samples or features, for `submit`, and what the model says about it.
+
+        Args:
+            audio: as for `LLM.transcribe`, one item.
+            speech: how it is transcribed.
+            always: ask the model although the language is known.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe`.
+        """
+        work = self._llm.transcriber
+        source = await asyncio.to_thread(work.source, audio)
+        if not always and not work.needs_language(speech):
+            return source, None
+        return source, await asyncio.wrap_future(self._driver.call(lambda: work.heard(source)))
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

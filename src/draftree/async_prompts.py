@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 from draftree.arguments import Messages, Prompt
-from draftree.prompts import PromptEncoder
+from draftree.engine.openings import DecoderPrompt
+from draftree.prompts import DecoderOptions, PromptEncoder
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -65,6 +66,10 @@ class AsyncPromptEncoder:
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""
         return await self._run(self._encoder.encode_text, text, add_special_tokens=add_special_tokens)
+
+    async def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
+        """Return what the decoder continues, as `PromptEncoder.encode_start`."""
+        return await self._run(self._encoder.encode_start, decoder)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.

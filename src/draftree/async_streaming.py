@@ -7,6 +7,7 @@ from typing import Unpack
 
 from draftree.arguments import Messages, Prompt, one_params, require_single, require_text
 from draftree.engine.sequence import Update
+from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
@@ -17,7 +18,7 @@ class AsyncStreams:
 
     async def submit(
         self,
-        prompt: Prompt | Messages,
+        prompt: Prompt | Messages | FeatureSource,
         params: SamplingParams | None = None,
         *,
         draft: str | None = None,

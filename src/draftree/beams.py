@@ -13,6 +13,7 @@ from draftree.beam.loop import BeamSearch
 from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
+from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.openings import DecoderPrompt, opening_of
 from draftree.engine.openings import Prompt as SourceOrTokens
@@ -21,6 +22,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions, PromptEncoder
 from draftree.requests import Requests
+from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
 AnyPrompt = Prompt | Messages | np.ndarray
@@ -46,6 +48,7 @@ class BeamSearching:
         params: BeamParams = None,
         *,
         draft: Any = None,
+        on_step: OnStep | None = None,
         **decoder: Unpack[DecoderOptions],
     ) -> list[BeamResult]:
         """Search the most likely texts of prompts, as one batch.
@@ -57,6 +60,7 @@ class BeamSearching:
             draft: drafter of the next beams, which changes the number of passes and not the result: `ngram`, `suffix`,
                 `runners-up`, `model:NAME`, several joined by "+", or a loaded model; None for none. A model that a spec
                 names is loaded once.
+            on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
             **decoder: of encoder-decoder models, as for `generate`: `decoder_prompt`, `source_lang`, `target_lang`.
                 What the decoder continues is no part of the hypotheses.
 
@@ -72,7 +76,7 @@ class BeamSearching:
         tokenizer = self._tokenizer
         decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
         drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self._draft_model)
-        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, drafter=drafter)
+        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, drafter=drafter, on_step=on_step)
         return search.run(openings, _params(params, len(openings)))
 
     def _draft_model(self, name: str) -> LanguageModel:
@@ -94,14 +98,42 @@ class BeamSearching:
             given: SourceOrTokens = FeatureSource(prompt)  # type: ignore[arg-type]
         else:
             given = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
-        opening = opening_of(self.model, given, decoder_prompt)
-        rules = opening.rules
-        if rules is None:
-            return BeamPrompt(opening.tokens)
-        if decoder_prompt is not None:
-            return BeamPrompt(tuple(opening.tokens), opening.source, opening.source_length, rules)
-        forced = () if rules.forced_first is None else (rules.forced_first,)
-        return BeamPrompt(rules.start_ids, opening.source, opening.source_length, rules, forced)
+        return beam_opening(self.model, given, decoder_prompt)
+
+
+def beam_opening(
+    model: LanguageModel, given: Sequence[int] | FeatureSource, decoder_prompt: DecoderPrompt | None = None
+) -> BeamPrompt:
+    """Return the prompt of a search.
+
+    Args:
+        model: the model that is searched.
+        given: token ids, or features; the source of an encoder-decoder model.
+        decoder_prompt: what the decoder of such a model continues; None for its own start.
+
+    Raises:
+        InvalidRequestError: the model does not take such a prompt.
+    """
+    opening = opening_of(model, given, decoder_prompt)
+    rules = opening.rules
+    if rules is None:
+        return BeamPrompt(opening.tokens)
+    if decoder_prompt is not None:
+        return BeamPrompt(tuple(opening.tokens), opening.source, opening.source_length, rules)
+    forced = () if rules.forced_first is None else (rules.forced_first,)
+    return BeamPrompt(rules.start_ids, opening.source, opening.source_length, rules, forced)
+
+
+def decoder_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> Decode | None:
+    """Return the function from the tokens of a text to the text that continues a prompt; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+
+    def decode(tokens: Sequence[int]) -> str:
+        detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, prompt_ids=prompt)
+        return "".join(detokenizer.push(tokens)) + detokenizer.finish()
+
+    return decode
 
 
 def _is_features(prompt: object) -> bool:

@@ -120,7 +120,7 @@ def choose_each(
     each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
     if is_encoder_decoder_target(target):
         for name, methods in each.items():
-            require_drafter(name, runs_model=methods.traits.runs_model)
+            require_drafter(name, methods.traits)
     return each
 
 

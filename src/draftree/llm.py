@@ -40,7 +40,8 @@ from draftree.prompts import DecoderOptions, PromptEncoder, encoder_of
 from draftree.requests import Requests
 from draftree.streaming import Streams
 from draftree.text.tokenizer import Tokenizer
-from draftree.transcription import Transcriber, Transcribes
+from draftree.transcriber import Transcriber
+from draftree.transcription import Transcribes
 from draftree.verifiers.base import Promise
 
 logger = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ class LLM(BeamSearching, Streams, Transcribes):
             self._parts, self._tokenizer, eos_ids=ends, longest=self._engine.longest, kernels=on, kernels_reason=why
         )
         self._requests.auto_draft = auto.draft if auto else None
-        self._transcriber = Transcriber(self._engine, self._requests, loaded.folder)
         self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
+        self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = on, why

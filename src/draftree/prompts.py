@@ -24,7 +24,7 @@ class DecoderOptions(TypedDict, total=False):
             and `decoder_prompt` follows it.
     """
 
-    decoder_prompt: Prompt | None
+    decoder_prompt: Prompt | WholeStart | None
     source_lang: str | None
     target_lang: str | None
 
@@ -227,6 +227,9 @@ class PromptEncoder:
         """
         require_decoder_options(decoder)
         prompt, target_lang = decoder.get("decoder_prompt"), decoder.get("target_lang")
+        if isinstance(prompt, WholeStart):
+            self._require_encoder("decoder_prompt")
+            return prompt
         given = None if prompt is None else self._decoder_ids(prompt)
         if target_lang is None:
             return given

@@ -147,7 +147,7 @@ class Requests:
         if opening.rules is None or opening.source is None:
             return controls
         added = opening.rules.processors(
-            params, opening.source.tokens, prompt_length=len(opening.tokens), limit=limit, ends=sorted(self._eos_ids)
+            params, opening.source.tokens, prompt=opening.tokens, limit=limit, ends=sorted(self._eos_ids)
         )
         return replace(controls, processors=(*controls.processors, *added))
 

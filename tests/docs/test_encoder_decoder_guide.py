@@ -11,6 +11,6 @@ from test_guides import execute, python_blocks
 def test_the_guide_runs_from_top_to_bottom() -> None:
     names: dict[str, Any] = {"__name__": "guide"}
     found = python_blocks(guide("encoder-decoder"))
-    assert len(found) == 2
+    assert len(found) == 3
     for block in found:
         execute(block, names)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
+from draftree.assembly import model_reader
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
@@ -157,3 +158,17 @@ def test_int8_is_announced(folder: Path) -> None:
     llm = LLM(folder, quantization="int8", exact=True)
     assert (llm.quantization, llm.is_exact) == ("int8", True)
     assert lower_model(fresh("llama", **SIZES), quantization="int8").quantization == "int8"
+
+
+def draft_quantization(folder: Path, other: Path, **options: Any) -> str | None:
+    """Quantization of the weights of a draft model."""
+    target = load_model(folder, dtype="float32", **options)
+    read = model_reader(target, "float32", "cpu", kernels="auto", trust_remote_code=False)
+    return getattr(read(str(other)).model, "quantization", None)
+
+
+def test_a_draft_model_has_8_bits_if_the_target_has(folder: Path, tmp_path: Path) -> None:
+    assert draft_quantization(folder, folder) is None
+    assert draft_quantization(folder, folder, quantization="int8") == "int8"
+    fresh("gpt2").save_pretrained(tmp_path / "gpt2")
+    assert draft_quantization(folder, tmp_path / "gpt2", quantization="int8") is None, "it has no native kernels"

@@ -79,13 +79,14 @@ def test_rules_that_strings_do_not_support_are_refused_before_loading(draft: str
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize(("name", "num_tokens"), [("gemma3-270m", 16), ("tinyllama-1.1b-chat", 8)])
-def test_the_real_pairs_write_what_the_target_writes(name: str, num_tokens: int) -> None:
+@pytest.mark.parametrize("name", ["gemma3-270m", "stories15m"])
+def test_the_real_pairs_write_what_the_target_writes(name: str) -> None:
+    """The tokenizer of stories15m is that of Llama 2 and TinyLlama."""
     folder_of(DRAFTER)
     target_model = loaded_float32(name)
     prompts = ["Once upon a time, there was a little boat", "日本の首都は東京です。東京は"]
-    greedy = SamplingParams(max_tokens=num_tokens, temperature=0.0)
-    sampled = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=5)
+    greedy = SamplingParams(max_tokens=16, temperature=0.0)
+    sampled = SamplingParams(max_tokens=16, temperature=0.8, seed=5)
     params = [greedy, greedy, sampled, sampled]
     plain = LLM(target_model).generate(prompts * 2, params)
     for draft in ("map=tokens,k=3", "map=strings,tree=best-6,k=3"):

@@ -159,7 +159,7 @@ def test_statistics_count_the_tokens_of_the_source() -> None:
     assert done.stats.prompt_tokens == 11
 
 
-@pytest.mark.parametrize("draft", ["model:missing", "early-exit,layers=1", "layer-skip,attention=1"])
+@pytest.mark.parametrize("draft", ["early-exit,layers=1", "layer-skip,attention=1"])
 def test_drafters_that_run_a_model_are_refused_before_weights_are_read(draft: str, tmp_path: Any) -> None:
     sample("t5").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from serving import NAME, Running, running_server, slow_rounds
+from serving import NAME, Running, running_server, send, slow_rounds
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LONG: dict[str, Any] = {"model": NAME, "max_tokens": 400, "ignore_eos": True, "seed": 1}
@@ -22,18 +21,6 @@ LONG: dict[str, Any] = {"model": NAME, "max_tokens": 400, "ignore_eos": True, "s
 def server() -> Iterator[Running]:
     with running_server() as running, slow_rounds(running.llm, seconds=0.01):
         yield running
-
-
-def send(server: Running, path: str, body: dict[str, Any]) -> socket.socket:
-    """Send a request and keep its connection."""
-    url, content = urlsplit(server.url), json.dumps(body).encode()
-    assert url.hostname is not None
-    connection = socket.create_connection((url.hostname, url.port or 80))
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + content)
-    return connection
 
 
 def wait_until(server: Running, *, running: int, seconds: float = 10) -> float:

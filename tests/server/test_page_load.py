@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from browser import Browser, open_browser
+from browser import Browser
 from fake_serving import KEY, fake_server
 from page_visits import visit
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with fake_server() as served:
-        yield served
-
-
-@pytest.fixture(autouse=True)
-def _clean_log(browser: Browser) -> Iterator[None]:
-    """Fails if the page logged an error or broke its own policy, except for the requests that a test has refused."""
-    browser.emulate()
-    browser.log()
-    yield
-    unexpected = [line for line in browser.log() if "Failed to load resource" not in line]
-    assert unexpected == []
+pytestmark = pytest.mark.usefixtures("clean_log")
 
 
 def test_load_shows_queue_models_and_history(browser: Browser, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from draftree import LLM
@@ -39,6 +40,11 @@ def prompts(count: int = 12) -> PromptSet:
     system = {"role": "system", "content": "Be brief."}
     made[1] = DataPrompt((system, {"role": "user", "content": "The quick fox?"}))
     return PromptSet("own", made, "MIT")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def capture_of(

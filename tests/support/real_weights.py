@@ -25,8 +25,8 @@ def folder_of(name: str) -> Path:
         raise
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def loaded_float32(name: str) -> LoadedModel:
-    """The model in float32 on the CPU, shared by all tests of a process."""
+    """The model in float32 on the CPU. The last one is kept for further tests; several would fill the memory."""
     folder_of(name)
     return load_model(name, dtype="float32", device="cpu")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import torch
@@ -127,6 +128,18 @@ def slow_rounds(llm: AsyncLLM, *, seconds: float) -> Iterator[None]:
         yield
     finally:
         stop()
+
+
+def send(server: Running, path: str, body: dict[str, Any]) -> socket.socket:
+    """Send a request and keep its connection."""
+    url, content = urlsplit(server.url), json.dumps(body).encode()
+    assert url.hostname is not None
+    connection = socket.create_connection((url.hostname, url.port or 80))
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + content)
+    return connection
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 SLOW = frozenset(
     {
         "test_async_ends",
+        "test_audio",
         "test_beam_attention",
         "test_beam_drafts_native",
         "test_beam_seq2seq",
@@ -16,6 +17,7 @@ SLOW = frozenset(
         "test_bench_runner",
         "test_block_head_texts",
         "test_block_stepper",
+        "test_capture_continued",
         "test_capture_data",
         "test_capture_settings",
         "test_chat_templates",
@@ -34,6 +36,7 @@ SLOW = frozenset(
         "test_draft_states",
         "test_drain",
         "test_dropin_beams",
+        "test_dropin_seq2seq",
         "test_engine_company",
         "test_engine_scheduling",
         "test_engine_trim",
@@ -57,6 +60,7 @@ SLOW = frozenset(
         "test_prompt_sources",
         "test_remote_code",
         "test_replicas",
+        "test_seq2seq_drafts",
         "test_seq2seq_models",
         "test_seq2seq_speech",
         "test_seq2seq_texts",
@@ -84,6 +88,7 @@ SLOW = frozenset(
         "test_weights_fetch",
         "test_weights_homes",
         "test_weights_interrupted",
+        "test_whisper",
     }
 )
 """Names of test files; their tests are marked `slow`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from draftree.beam.opening import BeamPrompt, require_source
 from draftree.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from draftree.beam.params import BeamSearchParams
     from draftree.beam.state import TextSearch
+    from draftree.models.base import LanguageModel
 
 
 def require_fit(text: TextSearch, vocab_size: int, max_length: int, *, has_text: bool) -> None:
@@ -61,3 +64,34 @@ def require_fit(text: TextSearch, vocab_size: int, max_length: int, *, has_text:
             raise InvalidRequestError(
                 f"{name} holds a token outside of the vocabulary, which ends at {vocab_size - 1}", param=name
             )
+
+
+def require_models(model: LanguageModel, prompt: BeamPrompt, params: BeamSearchParams) -> None:
+    """Check that all models of a search take its prompt and share their vocabulary.
+
+    Args:
+        model: the model that is searched.
+        prompt: tokens, or a source.
+        params: names the other models.
+
+    Raises:
+        InvalidRequestError: the message names the parameter.
+    """
+    require_source(model, prompt, "prompts")
+    for other in params.models:
+        require_source(other, prompt, "models")
+    if params.lm_model is not None:
+        require_source(params.lm_model, BeamPrompt(prompt.tokens), "lm_model")
+    for name, others in (("models", params.models), ("lm_model", [params.lm_model])):
+        for other in others:
+            if other is not None and other.vocab_size != model.vocab_size:
+                raise InvalidRequestError(
+                    f"a model of {name} has {other.vocab_size} tokens, and the model that is searched has "
+                    f"{model.vocab_size}: give a model with the same vocabulary",
+                    param=name,
+                )
+    if params.reads_attention and prompt.source is None:
+        name = "coverage_penalty" if params.coverage_penalty else "return_attention"
+        raise InvalidRequestError(
+            f"{name} needs cross-attention, which encoder-decoder models have: leave it out", param=name
+        )

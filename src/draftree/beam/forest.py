@@ -53,16 +53,19 @@ class Forest:
         self.trunks = [Trunk(open_slot(model, beam_prompt(prompt)))]
         self.root = Tip(self.trunks[0], self.trunks[0].grown(ROOT, beam_prompt(prompt).tokens))
 
-    def jobs(self) -> list[tuple[Trunk, Extend]]:
+    def jobs(self, chunk: int = CHUNK) -> list[tuple[Trunk, Extend]]:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
 
         Rows of logits are requested for wanted nodes, and not before the end of the prompt.
+
+        Args:
+            chunk: maximum number of prompt tokens.
         """
-        whole = self._is_read or self.root.node - self.trunks[0].num_stored < CHUNK
+        whole = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
         for trunk in self.trunks:
             first = trunk.num_stored
-            end = len(trunk.tokens) if whole else first + CHUNK
+            end = len(trunk.tokens) if whole else first + chunk
             if first == end:
                 continue
             wanted = sorted(node - first for node in trunk.wanted)

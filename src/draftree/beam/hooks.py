@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Decode = Callable[[Sequence[int]], str]
 """Function from generated token ids to text."""
+OnStep = Callable[["TextSearch"], None]
+"""Function that is called with a search after each of its steps."""
 
 
 class Hooks(ABC):

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import torch
 
 from draftree.beam.drafting.base import MAX_NODES, BeamDrafter, Pace, require_draftable
-from draftree.beam.forest import Forest, capacity_for
-from draftree.beam.hooks import Decode, Hooks
-from draftree.beam.opening import BeamPrompt, beam_prompt, require_source
+from draftree.beam.fit import require_models
+from draftree.beam.forest import CHUNK, Forest, capacity_for
+from draftree.beam.opening import BeamPrompt, beam_prompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.scoring import SearchStats, combined_logprobs, logprobs_of, read, run_pass
-from draftree.beam.shaping import shape
-from draftree.beam.state import TextSearch
-from draftree.core.errors import InvalidRequestError, NonFiniteLogitsError
+from draftree.beam.scoring import SearchStats, candidates_of, run_pass
+from draftree.beam.state import Decode, Hooks, OnStep, TextSearch
+from draftree.core.errors import GenerationError, NonFiniteLogitsError
 from draftree.models.base import LanguageModel
+from draftree.sampling.logits import Logits
 
 BATCH_SIZE = 32
 """Maximum number of prompts that are searched at the same time."""
@@ -33,6 +34,9 @@ class BeamSearch:
         batch_size: maximum number of prompts that are searched at the same time.
         hooks: further rules, called for each text in every step; None for none.
         drafter: guesses the next beams, so that one pass may serve several steps; None for one step a pass.
+        on_step: called with a search after each of its steps; None for none.
+        has_room: whether there is memory for a number of slots of a length; searches wait for it, but never if no other
+            search runs. None if there always is.
     """
 
     def __init__(
@@ -45,13 +49,21 @@ class BeamSearch:
         batch_size: int = BATCH_SIZE,
         hooks: Hooks | None = None,
         drafter: BeamDrafter | None = None,
+        on_step: OnStep | None = None,
+        has_room: Callable[[int, int], bool] | None = None,
     ) -> None:
+        self._on_step, self._has_room = on_step, has_room
         self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
         self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
         self._drafter = drafter
         self.stats = SearchStats()
+        self.chunk_size = CHUNK
+        """Maximum number of prompt tokens of a text in one pass."""
+        self._waiting: deque[TextSearch] = deque()
         self._forests: dict[TextSearch, list[Forest]] = {}
         self._paces: dict[TextSearch, Pace] = {}
+        self._logits: Logits
+        """Those of the last pass of the model that is searched."""
 
     def run(
         self, prompts: Sequence[Sequence[int] | BeamPrompt], params: Sequence[BeamSearchParams]
@@ -68,49 +80,73 @@ class BeamSearch:
             GenerationError: no token is allowed, or required phrases are missing with `strict`.
         """
         texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
-        waiting = texts[::-1]
+        self._waiting += texts
         try:
-            while waiting or self._forests:
-                while waiting and len(self._forests) < self._batch_size:
-                    self._start(waiting.pop())
-                self.step()
+            while not self.is_idle:
+                for text in self.step():
+                    if text.error is not None:
+                        raise text.error
             return [text.result() for text in texts]
         finally:
-            for text, forests in self._forests.items():
-                for forest in forests:
-                    forest.close()
-                if self._drafter is not None:
-                    self._drafter.finish(text)
-            self._forests.clear()
-            self._paces.clear()
+            self.close()
 
-    def _require_models(self, prompt: BeamPrompt, params: BeamSearchParams) -> None:
-        require_source(self._model, prompt, "prompts")
-        for model in params.models:
-            require_source(model, prompt, "models")
-        if params.lm_model is not None:
-            require_source(params.lm_model, BeamPrompt(prompt.tokens), "lm_model")
-        for name, models in (("models", params.models), ("lm_model", [params.lm_model])):
-            for model in models:
-                if model is not None and model.vocab_size != self._model.vocab_size:
-                    raise InvalidRequestError(
-                        f"a model of {name} has {model.vocab_size} tokens, and the model that is searched has "
-                        f"{self._model.vocab_size}: give a model with the same vocabulary",
-                        param=name,
-                    )
+    @property
+    def is_idle(self) -> bool:
+        """Whether no search runs or waits."""
+        return not (self._waiting or self._forests)
 
-    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
+    @property
+    def num_running(self) -> int:
+        """Number of searches that have slots."""
+        return len(self._forests)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of searches that wait for a place in the batch."""
+        return len(self._waiting)
+
+    def add(
+        self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams, *, decode: Decode | None = None
+    ) -> TextSearch:
+        """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each.
+
+        Raises:
+            InvalidRequestError: parameters that do not fit.
+        """
+        text = self._text(0, prompt, params, decode)
+        self._waiting.append(text)
+        return text
+
+    def cancel(self, text: TextSearch) -> None:
+        """Drop a search and close its slots; one that has ended is unchanged."""
+        if text in self._waiting:
+            self._waiting.remove(text)
+        forests = self._forests.pop(text, None)
+        for forest in forests or ():
+            forest.close()
+        if self._drafter is not None and forests is not None:
+            self._paces.pop(text, None)
+            self._drafter.finish(text)
+
+    def close(self) -> None:
+        """Drop all searches and close their slots."""
+        self._waiting.clear()
+        for text in list(self._forests):
+            self.cancel(text)
+
+    def _text(
+        self,
+        index: int,
+        given: Sequence[int] | BeamPrompt,
+        params: BeamSearchParams,
+        decode: Decode | None = None,
+    ) -> TextSearch:
         prompt = beam_prompt(given)
-        self._require_models(prompt, params)
-        if params.reads_attention and prompt.source is None:
-            name = "coverage_penalty" if params.coverage_penalty else "return_attention"
-            raise InvalidRequestError(
-                f"{name} needs cross-attention, which encoder-decoder models have: leave it out", param=name
-            )
+        require_models(self._model, prompt, params)
         if self._drafter is not None:
             require_draftable(self._model, params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
-        return TextSearch(
+        text = TextSearch(
             index,
             prompt,
             params,
@@ -118,15 +154,30 @@ class BeamSearch:
             vocab_size=self._model.vocab_size,
             max_length=min(model.max_length for model in models),
             device=self._model.device,
-            decode=self._decode,
+            decode=decode or self._decode,
             hooks=self._hooks,
         )
+        text.on_step = self._on_step
+        return text
+
+    def slot_length(self, text: TextSearch) -> int:
+        """Return the number of tokens that a slot of a search may hold."""
+        return len(text.prompt) + text.limit + min(self._capacity_of(text), 16 * text.params.beam_width)
+
+    def _capacity_of(self, text: TextSearch) -> int:
+        if self._capacity is not None:
+            return self._capacity
+        return capacity_for(text.params.beam_width) + (0 if self._drafter is None else MAX_NODES)
+
+    def _may_start(self, text: TextSearch) -> bool:
+        if not self._forests or self._has_room is None:
+            return len(self._forests) < self._batch_size
+        open_slots = sum(len(forest.trunks) for forests in self._forests.values() for forest in forests)
+        lengths = map(self.slot_length, (*self._forests, text))
+        return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
 
     def _start(self, text: TextSearch) -> None:
-        capacity = self._capacity or capacity_for(text.params.beam_width)
-        if self._drafter is not None and self._capacity is None:
-            capacity += MAX_NODES
-        length = len(text.prompt) + text.limit + min(capacity, 16 * text.params.beam_width)
+        capacity, length = self._capacity_of(text), self.slot_length(text)
         forests = self._forests[text] = []
         for model in self._models_of(text):
             prompt = BeamPrompt(text.prompt) if model is text.params.lm_model else text.opening
@@ -142,15 +193,24 @@ class BeamSearch:
         return [self._model, *text.params.models, *fused]
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """Run one pass of each model over all live texts, and make the steps of which all beams are scored."""
+    def step(self) -> list[TextSearch]:
+        """Start waiting searches, run one pass of each model, and make the steps of which all beams are scored.
+
+        Returns:
+            The searches that ended, with a result or an error.
+        """
+        while self._waiting and self._may_start(self._waiting[0]):
+            self._start(self._waiting.popleft())
         texts = list(self._forests)
         if self._drafter is not None:
             self._draft(self._drafter, [text for text in texts if text.num_steps])
         for model in dict.fromkeys(model for text in texts for model in self._models_of(text)):
             forests = [forest for text in texts for forest in self._forests[text] if forest.model is model]
             attends = model is self._model and any(text.params.reads_attention for text in texts)
-            self.stats.num_rows += run_pass(model, forests, attends=attends)
+            rows, logits = run_pass(model, forests, self.chunk_size, attends=attends)
+            self.stats.num_rows += rows
+            if model is self._model:
+                self._logits = logits
             self.stats.num_passes += 1
         ready = [text for text in texts if all(forest.is_complete for forest in self._forests[text])]
         for text in texts:
@@ -166,6 +226,7 @@ class BeamSearch:
             if text in self._paces:
                 self._paces[text].note(text.num_steps - before[text])
             self._settle(text)
+        return [text for text in ready if text not in self._forests]
 
     def _draft(self, drafter: BeamDrafter, texts: Sequence[TextSearch]) -> None:
         """Append drafts to the trees of all models of each text."""
@@ -190,27 +251,20 @@ class BeamSearch:
         if not scored:
             return []
         flat = [[beam for group in own_groups for beam in group] for own_groups in scored.values()]
-        logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])
-        vocab, row, found = logprobs.shape[-1], 0, []
-        is_nan = logprobs.amax(dim=-1).isnan().any()  # the maximum of a row with NaN is NaN
-        for text, beams in zip(scored, flat, strict=True):
-            own = logprobs[row : row + len(beams)]
-            row += len(own)
-            if len(self._forests[text]) > 1:
-                own = combined_logprobs(text, own, beams)
-                is_nan = is_nan | own.amax(dim=-1).isnan().any()
-            if self._hooks is not None:
-                own = self._hooks.process(text, own)
-            shape(own, text, beams)
-            found.append(text.select(own, scored[text]))
-        columns, nan = read(found, is_nan)
-        if nan:
-            raise NonFiniteLogitsError("a model gave NaN as a logit, so beams cannot be ranked: check its weights")
+        columns, nan = candidates_of(scored, flat, self._logits, self._hooks)
+        vocab = self._logits.width
         going = []
-        for text, own_columns in zip(scored, columns, strict=True):
-            if text.advance(own_columns, vocab, scored[text]) and not text.is_done:
-                self._extend(text)
-                going.append(text)
+        for text, own_columns, has_nan in zip(scored, columns, nan, strict=True):
+            try:
+                if has_nan:
+                    raise NonFiniteLogitsError(
+                        "a model gave NaN as a logit, so beams cannot be ranked: check its weights"
+                    )
+                if text.advance(own_columns, vocab, scored[text]) and not text.is_done:
+                    self._extend(text)
+                    going.append(text)
+            except GenerationError as error:
+                text.error = error
         return going
 
     def _extend(self, text: TextSearch) -> None:
@@ -229,13 +283,8 @@ class BeamSearch:
         """Drop what the trees of a text no longer need, or close them."""
         forests = self._forests[text]
         text.num_used = forests[0].num_reused
-        if text.is_done:
-            for forest in forests:
-                forest.close()
-            del self._forests[text]
-            if self._drafter is not None:
-                del self._paces[text]
-                self._drafter.finish(text)
+        if text.is_done or text.error is not None:
+            self.cancel(text)
             return
         beams = text.live
         for place, forest in enumerate(forests):

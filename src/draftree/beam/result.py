@@ -18,6 +18,8 @@ class Hypothesis:
         finish_reason: "stop" after an end token or a stop string, "length" at the maximum length.
         constraints_met: whether all required phrases are contained; True without any.
         text: the decoded text without the end token; None without a tokenizer.
+        stop_reason: the stop string or stop token of the parameters that ended the text; None at the model's end of
+            text and at a limit.
         attention: for each token the weights with which it was predicted from the positions of the source, in the
             last layer of the decoder, mean of its heads; None unless `return_attention` is set.
     """
@@ -30,6 +32,7 @@ class Hypothesis:
     finish_reason: str
     constraints_met: bool = True
     text: str | None = None
+    stop_reason: int | str | None = None
     attention: tuple[tuple[float, ...], ...] | None = None
 
     @property

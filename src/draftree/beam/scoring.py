@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from draftree.beam.candidates import Candidates
-from draftree.beam.forest import Forest
+from draftree.beam.forest import CHUNK, Forest
 from draftree.beam.group import Beam, Columns
-from draftree.beam.shaping import combined, next_logprobs
+from draftree.beam.hooks import Hooks
+from draftree.beam.quick import is_quick, quick_columns
+from draftree.beam.shaping import combined, next_logprobs, shape
 from draftree.beam.state import TextSearch
 from draftree.beam.trunk import gathered
 from draftree.core.transfer import to_host
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
+from draftree.sampling.logits import Logits
 
 
 @dataclass(slots=True)
@@ -39,15 +42,18 @@ class SearchStats:
     most_slots: int = 0
 
 
-def run_pass(model: LanguageModel, forests: Sequence[Forest], *, attends: bool = False) -> int:
-    """Run the jobs of forests on their model in one pass; returns the number of tokens.
+def run_pass(
+    model: LanguageModel, forests: Sequence[Forest], chunk: int = CHUNK, *, attends: bool = False
+) -> tuple[int, Logits]:
+    """Run the jobs of forests on their model in one pass; returns the number of tokens, and the logits.
 
     Args:
         model: the model.
         forests: trees of texts.
+        chunk: maximum number of prompt tokens of a text.
         attends: whether weights of cross-attention are noted, for an encoder-decoder model.
     """
-    jobs = [forest.jobs() for forest in forests]
+    jobs = [forest.jobs(chunk) for forest in forests]
     together = [job for own in jobs for _, job in own]
     attention: list[np.ndarray] | None = None
     if attends:
@@ -59,7 +65,7 @@ def run_pass(model: LanguageModel, forests: Sequence[Forest], *, attends: bool =
     for forest, own in zip(forests, jobs, strict=True):
         weights = None if attention is None else attention[number : number + len(own)]
         first, number = forest.note(own, logits, first, weights), number + len(own)
-    return sum(len(job.tokens) for job in together)
+    return sum(len(job.tokens) for job in together), result.logits
 
 
 def logprobs_of(beams: Sequence[Sequence[Beam]], place: int, temperatures: Sequence[float]) -> Tensor:
@@ -89,18 +95,51 @@ def combined_logprobs(text: TextSearch, own: Tensor, beams: Sequence[Beam]) -> T
     return combined(own, others, fused, params.lm_weight)
 
 
-def read(found: Sequence[Sequence[Candidates]], is_nan: Tensor) -> tuple[list[list[Columns]], bool]:
+def candidates_of(
+    scored: Mapping[TextSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], logits: Logits, hooks: Hooks | None
+) -> tuple[list[list[Columns]], list[bool]]:
+    """Return the candidates of each group of each text, and whether a row has NaN.
+
+    Args:
+        scored: for each text the scored beams of its groups.
+        flat: for each text all of them.
+        logits: of the last pass of the model that is searched.
+        hooks: further rules; None for none.
+    """
+    # elsewhere than on the host, scores and totals would take two reads
+    on_host = all(row.logits.device.type == "cpu" for own in flat for beam in own if (row := beam.tips[0].row))
+    if hooks is None and on_host and all(map(is_quick, scored)):
+        return quick_columns(logits, list(scored), flat)
+    logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])
+    first, found, is_nan = 0, [], []
+    row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
+    for text, beams in zip(scored, flat, strict=True):
+        rows = slice(first, first + len(beams))
+        first = rows.stop
+        own, own_is_nan = logprobs[rows], row_is_nan[rows].any()
+        if text.params.models or text.params.lm_model is not None:
+            own = combined_logprobs(text, own, beams)
+            own_is_nan = own_is_nan | own.amax(dim=-1).isnan().any()
+        if hooks is not None:
+            own = hooks.process(text, own)
+        shape(own, text, beams)
+        found.append(text.select(own, scored[text]))
+        is_nan.append(own_is_nan)
+    return read(found, is_nan)
+
+
+def read(found: Sequence[Sequence[Candidates]], is_nan: Sequence[Tensor]) -> tuple[list[list[Columns]], list[bool]]:
     """Read the candidates of all texts with one copy from the device.
 
     Args:
         found: candidates of the groups of each text.
-        is_nan: a bool tensor of one element.
+        is_nan: for each text a bool tensor without dimensions.
 
     Returns:
-        Scores, places and log-probabilities for each group of each text; and the flag.
+        Scores, places and log-probabilities for each group of each text; and the flags.
     """
     flat = [column.double() for groups in found for candidates in groups for column in candidates]
-    numbers = to_host(torch.cat((*flat, is_nan.double().reshape(1))))
+    numbers = to_host(torch.cat((*flat, torch.stack(tuple(is_nan)).double())))
     columns, start = [], 0
     for groups in found:
         own = []
@@ -110,4 +149,4 @@ def read(found: Sequence[Sequence[Candidates]], is_nan: Tensor) -> tuple[list[li
             own.append((scores, [int(place) for place in places], logprobs))
             start += 3 * count
         columns.append(own)
-    return columns, bool(numbers[-1])
+    return columns, [bool(number) for number in numbers[start:]]

@@ -13,7 +13,7 @@ from draftree.beam.candidates import Candidates
 from draftree.beam.finished import LengthScore, Pool, coverage
 from draftree.beam.fit import require_fit
 from draftree.beam.group import Beam, Columns, Division, Group, divide
-from draftree.beam.hooks import Decode, Hooks
+from draftree.beam.hooks import Decode, Hooks, OnStep
 from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
@@ -73,6 +73,10 @@ class TextSearch:
         self.last_candidates: list[tuple[tuple[int, ...], int]] = []
         """Tokens of the parent, and token, of each candidate of the last step."""
         self.num_steps = self.num_passes = self.num_drafted = self.num_used = 0
+        self.error: GenerationError | None = None
+        """Why the search has no result; None if there is no reason."""
+        self.on_step: OnStep | None = None
+        """Called after every step."""
 
     def start(self, tips: Sequence[Tip]) -> None:
         """Put the first beam of each group at the end of the prompt."""
@@ -173,6 +177,8 @@ class TextSearch:
             group.is_done = not group.beams or group.pool.is_final(group.best, self.num_steps)
             if group.is_done:
                 group.beams = []
+        if self.on_step is not None:
+            self.on_step(self)
         return True
 
     def _divide(self, group: Group, candidates: Sequence[Candidate]) -> Division:
@@ -270,21 +276,21 @@ class TextSearch:
                     f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )
-        best = found[: self.params.num_return_sequences]
-        if self._decode is not None:
-            best = [dataclasses.replace(hypothesis, text=self._text(hypothesis)) for hypothesis in best]
+        best = [self._worded(hypothesis) for hypothesis in found[: self.params.num_return_sequences]]
         return BeamResult(
             self.opening.shown, tuple(best), self.num_steps, self.num_passes, self.num_drafted, self.num_used
         )
 
-    def _text(self, hypothesis: Hypothesis) -> str:
-        assert self._decode is not None, "there is a tokenizer"
-        tokens = hypothesis.tokens
-        text = self._decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
-        if hypothesis.finish_reason != "stop":
-            return text
-        for stop in self.params.stop:
-            if stop in text:
-                end = text.index(stop) + (len(stop) if self.params.include_stop_str_in_output else 0)
-                return text[:end]
-        return text
+    def _worded(self, hypothesis: Hypothesis) -> Hypothesis:
+        """Return a hypothesis with its text, and with what ended it."""
+        tokens, params = hypothesis.tokens, self.params
+        has_end, is_stopped = tokens[-1] in self.ends, hypothesis.finish_reason == "stop"
+        reason: int | str | None = tokens[-1] if is_stopped and tokens[-1] in params.stop_token_ids else None
+        if self._decode is None:
+            return dataclasses.replace(hypothesis, stop_reason=reason)
+        text = self._decode(tokens[:-1] if has_end else tokens)
+        found = next((stop for stop in params.stop if stop in text), None) if is_stopped else None
+        if found is not None:
+            reason = found
+            text = text[: text.index(found) + (len(found) if params.include_stop_str_in_output else 0)]
+        return dataclasses.replace(hypothesis, text=text, stop_reason=reason)

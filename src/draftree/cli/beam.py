@@ -8,15 +8,18 @@ import inspect
 import time
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
+from draftree.beam.trace import BeamTrace
+from draftree.beam.tree_svg import tree_svg
 from draftree.cli.decoder import decoder_of
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
-from draftree.cli.options import AsJson, Chat, Model, System
+from draftree.cli.options import AsJson, Chat, Model, Prompt, System
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
 from draftree.cli.running import Execution, execution_of
@@ -25,6 +28,7 @@ from draftree.loading.resolve import require_sound
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
     from draftree.prompts import DecoderOptions
+    from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["beam"]
 
@@ -43,14 +47,6 @@ WITHOUT = frozenset(
 )
 """Functions, tries and further models are for the library; the others have options of their own below."""
 STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
-Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
-        metavar="PROMPT",
-        rich_help_panel="Arguments",
-    ),
-]
 Preset = Annotated[
     str, typer.Option(help=f"Rules of another library: {', '.join(PRESETS)}.", metavar="NAME", rich_help_panel=PANEL)
 ]
@@ -76,6 +72,19 @@ Bounds = Annotated[
         help="Four numbers min_a,min_b,max_a,max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for n prompt "
         "tokens.",
         metavar="NUMBERS",
+        rich_help_panel=PANEL,
+    ),
+]
+Svg = Annotated[
+    Path | None,
+    typer.Option(help="Write the tree of the search as SVG.", metavar="FILE", rich_help_panel=PANEL),
+]
+SvgStep = Annotated[
+    int | None,
+    typer.Option(
+        help="With --svg: draw the state after this many steps; the end of the search if not given.",
+        metavar="N",
+        min=1,
         rich_help_panel=PANEL,
     ),
 ]
@@ -126,6 +135,8 @@ def beam(
     early_stopping: Stopping = None,
     force_phrase: Phrases = None,
     length_bounds: Bounds = None,
+    svg: Svg = None,
+    svg_step: SvgStep = None,
     draft: Draft = None,
     decoder: DecoderOptions,
     chat: Chat = None,
@@ -136,6 +147,8 @@ def beam(
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
     given |= read_options(early_stopping, length_bounds)
+    if svg_step is not None and svg is None:
+        raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
     has_phrases = {"force_words_ids": [[0]]} if force_phrase else {}  # checked without a tokenizer
     params = BeamSearchParams.preset(preset, **given, **has_phrases)
     if chat is False and system is not None:
@@ -152,13 +165,31 @@ def beam(
     if force_phrase:
         phrases = [llm.prompts.encode_text(text, add_special_tokens=False) for text in force_phrase]
         params = dataclasses.replace(params, force_words_ids=phrases)
+    trace = BeamTrace()
     start = time.perf_counter()
-    (result,) = llm.beam_search(task.messages if task.chat else task.text, params, draft=draft, **decoder)
+    (result,) = llm.beam_search(
+        task.messages if task.chat else task.text,
+        params,
+        draft=draft,
+        on_step=trace if svg else None,
+        **decoder,
+    )
     seconds = time.perf_counter() - start
+    if svg is not None:
+        write_svg(svg, trace, llm.tokenizer, task.text, step=svg_step)
     if as_json:
         say(dump({"model": model, "chat": task.chat, "seconds": seconds, **to_json(result)}) + "\n")
     else:
         show(result, seconds)
+
+
+def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
+    """Write the picture of a search."""
+    text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
+    try:
+        path.write_text(tree_svg(trace, text_of, prompt=prompt, step=step), "utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--svg") from error
 
 
 def read_options(early_stopping: str | None, length_bounds: str | None) -> dict[str, Any]:

@@ -93,6 +93,15 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "transcribe",
+            "draftree.cli.transcribe:transcribe",
+            "Transcribe sound files.",
+            (
+                "draftree transcribe openai/whisper-tiny speech.wav --language en",
+                "draftree transcribe openai/whisper-tiny talk.wav --translate --format srt",
+            ),
+        ),
+        Entry(
             "serve",
             "draftree.cli.serve:serve",
             "Serve models with an OpenAI-compatible HTTP API.",

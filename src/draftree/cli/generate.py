@@ -17,6 +17,7 @@ from draftree.cli.options import (
     AsJson,
     Chat,
     Model,
+    Prompt,
     System,
     When,
     require_new,
@@ -34,14 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
-        metavar="PROMPT",
-        rich_help_panel="Arguments",
-    ),
-]
 Stream = Annotated[
     bool | None,
     typer.Option(

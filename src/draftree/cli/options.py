@@ -26,6 +26,14 @@ Model = Annotated[
         rich_help_panel="Arguments",
     ),
 ]
+Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
+        metavar="PROMPT",
+        rich_help_panel="Arguments",
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=RUNNING)]
 Dtype = Annotated[
     str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=RUNNING)

@@ -19,6 +19,7 @@ from draftree.drafters import DRAFTERS
 from draftree.drafters.learning.store import LearningStore
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.memory import NOTHING, Footprint
+from draftree.models.source import Source
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class SequenceView:
         owner: whose text it is, such as the name of an API key, for drafters that learn from texts; None for a text
             that drafters neither learn from nor draft with what they learned.
         source: token ids of the source of an encoder-decoder model; empty for causal models.
+        encoded: the source itself, which may be of features; None for causal models.
     """
 
     history: History
@@ -58,6 +60,7 @@ class SequenceView:
     draft: str = ""
     owner: str | None = ""
     source: tuple[int, ...] = ()
+    encoded: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,7 @@ class DraftTraits:
         works_ahead: whether nodes are drafted for their picks and not for acceptance; planners that maximize
             acceptance would cut them.
         runs_model: whether drafting runs passes of a model.
+        reads_sources: whether the models that it runs read the source of an encoder-decoder target.
         reads_predictions: whether it drafts from the prediction of a request.
         reads_grammars: whether it drafts from the grammar of a request only.
         wants_picks: whether verdicts passed to `observe` must have the target's pick at every node.
@@ -127,6 +131,7 @@ class DraftTraits:
     sampled_rates: tuple[float, ...] = ()
     works_ahead: bool = False
     runs_model: bool = False
+    reads_sources: bool = False
     reads_predictions: bool = False
     reads_grammars: bool = False
     wants_picks: bool = False

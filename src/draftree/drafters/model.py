@@ -23,11 +23,13 @@ from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.sources import require_same_source
 from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.strings import StringGrowth
 from draftree.drafters.growing.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.memory import Footprint
+from draftree.models.source import EncoderDecoder
 
 
 @final
@@ -68,17 +70,27 @@ class ModelDrafter(GrowingDrafter):
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits of the shape and the mapping."""
-        return replace(super().describe(config), draws=config.draws)
+        return replace(super().describe(config), draws=config.draws, reads_sources=True)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         loaded = context.load_model(config.name)
+        require_same_source(loaded, context.target)
         self._model = loaded.model
         translation = translation_between(config.map, loaded, context)
+        if translation is not None and isinstance(context.target, EncoderDecoder):
+            raise ConfigurationError(
+                f"drafter '{loaded.name}' has other tokens than the target, whose source it reads in the target's "
+                "tokens: choose a drafter with the same tokenizer"
+            )
         if translation is not None and translation.way == STRINGS:
             self._growth = StringGrowth(loaded.model, shape=config.shape, translation=translation)
         else:
             reader = (
-                SameReader(loaded.model.vocab_size, context.target.vocab_size)
+                SameReader(
+                    loaded.model.vocab_size,
+                    context.target.vocab_size,
+                    reads_source=not isinstance(loaded.model, EncoderDecoder),
+                )
                 if translation is None
                 else CommonReader(translation)
             )

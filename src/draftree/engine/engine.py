@@ -104,11 +104,7 @@ class Engine:
         self._scheduler.max_waiting = count
 
     def on_round(self, callback: Callable[[RoundRecord], None]) -> Callable[[], None]:
-        """Add a listener, which is called with the record of every round; from any thread.
-
-        Returns:
-            A function that removes it.
-        """
+        """Add a listener of the record of every round, from any thread; returns a function that removes it."""
         self._listeners.append(callback)
         return lambda: self._listeners.remove(callback)
 
@@ -135,6 +131,11 @@ class Engine:
     def num_slots(self, length: int) -> int:
         """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""
         return self._budget.num_slots(length)
+
+    @property
+    def prefill_chunk_size(self) -> int:
+        """Maximum prompt tokens per pass while any sequence is decoding."""
+        return self._limits.prefill_chunk_size
 
     @property
     def prefix_stats(self) -> PrefixStats:

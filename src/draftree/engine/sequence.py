@@ -136,6 +136,7 @@ class WritingSequence:
             draft=draft,
             owner=owner,
             source=() if source is None else source.tokens,
+            encoded=source,
         )
         self.source = source
         self.source_length = source_length

@@ -7,16 +7,18 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.paths import expanded
 from draftree.loading.reading import first_line
 from draftree.loading.resolve import PATH_LIKE
-from draftree.models.check import check
+from draftree.models.check import CheckResult, ReferenceLogits, check
 from draftree.models.source import EncoderDecoder
+from draftree.models.torch.packing import can_pack
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from draftree.models.torch.seq2seq.sources import reference_logits
+from draftree.sampling.decoding_rules import DecodingRules
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
@@ -80,29 +82,46 @@ def refuse_kernels(name: str, kernels: str, quantization: str | None) -> None:
         )
 
 
-def require_drafter(name: str, *, runs_model: bool) -> None:
+class SourceTraits(Protocol):
+    """What a drafter does with models and sources."""
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether it runs passes of a model."""
+
+    @property
+    def reads_sources(self) -> bool:
+        """Whether the models that it runs read the source."""
+
+
+def require_drafter(name: str, traits: SourceTraits) -> None:
     """Raise for a drafter that cannot work with an encoder-decoder model.
 
     Args:
         name: the drafter.
-        runs_model: whether it runs passes of a model.
+        traits: its traits.
 
     Raises:
-        ConfigurationError: it runs a model, which does not see the source.
+        ConfigurationError: it runs a part of a model, which does not see the source.
     """
-    if runs_model:
+    if traits.runs_model and not traits.reads_sources:
         raise ConfigurationError(
-            f"drafter '{name}' runs a model or a part of one, and the target is an encoder-decoder model, whose source "
-            "it cannot read: use a drafter without a model, such as suffix or ngram, which copy from the source too"
+            f"drafter '{name}' runs a part of a model or a head, and the target is an encoder-decoder model, whose "
+            "source it cannot read: use model:NAME with a model of the same tokenizer, or suffix or ngram, which copy "
+            "from the source too"
         )
 
 
-def wrap_encoder_decoder(model: Any, name: str) -> HFEncoderDecoder:
+def wrap_encoder_decoder(
+    model: Any, name: str, *, packed: bool = False, rules: DecodingRules | None = None
+) -> HFEncoderDecoder:
     """Return a checked model. One whose trees are not scored exactly is limited to chains.
 
     Args:
         model: a `…ForConditionalGeneration` in evaluation mode; its attention implementation is replaced.
         name: name in messages.
+        packed: whether the float32 weights of its decoder may be replaced by packed ones.
+        rules: settings of every text; None to read them from its generation configuration.
 
     Raises:
         UnsupportedModelError: its architecture is not supported; the message gives the reason.
@@ -117,8 +136,8 @@ def wrap_encoder_decoder(model: Any, name: str) -> HFEncoderDecoder:
             f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
         ) from error
     try:
-        ours = HFEncoderDecoder(model)
-        result = check(ours, reference)
+        ours = HFEncoderDecoder(model, rules)
+        result = _checked(ours, reference, packed=packed)
     except UnsupportedModelError:
         _restore(model, implementation)
         raise
@@ -139,6 +158,24 @@ def wrap_encoder_decoder(model: Any, name: str) -> HFEncoderDecoder:
     if ours.rules.note:
         logger.warning("%s", ours.rules.note)
     return ours
+
+
+def _checked(model: HFEncoderDecoder, reference: ReferenceLogits, *, packed: bool) -> CheckResult:
+    """Check a model; one whose decoder as a function computes something else runs its modules."""
+    if model.function is not None:
+        try:
+            result = check(model, reference)
+            if result.chains_ok and result.trees_ok:
+                if not packed or not can_pack(model.device, model.dtype):
+                    return result
+                model.pack()
+                return check(model, reference)
+            reason = f"error {max(result.chain_error, result.tree_error):.1e}"
+        except Exception as error:  # the modules may differ from those that are known
+            reason = first_line(error)
+        logger.info("%s: passes run the modules of the decoder (%s)", model.kind, reason)
+        model.run_modules()
+    return check(model, reference)
 
 
 def _restore(model: Any, implementation: Any) -> None:

@@ -13,11 +13,14 @@ from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from draftree.loading.encoder_decoder import wrap_encoder_decoder
 from draftree.loading.load import LoadedModel
 from draftree.loading.wrapping import wrap_checked
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import padding_counts
+from draftree.models.torch.seq2seq.model import HFEncoderDecoder
+from draftree.sampling.decoding_rules import DecodingRules
 
 
 @dataclass(slots=True)
@@ -25,7 +28,7 @@ class _Loan:
     """Cached facts about a model. Mutated under its lock."""
 
     lock: Any = field(default_factory=RLock)
-    wrapped: HFModel | CachedModel | None = None
+    wrapped: HFModel | CachedModel | HFEncoderDecoder | None = None
     facts: tuple[Any, ...] = ()
     depth: int = 0
     padding_counts: bool | None = None
@@ -43,7 +46,7 @@ def borrowed(model: Any) -> Iterator[LoadedModel]:
     changed. Other threads that want the same model wait.
 
     Args:
-        model: a `…ForCausalLM`.
+        model: a `…ForCausalLM`, or a `…ForConditionalGeneration` with an encoder.
 
     Raises:
         UnsupportedModelError: its architecture is not supported; the message gives the reason.
@@ -75,16 +78,24 @@ def is_padding_counted(model: Any) -> bool:
         return loan.padding_counts
 
 
-def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel:
+def _wrapped(model: Any, loan: _Loan) -> HFModel | CachedModel | HFEncoderDecoder:
     facts = _facts(model)
     if loan.depth > 1 and loan.wrapped is not None:
         return loan.wrapped  # nested borrowing: one wrapper serves both
     if loan.wrapped is None or loan.facts != facts:
         loan.wrapped = loan.padding_counts = None
-        loan.wrapped, loan.facts = wrap_checked(model, type(model).__name__), facts
+        loan.wrapped, loan.facts = _made(model), facts
     else:
         loan.wrapped.attach(model)
     return loan.wrapped
+
+
+def _made(model: Any) -> HFModel | CachedModel | HFEncoderDecoder:
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        # the settings of a call are those of its own generation configuration, in the processors of transformers
+        return wrap_encoder_decoder(model, name, rules=DecodingRules(start_ids=(0,)))
+    return wrap_checked(model, name)
 
 
 def _facts(model: Any) -> tuple[Any, ...]:

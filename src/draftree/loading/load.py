@@ -116,7 +116,7 @@ def load_model(
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
         model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
-        return replace(wrap_model(model, folder=folder, name=str(name)), why_torch=WHY_TORCH)
+        return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=WHY_TORCH)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     key = start_key(folder, kind, quantization) if lowers else None
@@ -218,7 +218,7 @@ def wrap_model(
     if model.config.is_encoder_decoder:
         if shapes is not None:
             raise UnsupportedModelError(f"kernels 'graphs' were requested, but {WHY_TORCH}: use kernels 'torch'")
-        ours = wrap_encoder_decoder(model, name or type(model).__name__)
+        ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
         return LoadedModel(ours, folder, _eos_ids(model), name or type(model).__name__)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,23 @@ class FeatureSource:
         return ()
 
 
-Source = TokenSource | FeatureSource
+@dataclass(frozen=True, slots=True, eq=False)
+class HiddenSource:
+    """Source that an encoder has read already; equal to itself only.
+
+    Attributes:
+        hidden: the encoder's output, a tensor of shape (1, length, features).
+    """
+
+    hidden: Any
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """No token ids."""
+        return ()
+
+
+Source = TokenSource | FeatureSource | HiddenSource
 
 
 class EncoderDecoder(LanguageModel):

@@ -2,8 +2,10 @@
 
 A drafter whose calls are cheap drafts first and its tree is pruned then: over the whole batch, the nodes of the highest
 survival are scored, as many as maximise expected tokens over expected seconds. One that runs a model drafts as many
-levels as its earlier levels suggest will pay, or none; each of several merged drafters is judged apart. What does not
-pay is tried again by one schedule with exponential back-off, whose trials cost at most a stated share of the time.
+levels as its earlier levels suggest will pay, or none; each of several merged drafters is judged apart. A head begins
+with the acceptance that its training measured; with calibrated scores it stops where a further level would cost more
+than it gains, and beside a lookup it drafts only where it adds enough. What does not pay is tried again by one schedule
+with exponential back-off, whose trials cost at most a stated share of the time.
 
 Source: goodput from measured cost, as SmartSpec, arXiv 2406.14066; best-first sizes, as OPT-Tree, arXiv 2406.17276,
 with calibrated chances in place of the drafter's own. Costs a few passes before the first round and some tens of
@@ -133,7 +135,8 @@ class AutoPlanner(Planner[SequenceEstimates]):
         expected = Depth(0, float(batch + self._others), curve[batch])
         asked: list[list[int]] = [[0] * batch for _ in self._plans]
         self._conditions = [[None] * batch for _ in self._plans]
-        for index in sorted(range(len(costly)), key=costly.__getitem__):
+        order = sorted(range(len(costly)), key=lambda part: (costly[part], self.parts[part].runs_model))
+        for index in order:
             plan, owns = self._plans[index], [state.parts[index] for state in states]
             if costly[index]:
                 gains = plan.gains(owns, self._round)

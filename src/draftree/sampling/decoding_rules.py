@@ -20,6 +20,7 @@ from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.penalties import RepetitionPenalty
 from draftree.sampling.processors import Processor, RowContext, forbid
+from draftree.sampling.timestamps import Timestamps, TimestampTokens
 
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (None, 1.0),
@@ -45,11 +46,15 @@ class SpeechRules:
         languages: token of each language by its code; empty for models of one language.
         tasks: token of each task by name.
         no_timestamps: token that turns timestamps off; None if there is none.
+        timestamps: tokens of timestamps; None for models that write none.
+        previous: token that precedes the text before the audio; None if there is none.
     """
 
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
     no_timestamps: int | None
+    timestamps: TimestampTokens | None = None
+    previous: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +100,24 @@ class DecodingRules:
         return self.start_ids if self.forced_first is None else (*self.start_ids, self.forced_first)
 
     def processors(
-        self, params: SamplingParams, source: Sequence[int], *, prompt_length: int, limit: int, ends: Sequence[int]
+        self,
+        params: SamplingParams,
+        source: Sequence[int],
+        *,
+        prompt: Sequence[int],
+        limit: int,
+        ends: Sequence[int],
     ) -> Iterator[Processor]:
         """Yield the processors for a request.
 
         Args:
             params: the request's parameters; where it sets one, the default of the configuration is not used.
             source: token ids of the source; empty if it has none.
-            prompt_length: number of tokens of the decoder's prompt.
+            prompt: the decoder's prompt. Without the token that turns timestamps off, models that have it write them.
             limit: maximum number of tokens, the decoder's prompt included.
             ends: tokens that end the text.
         """
+        prompt_length = len(prompt)
         if self.repetition_penalty != 1.0 and params.repetition_penalty == 1.0:
             yield RepetitionPenalty(self.repetition_penalty)
         if self.no_repeat_ngram_size and not params.no_repeat_ngram_size:
@@ -122,6 +134,8 @@ class DecodingRules:
             yield Suppressed(self.suppressed)
         if self.suppressed_first:
             yield Suppressed(self.suppressed_first, first_only=True)
+        if self.speech is not None and self.speech.timestamps is not None and self.speech.no_timestamps not in prompt:
+            yield Timestamps(self.speech.timestamps)
         if self.forced_last is not None:
             yield ForcedAt(limit - prompt_length - 1, self.forced_last)
 
@@ -214,7 +228,23 @@ def _speech_rules(config: Any) -> SpeechRules | None:
         return None
     is_multilingual = getattr(config, "is_multilingual", True)
     codes = {name.strip("<|>").lower(): int(token) for name, token in (languages or {}).items()}
-    return SpeechRules(codes if is_multilingual else {}, dict(tasks or {}), no_timestamps)
+    ends: Any = getattr(config, "eos_token_id", None)
+    end = ends[0] if isinstance(ends, (list, tuple)) and ends else ends
+    timestamps = None
+    if no_timestamps is not None and end is not None:
+        most = getattr(config, "max_initial_timestamp_index", None)
+        timestamps = TimestampTokens(int(no_timestamps), int(end), None if most is None else int(most))
+    previous = getattr(config, "prev_sot_token_id", None)
+    suppressed: Any = getattr(config, "suppress_tokens", None) or ()
+    if previous is None and no_timestamps is not None and len(suppressed) > 1:
+        previous = suppressed[-2]  # as in generate: the configurations of Whisper name it there
+    return SpeechRules(
+        codes if is_multilingual else {},
+        dict(tasks or {}),
+        no_timestamps,
+        timestamps,
+        None if previous is None else int(previous),
+    )
 
 
 def _value(config: Any, name: str, default: Any) -> Any:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from draftree.serve import page
-from draftree.serve.api import chat, completions, health, metrics, models, responses, status, tokens
+from draftree.serve.api import audio, chat, completions, health, metrics, models, responses, status, tokens
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
 from draftree.serve.security import KeyRing
@@ -18,7 +18,9 @@ from draftree.serve.server import Server, guarded
 from draftree.serve.settings import ServerSettings
 from draftree.version import __version__
 
-ROUTERS = tuple(module.router for module in (chat, completions, responses, tokens, models, health, metrics, status))
+ROUTERS = tuple(
+    module.router for module in (chat, completions, responses, audio, tokens, models, health, metrics, status)
+)
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from draftree.async_llm import AsyncLLM
+from draftree.serve.beam_metrics import beam_metrics
 from draftree.serve.gate import Gate
 from draftree.serve.learned import learning_metrics
 from draftree.serve.meters import DraftTotals, Histogram, ModelMeter, RequestMeter
@@ -73,6 +74,7 @@ class Metrics:
         yield from self._server_metrics()
         yield from _model_metrics(models)
         yield from _speculation_metrics(models)
+        yield from beam_metrics((source.name, source.llm) for source in models)
         yield from learning_metrics((source.name, source.llm) for source in models)
         yield from self._request_metrics()
         yield from self._vllm_metrics(models)

@@ -13,7 +13,7 @@ from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import ResponseFormat, SamplingBody, StructuredOutputs
+from draftree.serve.schema.common import BeamBody, ResponseFormat, SamplingBody, StructuredOutputs
 from draftree.serve.schema.completions import CompletionBody
 
 COMPLETION_TOKENS = 16
@@ -55,14 +55,40 @@ def chat_params(body: ChatBody) -> Checked:
     Raises:
         ApiError: a value or a combination that cannot be honoured.
     """
-    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
+    _require_no_beams(body)
+    limit, limit_name = chat_limit(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
-    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-    limit_name = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return build_params(body, {"max_tokens": limit, "logprobs": logprobs}, {"max_tokens": limit_name})
+
+
+def chat_limit(body: ChatBody) -> tuple[int | None, str]:
+    """Return the maximum number of tokens of an answer, and the field that holds it.
+
+    Raises:
+        ApiError: two fields hold different limits.
+    """
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
+    if body.max_tokens is None:
+        return body.max_completion_tokens, "max_completion_tokens"
+    return body.max_tokens, "max_tokens"
+
+
+def _require_no_beams(body: BeamBody) -> None:
+    """Refuse fields of beam search in a request without it."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid(
+            f"best_of={body.best_of} is not supported: all 'n' texts are returned; leave it out, set it to n, or set "
+            "use_beam_search=true",
+            "best_of",
+            code="unsupported_parameter",
+        )
+    for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+        if getattr(body, name) not in (None, neutral):
+            message = f"'{name}' is not supported without beam search: leave it out, or set use_beam_search=true"
+            raise invalid(message, name, code="unsupported_parameter")
 
 
 def completion_params(body: CompletionBody) -> Checked:
@@ -71,12 +97,7 @@ def completion_params(body: CompletionBody) -> Checked:
     Raises:
         ApiError: a value or a combination that cannot be honoured.
     """
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise invalid(
-            f"best_of={body.best_of} is not supported: all 'n' texts are returned; leave it out, or set it to n",
-            "best_of",
-            code="unsupported_parameter",
-        )
+    _require_no_beams(body)
     limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and limit == 0:

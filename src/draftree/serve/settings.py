@@ -94,6 +94,9 @@ class ServerSettings:
         None, "Tokens of one text; the model's context if not given.", LIMITS, least=1
     )
     max_choices: int = _option(16, "Texts of one request (n).", LIMITS, least=1)
+    max_beam_tokens: int = _option(
+        4096, "Beams times tokens of a text in one beam search; 0 refuses beam searches.", LIMITS, least=0
+    )
     max_concurrent_requests: int = _option(32, "Texts of running requests; further requests wait.", LIMITS, least=1)
     max_queue: int = _option(256, "Requests that wait; beyond it 503 with Retry-After.", LIMITS, least=0)
     max_round_readers: int = _option(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid
 from draftree.serve.pool import ServedModel
@@ -51,9 +52,10 @@ async def within_limits(
     needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
     if settings.max_prompt_tokens is None and not needs_limit:
         return params, prompts
-    ids = [await model.llm.prompts.encode(prompt) for prompt in prompts]
-    kept = params.truncate_prompt_tokens
-    longest = max((len(one) if kept is None or kept < 0 else min(kept, len(one)) for one in ids), default=0)
+    # the features of sound have no tokens, and a fixed length
+    ids = [one if isinstance(one, FeatureSource) else await model.llm.prompts.encode(one) for one in prompts]
+    kept, lengths = params.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
+    longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:
         raise _too_long(longest, settings.max_prompt_tokens)
     if settings.max_completion_tokens is not None and params.max_tokens is None:

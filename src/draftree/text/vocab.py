@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import VocabularyMismatchError
-
 NUM_DIFFERENCES = 5
 PADDING_NAME = re.compile(
     r"[<\[]\|?_?(pad|padding|unused|reserved|dummy|placeholder|extra)(_?special)?(_?(token|id))?[_ -]?\d*_?\|?[>\]]",
@@ -64,25 +62,6 @@ def compare_vocabularies(target: Sequence[str], draft: Sequence[str]) -> Vocabul
     differences += [TokenDifference(i, target[i], None) for i in range(size, len(target)) if not _is_padding(target[i])]
     differences += [TokenDifference(i, None, draft[i]) for i in range(size, len(draft)) if not _is_padding(draft[i])]
     return VocabularyComparison(not differences, tuple(differences[:NUM_DIFFERENCES]), len(target), len(draft))
-
-
-def require_same(
-    target: Sequence[str], draft: Sequence[str], target_name: str, draft_name: str
-) -> VocabularyComparison:
-    """Compare two vocabularies and raise unless they are the same.
-
-    Raises:
-        VocabularyMismatchError: they differ; names the first differing ids.
-    """
-    comparison = compare_vocabularies(target, draft)
-    if comparison.same:
-        return comparison
-    listed = ", ".join(str(difference) for difference in comparison.first_differences)
-    raise VocabularyMismatchError(
-        f"{draft_name} cannot draft for {target_name}: their vocabularies ({comparison.draft_size} and "
-        f"{comparison.target_size} tokens) differ, first at the ids ({target_name} / {draft_name}) {listed}. "
-        "Choose a drafter that was trained with the same tokenizer, or one that needs no model, such as ngram."
-    )
 
 
 def _is_padding(token: str) -> bool:

@@ -105,7 +105,7 @@ def train_student(
     if settings.levels != 1:
         raise ConfigurationError(f"levels is {settings.levels}: a whole model has no states of its own to read; set 1")
     prepared = prepare(job)
-    student = new_student(prepared, settings.seed, options, note=note)
+    student = new_student(prepared, settings, options, note=note)
     vocabulary = DraftVocabulary.full(prepared.parts.vocab_size).to(prepared.processes.device)
     trainee = StudentTrainee(
         student, vocabulary, prepared.parts, prepared.data, prepared.seen, prepared.unseen, settings

@@ -68,7 +68,14 @@ def head_config(
         draft_vocab: size of the draft vocabulary.
         depth: levels of drafts.
         name: name of the target.
+
+    Raises:
+        ConfigurationError: there are no hidden states.
     """
+    if not features:
+        raise ConfigurationError(
+            "the data has no hidden states of layers, which a head reads: make data without '--features none'"
+        )
     hidden = parts.hidden
     heads = int(getattr(model_config, "num_attention_heads", 0) or max(1, hidden // 64))
     dim = int(getattr(model_config, "head_dim", None) or hidden // heads)

@@ -16,6 +16,7 @@ from draftree.text.retokenize.lexicon import lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
 from draftree.train.preparing import Prepared
+from draftree.train.settings import TrainSettings
 from draftree.train.transplant import spell_vocabulary, transplant
 
 __all__ = ["StudentOptions", "new_student"]
@@ -59,29 +60,63 @@ class StudentOptions:
 
 
 def new_student(
-    prepared: Prepared, seed: int, options: StudentOptions, *, note: Callable[[str], None] = lambda text: None
+    prepared: Prepared,
+    settings: TrainSettings,
+    options: StudentOptions,
+    *,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Any:
     """Return the student before training, in the dtype of computation.
 
+    Its context is the longest text that it is trained on, or that of the given model if it is longer: distances of
+    rotary positions that were never trained on are not reliable. In longer texts, drafter `model` reads the last part.
+
     Args:
         prepared: the inputs of the run.
-        seed: of the weights of a new one.
+        settings: its settings.
         options: the student.
         note: called with lines about decisions.
 
     Raises:
         ConfigurationError: a given model cannot get the target's vocabulary, or has fewer layers than are to be kept.
     """
+    context = longest_text(prepared, settings.max_length)
     if options.start is None:
-        student = fresh_student(prepared, seed, options)
+        student = fresh_student(prepared, settings.seed, options, context)
     else:
         student = started_student(prepared, options.start, note)
         if options.kept_layers is not None:
             keep_layers(student, options.kept_layers)
+        context = extend_context(student, options.start, context)
+    note(f"the student reads up to {context:,} tokens at a time, and the last part of longer texts")
     return student.to(device=prepared.processes.device, dtype=prepared.dtype)
 
 
-def fresh_student(prepared: Prepared, seed: int, options: StudentOptions) -> Any:
+def extend_context(student: Any, name: str, wanted: int) -> int:
+    """Let a given model read at least so many tokens; return how many it reads.
+
+    Raises:
+        ConfigurationError: it reads fewer, and its positions are not rotary.
+    """
+    own = int(getattr(student.config, "max_position_embeddings", wanted))
+    if own >= wanted:
+        return own
+    if not getattr(student.config, "rope_parameters", None):
+        raise ConfigurationError(
+            f"'{name}' reads {own} tokens, and the longest text of the data has {wanted}: cut the texts with "
+            f"--max-length {own}, or choose a model with rotary positions"
+        )
+    student.config.max_position_embeddings = wanted
+    return wanted
+
+
+def longest_text(prepared: Prepared, max_length: int | None) -> int:
+    """Return the number of tokens of the longest text of the data, after the cut to `max_length`."""
+    longest = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
+    return longest if max_length is None else min(longest, max_length)
+
+
+def fresh_student(prepared: Prepared, seed: int, options: StudentOptions, context: int) -> Any:
     """Return a llama of the given sizes with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -96,7 +131,7 @@ def fresh_student(prepared: Prepared, seed: int, options: StudentOptions) -> Any
             num_attention_heads=options.heads,
             num_key_value_heads=options.heads,
             intermediate_size=options.intermediate or 32 * -(-8 * options.hidden // 96),
-            max_position_embeddings=int(getattr(config, "max_position_embeddings", 2048)),
+            max_position_embeddings=context,
             rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
             tie_word_embeddings=True,
             **special_ids(config),
@@ -120,9 +155,6 @@ def started_student(prepared: Prepared, start: str, note: Callable[[str], None])
     folder = resolve_model(start)
     student: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
     adopt_vocabulary(student, start, folder, prepared, note)
-    config = prepared.config
-    longest = int(getattr(student.config, "max_position_embeddings", 0))
-    student.config.max_position_embeddings = max(longest, int(getattr(config, "max_position_embeddings", longest)))
     return student
 
 

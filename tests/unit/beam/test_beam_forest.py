@@ -8,9 +8,11 @@ import pytest
 
 from beam_oracles import search
 from draftree.beam import forest as forests
+from draftree.beam import loop
 from draftree.beam.forest import Forest
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.state import TextSearch
 from draftree.beam.trunk import Tip
 from draftree.models.base import Commit, Edit, Pass, PassResult, Slot
 from draftree.models.table import TableLM, hashed
@@ -38,8 +40,8 @@ class Counted(TableLM):
 class Watched(BeamSearch):
     """Search that checks after every step that the forests hold the live prefixes and no others."""
 
-    def step(self) -> None:
-        super().step()
+    def step(self) -> list[TextSearch]:
+        ended = super().step()
         for text, (forest,) in self._forests.items():
             if not text.num_steps:
                 continue
@@ -63,6 +65,7 @@ class Watched(BeamSearch):
                     assert trunk.slot.length + len(path) == len(shown)
             if len(forest.trunks) == 1 and committed[0] >= 0:
                 assert held + committed[0] == len(distinct)
+        return ended
 
 
 @pytest.mark.parametrize("supports_trees", [True, False])
@@ -98,7 +101,7 @@ def test_long_prompts_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) ->
     prompt = [token % 7 for token in range(50)]
     table = hashed(7, 1)
     expected = search(TableLM(table), prompt, beam_width=3, max_new_tokens=6)
-    monkeypatch.setattr(forests, "CHUNK", 8)
+    monkeypatch.setattr(loop, "CHUNK", 8)
     model = Counted(table)
     assert search(model, prompt, beam_width=3, max_new_tokens=6) == expected
     assert model.passes == 7 + 5

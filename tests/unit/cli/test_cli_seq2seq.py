@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import whispers
 from cli_samples import Generate, generating
 from draftree import LLM, SamplingParams
+from draftree.cli.main import run
+from draftree.serve.audio.sound import read_sound
 from seq2seq_samples import sample, written_model
 from serving import tiny_tokenizer
 from translators import CODES, saved, translated
@@ -38,8 +41,8 @@ def test_the_text_of_a_source(generate: Generate, folder: Path) -> None:
     assert found["token_ids"] == list(wanted.token_ids)
 
 
-def test_a_drafter_with_a_model_is_refused(generate: Generate, folder: Path) -> None:
-    status, _, errors = generate(str(folder), "x", "--draft", f"model:{folder}", *GREEDY)
+def test_a_drafter_with_a_part_of_the_model_is_refused(generate: Generate, folder: Path) -> None:
+    status, _, errors = generate(str(folder), "x", "--draft", "early-exit,layers=1", *GREEDY)
     assert status != 0
     assert "encoder-decoder" in errors
 
@@ -83,3 +86,27 @@ def test_the_context_of_the_decoder_limits_the_default_length(generate: Generate
     status, out, _ = generate(str(made), "a" * 50, "--json", "--temperature", "0", "--dtype", "float32", "--ignore-eos")
     assert status == 0
     assert len(json.loads(out)["token_ids"]) == 63
+
+
+def test_sound_files_are_transcribed(generate: Generate, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = whispers.saved(tmp_path / "whisper")
+    for name, seconds in (("one.wav", 0.5), ("two.wav", 0.8)):
+        (tmp_path / name).write_bytes(whispers.wav(whispers.samples(seconds)))
+    files = [str(tmp_path / "one.wav"), str(tmp_path / "two.wav")]
+    llm = LLM(folder, dtype="float32")
+    sounds = [read_sound(Path(file).read_bytes(), 16000) for file in files]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    common = ["--language", "de", "--max-tokens", "20", "--dtype", "float32", "--draft", "suffix"]
+    status = run(["transcribe", str(folder), *files, *common])
+    out = capfd.readouterr().out
+    wanted = [llm.transcriber.text(one.token_ids).strip() for one in llm.transcribe(sounds, params, language="de")]
+    assert (status, out) == (0, "".join(f"{text}\n" for text in wanted))
+    status = run(["transcribe", str(folder), files[0], *common, "--translate", "--format", "json"])
+    found = json.loads(capfd.readouterr().out)
+    (done,) = llm.transcribe(sounds[0], params, language="de", task="translate", timestamps=True)
+    assert (status, found["duration"]) == (0, 0.5)
+    assert [one["text"] for one in found["segments"]] == [one.text for one in llm.segments(done, seconds=0.5)]
+    assert run(["transcribe", str(folder), files[0], *common, "--format", "srt"]) == 0
+    assert capfd.readouterr().out.startswith("1\n00:00:0")
+    assert run(["transcribe", str(folder), str(tmp_path / "none.wav")]) == 1
+    assert "is no file" in capfd.readouterr().err

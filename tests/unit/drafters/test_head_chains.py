@@ -121,6 +121,17 @@ def test_a_minimum_confidence_ends_chains_at_the_same_tokens(least: float) -> No
     assert least in (0.02, 0.99) or len(lengths) > 1, "some chains end early"
 
 
+@pytest.mark.parametrize(("least", "length"), [(0.3, 4), (0.45, 3), (0.6, 2), (0.8, 1)])
+def test_a_minimum_survival_ends_chains_of_steady_acceptance_at_the_same_tokens(least: float, length: int) -> None:
+    """Every node has a probability of 0.73."""
+    steady = Calibration(((0.0001, 1.0),), ((0.0001, 1.0),))
+    budgets = [Budget(5, 5, min_survival=least), Budget(5, 5), Budget(5, 5)]
+    found, wanted, calls = both(budgets=budgets, calibration=steady)
+    assert [tree.tokens for tree in found] == [tree.tokens for tree in wanted]
+    assert {len(tree) for tree in found[0:12:3]} == {length}
+    assert calls
+
+
 FALLBACKS: list[dict[str, Any]] = [
     {"params": (SamplingParams(top_k=7), *SAMPLED[1:])},
     {"params": (SamplingParams(temperature=0.9, top_p=0.6), *SAMPLED[1:])},

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import pytest
 
 from draftree import SamplingParams
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import CompletionStats, completion_of
-from draftree.drafters.base import LoadedDraftModel
+from draftree.core.conditions import DraftCondition
+from draftree.core.tree import Draw, TokenTree, chain
+from draftree.core.types import Budget
+from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
+from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, Limits
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.requests import Requests
+from paced import FakeClock
 
 TABLE = hashed(16, seed=1, scale=3.0)
 SMALL = near(TABLE, seed=2, distance=1.0)
@@ -63,3 +69,43 @@ def test_statistics_name_both_drafters() -> None:
         for source, count in one.accepted_by_source.items():
             totals[source] = totals.get(source, 0) + count
     assert set(totals) == {"ngram,min=1", "model:x,k=3"}
+
+
+class Fixed(Drafter[None]):
+    """Drafts the same tree; notes how often."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree, self.calls = tree, 0
+
+    @classmethod
+    def describe(cls, config: object) -> DraftTraits:
+        raise NotImplementedError
+
+    def open(self, sequence: SequenceView) -> None:
+        return None
+
+    def draft(self, states: Sequence[None], budgets: Sequence[Budget]) -> list[TokenTree]:
+        self.calls += len(states)
+        return [self.tree for _ in states]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_drafter_with_a_model_is_skipped_where_a_lookup_has_all_that_it_would_add(*, is_first: bool) -> None:
+    model, lookup = Fixed(chain([1, 2], scores=[-0.1, -0.2])), Fixed(chain([1, 2, 3], scores=[-0.1, -0.2, -0.3]))
+    traits = [
+        DraftTraits(draws=frozenset({Draw.FREE}), depth=4, nodes=4, runs_model=runs_model)
+        for runs_model in (is_first, not is_first)
+    ]
+    drafters, names = ([model, lookup], ["m", "l"]) if is_first else ([lookup, model], ["l", "m"])
+    merged = MergedDrafter(drafters, names, traits=traits, draw=Draw.FREE, vocab_size=9, clock=FakeClock())
+    states = [merged.open(None) for _ in range(2)]  # type: ignore[arg-type]
+    needs = [DraftCondition((0.7, 0.5), least) for least in (0.3, 0.1)]
+    budgets = [
+        Budget(8, 4, part_depths=(4, 4), conditions=(need, None) if is_first else (None, need)) for need in needs
+    ]
+    skipped, drafted = merged.draft(states, budgets)
+    assert (model.calls, lookup.calls) == (1, 2)
+    assert set(skipped.sources) == {("l",)}
+    assert {name for names in drafted.sources for name in names} == {"l", "m"}
+    assert len(merged.part_seconds) == 2
+    assert min(merged.part_seconds) > 0

@@ -66,6 +66,28 @@ def test_a_model_without_warm_ups_still_runs_its_head_once_before(log: list[str]
     assert found == {1: 1.0, 2: 2.0, 8: 8.0}
 
 
+class Disturbed(TableLM):
+    """A model whose passes take a millisecond a row, every other one five times as long."""
+
+    def __init__(self) -> None:
+        super().__init__(hashed(5, seed=1))
+        self.seconds, self.count = 0.0, 0
+
+    def run(self, pass_: Pass) -> PassResult:
+        self.count += 1
+        rows = sum(len(job.tokens) for job in pass_.jobs)
+        self.seconds += rows * 0.001 * (5 if self.count % 2 else 1)
+        return super().run(pass_)
+
+
+def test_short_passes_are_repeated_and_the_fastest_counts() -> None:
+    model = Disturbed()
+    found = costs.measure_costs(model, max_rows=32, rows=(1, 4, 32), clock=lambda: model.seconds)
+    assert (found[1], found[4]) == pytest.approx((0.001, 0.004))
+    before = 2  # the prefix and the head
+    assert model.count == before + costs.REPEATS + 2 + 1
+
+
 def test_only_gpus_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

@@ -10,6 +10,8 @@ from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
 from draftree.planners.auto import AutoPlanner
 from draftree.planners.estimates.constants import AUTO
+from draftree.planners.estimates.credit import Credit
+from draftree.planners.estimates.drafting import PartPlan
 from planned_tables import FLAT, lone
 
 KNOWN = (0.68, 0.69, 0.72, 0.69)
@@ -41,7 +43,7 @@ def test_some_misses_do_not_turn_off_a_drafter_with_known_acceptance() -> None:
 @pytest.mark.parametrize("level", [0.01, 0.03])
 def test_a_drafter_that_is_worse_than_was_measured_is_turned_off(level: float, claims: float | None) -> None:
     first, *others = lone(FLAT, 0.0, level=level, rates=KNOWN, claims=claims).texts(12, 60)
-    assert first > 0.85
+    assert first > 0.83
     assert sum(others[2:]) / len(others[2:]) > 0.975
 
 
@@ -53,17 +55,15 @@ def test_slow_rounds_do_not_stop_drafts(slow: frozenset[int]) -> None:
 
 
 def test_sampled_texts_are_judged_by_rates_and_drafts_of_their_own() -> None:
-    part = DraftPart("d", 2, 2, greedy_rates=(0.9, 0.9), sampled_rates=(0.05, 0.05))
-    planner = AutoPlanner(AutoPlanner.Config(), default_depth=2, default_nodes=2, parts=[part])
-    planner.learn_costs(FLAT)
-    greedy, sampled = (planner.open_for("", is_sampled=kind) for kind in (False, True))
-    tree = chain([1, 2])
-    for _ in range(AUTO.first_drafts + 2):
-        planner.budgets([greedy])
-        row = SequenceRecord("r", 9, 2, 2, 2, 3, 2, drafted=tree, tree=tree, path=(0, 1), bonus=1)
-        planner.observe([greedy], RoundRecord(0, 0.02, 0.1, 0, 0, 0.12, 3, (row,)))
-    assert planner.budgets([greedy])[0].depth == 2
-    assert planner.budgets([sampled])[0].depth == 0
+    plan = PartPlan.of(DraftPart("d", 3, 3, greedy_rates=(0.8, 0.5), sampled_rates=(0.4, 0.5)))
+    greedy, sampled = (plan.open(is_sampled=kind) for kind in (False, True))
+    assert plan.gains([greedy, sampled], 1) == [pytest.approx([0.8, 0.4, 0.2]), pytest.approx([0.4, 0.2, 0.1])]
+    credit = Credit([0.8, 0.4, 0.2], [1.0] * 3, 3, 0.8)
+    for now in range(40):
+        plan.observe(now, [sampled], [credit], [False])
+    greedy_gains, sampled_gains = plan.gains([plan.open(), plan.open(is_sampled=True)], 40)
+    assert greedy_gains == pytest.approx([0.8, 0.4, 0.2])
+    assert sampled_gains[0] < 0.1, "what was measured before was wrong"
 
 
 def test_a_calibrated_drafter_stops_where_a_level_costs_more_than_it_gains() -> None:
@@ -84,11 +84,12 @@ def test_a_drafter_with_a_model_drafts_beside_a_lookup_if_it_adds_something() ->
     planner = AutoPlanner(AutoPlanner.Config(), default_depth=4, default_nodes=6, parts=parts)
     planner.learn_costs(FLAT)
     state = planner.open()
-    tree = TokenTree((1, 2, 1), (-1, 0, -1), (-0.4, -0.8, -0.4), sources=(("head",), ("head",), ("lookup",)))
+    tree = TokenTree((1, 2), (-1, 0), (-0.4, -0.8), sources=(("head", "lookup"), ("head",)))
     for _ in range(8):
         budget = planner.budgets([state])[0]
-        row = SequenceRecord("r", 9, 3, 2, 1, 2, 1, drafted=tree, tree=tree, path=(0,), bonus=1)
-        planner.observe([state], RoundRecord(0, 0.021, 0.1, 0, 0, 0.121, 4, (row,), (0.02, 0.001)))
+        planner.trim([state], [tree], draft_seconds=0.021)
+        row = SequenceRecord("r", 9, 2, 2, 1, 2, 1, drafted=tree, tree=tree, path=(0,), bonus=1)
+        planner.observe([state], RoundRecord(0, 0.021, 0.1, 0, 0, 0.121, 3, (row,), (0.02, 0.001)))
     condition, free = budget.conditions
     assert free is None
     assert condition is not None
@@ -107,6 +108,7 @@ def test_a_skipped_draft_teaches_nothing() -> None:
     for number in range(60):
         depths.append(planner.budgets([state])[0].part_depths[0])
         tree, seconds = (both, (0.02, 0.001)) if number < 8 else (only, (0.000001, 0.001))
+        planner.trim([state], [tree], draft_seconds=sum(seconds))
         row = SequenceRecord("r", 9, len(tree), 2, 2, 3, 2, drafted=tree, tree=tree, path=(0, 1), bonus=1)
         total = 0.1 + sum(seconds)
         planner.observe([state], RoundRecord(0, sum(seconds), 0.1, 0, 0, total, 1 + len(tree), (row,), seconds))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.core.errors import ConfigurationError, VocabularyMismatchError
-from draftree.text.vocab import TokenDifference, compare_vocabularies, require_same
+from draftree.text.vocab import TokenDifference, compare_vocabularies
 
 BASE = ["<unk>", "<s>", "</s>", "▁the", "▁a", "日"]
 
@@ -70,16 +69,7 @@ def test_one_changed_token_in_a_large_vocabulary_is_found() -> None:
     assert compare_vocabularies(target, draft).first_differences == (TokenDifference(49_000, "token49000", "other"),)
 
 
-def test_a_mismatch_is_refused_with_ids_names_and_a_way_out() -> None:
-    with pytest.raises(VocabularyMismatchError) as caught:
-        require_same(BASE, [*BASE[:3], "▁a", "▁the"], "big-model", "small-model")
-    message = str(caught.value)
-    assert "small-model cannot draft for big-model" in message
-    assert "5 and 6 tokens" in message
-    assert "3 ('▁the' / '▁a'), 4 ('▁a' / '▁the'), 5 ('日' / no token)" in message
-    assert "ngram" in message
-    assert isinstance(caught.value, ConfigurationError)
-
-
 def test_the_same_vocabularies_pass() -> None:
-    assert require_same(BASE, [*BASE, "<pad>"], "a", "b").common_size == 6
+    found = compare_vocabularies(BASE, [*BASE, "<pad>"])
+    assert found.same
+    assert found.common_size == 6

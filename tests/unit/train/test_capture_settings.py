@@ -23,10 +23,14 @@ def test_automatic_features(layers: int, expected: tuple[int, ...]) -> None:
     assert CaptureSettings().layers(layers) == expected
 
 
+def test_no_features() -> None:
+    assert CaptureSettings(features="none").layers(30) == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"features": "1,x"}, "give 'auto', or layers"),
+        ({"features": "1,x"}, "give 'auto', 'none', or layers"),
         ({"teacher": "top:3"}, "give 'hidden' or 'top-k:K'"),
         ({"temperatures": ()}, "give one or several numbers"),
         ({"temperatures": (-1.0,)}, "give one or several numbers"),

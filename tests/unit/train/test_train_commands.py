@@ -14,6 +14,7 @@ from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
 from draftree.train.data.reading import TrainingData
 from draftree.train.run_state import read_log
+from families import fresh
 from train_folders import learnable_model, write_data
 
 DEPTH = 3
@@ -180,6 +181,8 @@ def test_a_distilled_model_drafts_accepted_tokens(model: Path, data: Path, tmp_p
     command = ["train", "distill", str(model), "--data", str(data), "--output", str(output)]
     assert run([*command, *arguments, *more]) == 0
     facts = json.loads((output / "recipe.json").read_text())
+    longest = max(len(text.tokens) for text in TrainingData(data))
+    assert json.loads((output / "config.json").read_text())["max_position_embeddings"] == longest
     stats = lengths_of_unseen(model, data, f"model:{output}", temperature=0.0)
     accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
     assert accepted > 0.2
@@ -198,6 +201,16 @@ def test_distillation_starts_from_given_weights(
     for mode in facts["unseen"].values():
         assert mode["rounds"]["all"]["acceptance_length"] > DEPTH + 0.9
     assert "tokens per round" in capsys.readouterr().out
+
+
+def test_a_start_with_a_table_of_positions_is_not_extended(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    fresh("gpt2", vocab_size=vocab, max_position_embeddings=16).save_pretrained(tmp_path / "start")
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(tmp_path / "out"), "--steps", "1"]
+    assert run([*command, "--from", str(tmp_path / "start"), "--unseen-share", "0.2", "--dtype", "float32"]) == 1
+    assert "--max-length 16" in capsys.readouterr().err
 
 
 def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(

@@ -89,7 +89,7 @@ def data(
         str,
         typer.Option(
             help="Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
-            "2, n/2 and n-3 of n layers.",
+            "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
             metavar="LAYERS",
             rich_help_panel=STORED,
         ),
@@ -182,7 +182,7 @@ def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:
     if found is not None:
         note(f"'{output}' holds {found.num_texts:,} texts with {found.num_tokens:,} tokens: continued")
     sources = ", ".join(f"{source.name} ({source.count:,})" for source in capture.recipe.prompts)
-    layers = ", ".join(map(str, capture.recipe.features))
+    layers = ", ".join(map(str, capture.recipe.features)) or "none"
     note(f"prompts: {sources}; layers {layers}; teacher {settings.teacher}; {capture.row_bytes:,} bytes per token")
     if not capture.recipe.exact:
         note("passes of this model depend on the batch in their last digits: another batch size may give other texts")

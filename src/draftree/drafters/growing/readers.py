@@ -55,15 +55,17 @@ class SameReader(Reader):
     Args:
         known: number of tokens that the model can read.
         wanted: width of the returned logits.
+        reads_source: whether the source of an encoder-decoder target is read before the text, by a causal model.
     """
 
-    def __init__(self, known: int, wanted: int) -> None:
+    def __init__(self, known: int, wanted: int, *, reads_source: bool = False) -> None:
         self._known = known
         self._wanted = wanted
+        self._reads_source = reads_source
 
     def open(self, view: SequenceView) -> Reading:
-        """Return the history."""
-        return _History(view, self._known)
+        """Return the history, after the source if it is read."""
+        return _History(view, self._known, view.source if self._reads_source else ())
 
     def read(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens unchanged, except unknown ones."""
@@ -79,19 +81,23 @@ class SameReader(Reader):
 
 
 class _History(Reading):
-    def __init__(self, view: SequenceView, known: int) -> None:
+    def __init__(self, view: SequenceView, known: int, source: Sequence[int]) -> None:
         self._history = view.history
         self._known = known
+        self._source = np.array(source, dtype=np.int64)
         self._length = 0
 
     def advance(self) -> int:
-        before, self._length = self._length, len(self._history)
+        before, self._length = self._length, len(self._source) + len(self._history)
         return before
 
     def __len__(self) -> int:
         return self._length
 
     def tokens(self, start: int, stop: int | None = None) -> list[int]:
-        tokens = self._history.tokens[: self._length][start:stop]
+        tokens = self._history.tokens
+        if len(self._source):
+            tokens = np.concatenate([self._source, tokens])
+        tokens = tokens[: self._length][start:stop]
         known: list[int] = np.where(tokens < self._known, tokens, 0).tolist()
         return known

@@ -21,6 +21,7 @@ from typing import final
 from draftree.core.tree import TokenTree, follow
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.readers import Reader, Reading, SameReader
+from draftree.drafters.growing.sources import open_slot
 from draftree.drafters.growing.stepper import Stepper
 from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.sampling.logits import Logits
@@ -75,7 +76,7 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """Return the state of a new sequence."""
-        state = SteppedSequence(view, self.model.open(), self._reader.open(view))
+        state = SteppedSequence(view, open_slot(self.model, view), self._reader.open(view))
         self._num_open += 1
         return state
 
@@ -87,7 +88,7 @@ class ModelStepper(Stepper[SteppedSequence]):
     def fork(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
         """Copy the common prefix of the slot; open a new slot if there is none or the window differs."""
         reading = self._reader.open(view)
-        stands = self._common(state, reading)
+        stands = self._common(state, view, reading)
         if not stands:
             return self.open(view)
         slot = self.model.fork(state.slot, state.slot.length - (state.covered - stands))
@@ -105,7 +106,7 @@ class ModelStepper(Stepper[SteppedSequence]):
     def attach(self, state: SteppedSequence, view: SequenceView) -> SteppedSequence:
         """Cut the slot to the common prefix; open a new slot if there is none or the window differs."""
         reading = self._reader.open(view)
-        stands = self._common(state, reading)
+        stands = self._common(state, view, reading)
         if not stands:
             self.close(state)
             return self.open(view)
@@ -113,9 +114,11 @@ class ModelStepper(Stepper[SteppedSequence]):
         state.view, state.reading = view, reading
         return state
 
-    def _common(self, state: SteppedSequence, reading: Reading) -> int:
-        """Return the length of the common prefix of a new reading and the slot; 0 if the windows differ."""
+    def _common(self, state: SteppedSequence, view: SequenceView, reading: Reading) -> int:
+        """Return the length of the common prefix of a new reading and the slot; 0 if sources or windows differ."""
         reading.advance()
+        if state.view.encoded != view.encoded:
+            return 0
         if state.start and state.start != len(reading) - self._window:
             return 0
         pairs = zip(state.reading.tokens(0, state.covered), reading.tokens(0), strict=False)
@@ -197,7 +200,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         if state.slot.length + unseen + min(ahead, self.max_depth) <= self.model.max_length:
             return reading.tokens(state.covered)
         self.model.close(state.slot)
-        state.slot = self.model.open()
+        state.slot = open_slot(self.model, state.view)
         state.start = max(0, len(reading) - self._window)
         # the first token stays in the window: models attend to it, and many were never trained without it
         return reading.tokens(0, 1) + reading.tokens(-self._window)

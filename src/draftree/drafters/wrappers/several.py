@@ -82,6 +82,7 @@ def combined_traits(
         gives_confidence=all(own.gives_confidence for own in traits),
         works_ahead=any(own.works_ahead for own in traits),
         runs_model=any(own.runs_model for own in traits),
+        reads_sources=all(own.reads_sources for own in traits if own.runs_model),
         reads_predictions=any(own.reads_predictions for own in traits),
         reads_grammars=any(own.reads_grammars for own in traits),
         wants_picks=any(own.wants_picks for own in traits),

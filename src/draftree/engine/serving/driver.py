@@ -16,6 +16,8 @@ sequences that are served; `Request.refuse` finishes the others. Each cause has 
     closed, or the thread failed       `_end`, and the mailbox from then on
 
 Slow readers need no extra path: updates are sent without waiting.
+
+Other work on the model (`Background`) takes turns with the steps of the engine, by time.
 """
 
 from __future__ import annotations
@@ -27,8 +29,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, final
 
+from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import EngineClosedError, QueueFullError
 from draftree.engine.engine import Engine
+from draftree.engine.serving.background import Background, TimeShare
 from draftree.engine.serving.listening import Request
 from draftree.engine.serving.mailbox import Mailbox
 
@@ -43,10 +47,12 @@ class Driver:
 
     Args:
         engine: used only by this driver from now on.
+        background: other work on the same thread; None for none.
+        clock: divides the time between both.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, background: Background | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._engine, self._background, self._share = engine, background, TimeShare(clock)
         self._mailbox = Mailbox()
         self._line: list[Request] = []
         self._served: list[Request] = []
@@ -74,11 +80,19 @@ class Driver:
         if not request.is_over:
             self._mailbox.put(lambda: self._drop(request), otherwise=lambda reason: None)
 
-    def call(self, action: Callable[[], Any]) -> Future[Any]:
-        """Run an action on the engine's thread between two steps. The future holds its result or error."""
+    def call(self, action: Callable[[], Any], *, is_new_work: bool = False) -> Future[Any]:
+        """Run an action on the engine's thread between two steps. The future holds its result or error.
+
+        Args:
+            action: the action.
+            is_new_work: whether it adds background work, which is refused while the engine drains.
+        """
         future = _promise()
 
         def act() -> None:
+            if is_new_work and self._is_draining:
+                future.set_exception(EngineClosedError(CLOSED))
+                return
             try:
                 found = action()
             except BaseException as error:
@@ -134,23 +148,41 @@ class Driver:
 
     def _turn(self) -> None:
         """Run one submitted action, or else a step; then update line, coroutines and drains."""
-        action = self._mailbox.get(wait=self._engine.is_idle)
+        action = self._mailbox.get(wait=self._is_idle)
         if action is not None:
             action()
         else:
             self._step()
+            self._work()
         while self._line and self._engine.takes(len(self._line[0].sequences)):
             self._enter(self._line.pop(0))
         self._tell()
-        while self._drains and self._engine.is_idle:
+        while self._drains and self._is_idle:
             self._drains.pop().set_result(None)
 
+    @property
+    def _is_idle(self) -> bool:
+        return self._engine.is_idle and (self._background is None or self._background.is_idle)
+
     def _step(self) -> None:
+        if self._engine.is_idle:
+            return
+        self._share.begin()
         try:
             self._engine.step()
         except Exception:
             # all running sequences have failed with it and are notified; the engine is consistent
             logger.exception("a step of the engine raised")
+        self._share.end_round()
+
+    def _work(self) -> None:
+        """Run a step of the background work if it has its turn."""
+        work, is_alone = self._background, self._engine.is_idle
+        if work is None or work.is_idle or not (is_alone or self._share.may_work):
+            return
+        self._share.begin()
+        work.step(is_alone=is_alone)
+        self._share.end_work(is_alone=is_alone)
 
     def _join(self, request: Request, *, wait: bool) -> None:
         if self._is_draining:
@@ -193,6 +225,8 @@ class Driver:
             request.refuse(EngineClosedError(reason))
         for drained in self._drains:
             drained.set_exception(EngineClosedError(reason))
+        if self._background is not None:
+            self._background.end(EngineClosedError(reason))
         for request in self._served:
             error = EngineClosedError(reason)
             for sequence in request.sequences:

@@ -65,6 +65,8 @@ class CDecoder(ctypes.Structure):
         ("projection", CLinear),
         ("feature_norm", _pointer),
         ("feature_part", _size),
+        ("weights", _pointer),
+        ("weight_bytes", _size),
     )
 
 

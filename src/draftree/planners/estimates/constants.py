@@ -108,8 +108,10 @@ class AutoConstants:
     """Weight in drafts of all sequences' gains beside a sequence's own."""
     hit_prior: float = 1.0
     """Accepted first guesses assumed before any was seen, in the ratio of accepted to expected ones."""
-    known_hit_prior: float = 6.0
+    known_hit_prior: float = 4.0
     """The same for a drafter whose acceptance was measured before."""
+    known_weight: float = 6.0
+    """Weight in drafts of acceptance that was measured before."""
     first_drafts: int = 3
     """Drafts of a drafter whose acceptance was measured before until their cost is judged."""
     most_survival: float = 0.9

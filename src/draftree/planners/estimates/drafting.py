@@ -79,9 +79,9 @@ class PartPlan:
         found = []
         for own in owns:
             levels = self.levels_of(own)
+            corrected = [levels.hit_ratio * gain for gain in shared[own.is_sampled]]
             # a text unlike the last ones is judged by what was measured before
-            about = levels.known() or shared[own.is_sampled]
-            found.append([levels.hit_ratio * gain for gain in own.levels.mixed_with(about, now)])
+            found.append(own.levels.mixed_with(levels.known() or corrected, now, ratio=levels.hit_ratio))
         return found
 
     def _kinds(self, owns: Sequence[SequenceLevels]) -> list[tuple[bool, Levels]]:
@@ -216,7 +216,7 @@ class PartPlan:
         for is_sampled, levels in self._kinds(owns):
             own = [credit for credit, state in zip(credits, owns, strict=True) if state.is_sampled == is_sampled]
             found = [hit for hit, state in zip(hits, owns, strict=True) if state.is_sampled == is_sampled]
-            levels.observe_hits(sum(found), sum(credit.first for credit in own))
+            levels.observe_hits(sum(found), sum(credit.first for credit in own), drafts=len(own))
             levels.observe(now, own, self.depth)
 
     def observe_costs(self, seconds: float, depth: int, *, unread: Sequence[int]) -> None:
@@ -227,6 +227,8 @@ class PartPlan:
             depth: number of drafted levels; 0 for an empty draft.
             unread: number of tokens of each sequence that it had to read first.
         """
+        if self.part.runs_model and not depth:
+            return  # it was skipped or not ready
         self.costs.observe(seconds, depth, unread=sum(unread))
         each, self.num_drafts = seconds / len(unread), self.num_drafts + 1
         known = self.sequence_seconds or each

@@ -28,6 +28,8 @@ class Levels:
         rates: acceptance of each level, given that of the level above, that was measured before; empty if unknown.
         hits: drafts whose first token was accepted.
         expected_hits: how many were expected; gains are corrected by the ratio.
+        known_ratio: acceptance of first tokens relative to the first of `rates`.
+        num_known: weight in drafts of this ratio.
         last_round: number of the round to which the weights are faded.
     """
 
@@ -38,6 +40,8 @@ class Levels:
     rates: tuple[float, ...] = ()
     hits: float = AUTO.hit_prior
     expected_hits: float = AUTO.hit_prior
+    known_ratio: float = 1.0
+    num_known: float = AUTO.known_weight
     last_round: int = 0
 
     @classmethod
@@ -51,8 +55,12 @@ class Levels:
         """Accepted first tokens over expected ones: averages of expected gains follow a bad drafter late."""
         return self.hits / self.expected_hits
 
-    def observe_hits(self, hits: int, expected: float) -> None:
-        """Count accepted first tokens."""
+    def observe_hits(self, hits: int, expected: float, *, drafts: int) -> None:
+        """Count accepted first tokens, how many were expected, and drafts."""
+        if self.rates and drafts:
+            self.num_known = min(self.num_known + drafts, AUTO.hit_memory)
+            rate = max(self.rates[0], AUTO.min_survival)
+            self.known_ratio += (hits / rate - drafts * self.known_ratio) / self.num_known
         self.expected_hits += expected
         self.hits += hits
         if self.expected_hits > AUTO.hit_memory:
@@ -91,17 +99,17 @@ class Levels:
         return found
 
     def known(self) -> list[float]:
-        """Return the gain of every level by the known rates alone; empty without them."""
+        """Return the gain of every level by the known rates and their ratio; empty without them."""
         found: list[float] = []
         for rate in (*self.rates, *self.rates[-1:] * (len(self.gains) - len(self.rates))):
-            found.append(rate * (found[-1] if found else 1.0))
+            found.append(rate * (found[-1] if found else self.known_ratio))
         return found
 
-    def mixed_with(self, shared: Sequence[float], now: int) -> list[float]:
-        """One sequence's gains, held closer to those of all sequences the fewer drafts it has had."""
+    def mixed_with(self, shared: Sequence[float], now: int, *, ratio: float = 1.0) -> list[float]:
+        """One sequence's gains times a ratio, held closer to those of all sequences the fewer drafts it has had."""
         self._fade(now)
         return [
-            (weight * own + AUTO.shared_weight * gain) / (weight + AUTO.shared_weight)
+            (ratio * weight * own + AUTO.shared_weight * gain) / (weight + AUTO.shared_weight)
             for own, weight, gain in zip(self.gains, self.weights, shared, strict=True)
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job
+from draftree.serve.api.beams import searched
+from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
+from draftree.serve.beam_params import chat_request
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -30,6 +32,8 @@ ROLES = {"developer": "system"}
 @router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
+    if body.use_beam_search:
+        return await respond(request, _beams(body, request))
     if body.stream:
         return EventStream(_events(body, request))
     return await respond(request, _object(body, request))
@@ -48,6 +52,41 @@ async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, Non
             yield data
 
 
+async def _beams(body: ChatBody, request: Request) -> Response:
+    model, asked = _model(body, request), chat_request(body, server_of(request).settings)
+    head = Head.of("chatcmpl", body, model)
+    found = await searched(
+        request,
+        model,
+        prompts=[_messages(body, model)],
+        asked=asked,
+        priority=body.priority or 0,
+        response_id=head.id,
+        encode=_encoder(body, model),
+    )
+    return JsonResponse(found.chat(body, head))
+
+
+def _model(body: ChatBody, request: Request) -> ServedModel:
+    model = model_of(request, body.model)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    return model
+
+
+def _encoder(
+    body: ChatBody, model: ServedModel, tools: Sequence[Mapping[str, Any]] | None = None
+) -> Callable[[Any], Awaitable[Sequence[int]]]:
+    """Return the function from messages to token ids."""
+    return partial(
+        model.llm.prompts.encode_chat,
+        tools=tools,
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=_adds_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Chat:
     """A running answer."""
@@ -58,9 +97,7 @@ class _Chat:
 
 @asynccontextmanager
 async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
-    model = model_of(request, body.model)
-    if not model.supports_chat:
-        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    model = _model(body, request)
     plan = await ToolPlan.load(
         model.tokenizer,
         body.tools,
@@ -77,13 +114,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
         names=names,
         decoder=body.decoder,
     )
-    encode = partial(
-        model.llm.prompts.encode_chat,
-        tools=plan.tools,
-        template_kwargs=body.chat_template_kwargs,
-        add_generation_prompt=_adds_prompt(body),
-        continue_final_message=bool(body.continue_final_message),
-    )
+    encode = _encoder(body, model, plan.tools)
     async with running_job(
         request,
         model,

@@ -90,7 +90,7 @@ async def running_job(
     prompts: Sequence[Any],
     params: SamplingParams,
     options: JobOptions,
-    encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
+    encode: Callable[[Any], Awaitable[Any]] | None = None,
 ) -> AsyncIterator[Job]:
     """Admit a request and queue its prompts; at the end, abort what is unfinished.
 
@@ -127,11 +127,11 @@ async def running_job(
                 record = server.record_of(request)
                 note_job(record, job)
                 if server.settings.log_prompts:
-                    record.prompt = list(prompts)
+                    record.prompt = ["(a sound file)" if isinstance(one, bytes) else one for one in prompts]
                     record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
 
 
-Encode = Callable[[Any], Awaitable[Sequence[int]]]
+Encode = Callable[[Any], Awaitable[Any]]
 
 
 def _encoding(model: ServedModel, options: JobOptions, encode: Encode | None) -> tuple[JobOptions, Encode | None]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, Body, Refused, SamplingBody
+from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, BeamBody, Body, Refused
 
 
 class TextPart(Body):
@@ -34,7 +34,7 @@ class Message(Body):
     tool_call_id: str | None = None
 
 
-class ChatBody(SamplingBody):
+class ChatBody(BeamBody):
     """A conversation to continue."""
 
     refused: ClassVar[Refused] = {
@@ -54,7 +54,6 @@ class ChatBody(SamplingBody):
         "documents": (([],), "put the documents into a message"),
         "media_io_kwargs": (({},), "only text is supported"),
         "include_reasoning": ((True,), "the text is returned as it is"),
-        "best_of": ((1,), "use 'n'"),
         "echo": ((False,), "use /v1/completions"),
     }
     messages: list[Message] = Field(min_length=1)

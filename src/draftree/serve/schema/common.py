@@ -200,10 +200,22 @@ class SamplingBody(Body):
         return self.draftree or DraftreeOptions()
 
 
-NOT_SUPPORTED: Refused = {
-    "use_beam_search": ((False,), "sample with 'n' instead"),
+class BeamBody(SamplingBody):
+    """Fields of vLLM's beam search, which completions share."""
+
+    use_beam_search: bool | None = Field(None, description="return the 'n' best texts of a search with 'best_of' beams")
+    best_of: int | None = Field(None, ge=1, description="beams of a beam search; 'n' by default")
+    length_penalty: float | None = Field(None, ge=-100, le=100)
+    early_stopping: bool | Literal["never"] | None = None
+
+
+NO_BEAMS: Refused = {
+    "use_beam_search": ((False,), "use /v1/chat/completions or /v1/completions"),
     "length_penalty": ((1, 1.0), "it belongs to beam search"),
     "early_stopping": ((False,), "it belongs to beam search"),
+}
+"""Fields of beam search, for bodies of other endpoints."""
+NOT_SUPPORTED: Refused = {
     "add_special_tokens": ((), "give token ids for full control of the prompt"),
     "logits_processors": (([],), "use 'logit_bias', 'bad_words' or 'allowed_token_ids'"),
     "guided_decoding_backend": ((), "the server has one grammar engine"),

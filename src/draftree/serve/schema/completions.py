@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, Refused, SamplingBody, TokenId
+from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, BeamBody, Refused, TokenId
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(BeamBody):
     """Prompts to continue."""
 
     refused: ClassVar[Refused] = {
@@ -19,7 +19,6 @@ class CompletionBody(SamplingBody):
         "messages": ((), "use /v1/chat/completions"),
     }
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    best_of: int | None = Field(None, ge=1)
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

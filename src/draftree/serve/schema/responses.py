@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from draftree.serve.schema.common import NOT_SUPPORTED, Body, Refused, SamplingBody
+from draftree.serve.schema.common import NO_BEAMS, NOT_SUPPORTED, Body, Refused, SamplingBody
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -33,6 +33,7 @@ class ResponsesBody(SamplingBody):
 
     refused: ClassVar[Refused] = {
         **NOT_SUPPORTED,
+        **NO_BEAMS,
         "n": ((1,), "send one request for each text"),
         "max_tokens": ((), "use 'max_output_tokens'"),
         "response_format": ((), "use 'text'"),

@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -163,10 +163,6 @@ class Manifest:
     def num_texts(self) -> int:
         """Number of texts of all shards."""
         return sum(shard.texts for shard in self.shards)
-
-    def with_shards(self, *shards: ShardEntry, **changes: Any) -> Manifest:
-        """Return the manifest with these shards and other changes."""
-        return replace(self, shards=shards, **changes)
 
     def write(self, folder: Path) -> None:
         """Write the manifest; the old one is replaced in one step."""

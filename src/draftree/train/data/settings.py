@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from draftree.core.errors import ConfigurationError
 from draftree.train.data.teachers import HIDDEN, TOP_K
 
-AUTO = "auto"
+AUTO, NONE = "auto", "none"
 MEGABYTE = 1_000_000
 
 
@@ -17,8 +17,8 @@ class CaptureSettings:
     """Settings of a capture.
 
     Attributes:
-        features: captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers. Index l is the input of
-            layer l; n, or -1, is the output of the last layer.
+        features: captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers; "none" is for whole
+            models, which read tokens only. Index l is the input of layer l; n, or -1, is the output of the last layer.
         teacher: "hidden" stores outputs of the last layer, "top-k:K" the K most likely next tokens.
         chat: whether prompts are messages of a chat; None if the target has a chat template.
         temperatures: temperatures that texts take in turn.
@@ -55,7 +55,7 @@ class CaptureSettings:
             )
         if self.teacher != HIDDEN and not self.teacher.startswith(f"{TOP_K}:"):
             raise ConfigurationError(f"teacher is '{self.teacher}': give 'hidden' or 'top-k:K', such as top-k:64")
-        if self.features != AUTO:
+        if self.features not in (AUTO, NONE):
             _numbers(self.features)
 
     @staticmethod
@@ -69,6 +69,8 @@ class CaptureSettings:
         Raises:
             ConfigurationError: a layer that the target does not have, or one that is named twice.
         """
+        if self.features == NONE:
+            return ()
         if self.features == AUTO:
             low = min(2, num_layers // 3)  # small targets have other layers, so that all three are different
             middle = max(low + 1, num_layers // 2)
@@ -92,5 +94,5 @@ def _numbers(features: str) -> tuple[int, ...]:
         return tuple(int(part) for part in features.split(","))
     except ValueError:
         raise ConfigurationError(
-            f"features are '{features}': give 'auto', or layers with commas between them, such as 2,15,27"
+            f"features are '{features}': give 'auto', 'none', or layers with commas between them, such as 2,15,27"
         ) from None

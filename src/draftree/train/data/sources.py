@@ -16,11 +16,6 @@ OWN_LICENCE = "Apache-2.0, part of draftree"
 PACKAGES_LICENCE = "licences of the named packages; prompts quote their documentation and sources"
 
 
-def is_own_source(name: str) -> bool:
-    """Return whether a name is one of `prompt_set` and not a file."""
-    return name.partition(":")[0] in (SHIPPED, *DEFAULT_COUNTS)
-
-
 def prompt_set(name: str) -> PromptSet:
     """Return the prompts of "shipped", "expanded" or "packages"; the last two with ":N" for a maximum number.
 

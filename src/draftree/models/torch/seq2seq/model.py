@@ -10,24 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot, LayerShape
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.source import EncoderDecoder, FeatureSource, Source
+from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
 from draftree.models.torch.context import UNBOUNDED
 from draftree.models.torch.dynamic import plan_pass
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.seq2seq.attention import RecordedCalls, announced, use_in
 from draftree.models.torch.seq2seq.cache import empty_cache
-from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass, EncodedSource, rows_by_source
-from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions
-from draftree.models.torch.seq2seq.sources import encoder_input, source_facts
-from draftree.sampling.decoding_rules import decoding_rules
+from draftree.models.torch.seq2seq.cross import EncodedSource, KeysValues, plan_cross
+from draftree.models.torch.seq2seq.families import decoder_function
+from draftree.models.torch.seq2seq.layers import DecoderFunction
+from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass
+from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions, restore_positions
+from draftree.models.torch.seq2seq.sources import encoder_input, require_source, source_facts
+from draftree.sampling.decoding_rules import DecodingRules, decoding_rules
 from draftree.sampling.logits import TensorLogits
 
 WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choose a drafter that runs no model"
@@ -39,17 +42,18 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
     Args:
         model: a `…ForConditionalGeneration` in evaluation mode. Its attention implementation is set to ours, which
             computes calls outside of our passes as transformers does.
+        rules: settings of every text; None to read them from the generation configuration.
 
     Raises:
         UnsupportedModelError: its layers do not call the registered attention, or keep other state.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, rules: DecodingRules | None = None) -> None:
         kind = type(model).__name__
         self.model: Any = model.eval()
         self.config = model.config
         self.device, self.dtype = model.device, next(model.parameters()).dtype
-        self.rules = decoding_rules(model)
+        self.rules = decoding_rules(model) if rules is None else rules
         facts = source_facts(model)
         self.source_vocab_size, self.max_source_length = facts.source_vocab_size, facts.max_source_length
         self.feature_shape, self.probe_source = facts.feature_shape, facts.probe_source
@@ -60,7 +64,7 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
             )
         if not model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
-        self._decoder = _decoder_of(model)
+        self._decoder: Any = _decoder_of(model)
         self.supports_trees = True
         self.fingerprint = fingerprint(model)
         use_in(model)
@@ -74,6 +78,10 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         self._attended: list[np.ndarray] | None = None
         """Cross-attention of each job of the current pass, if it is wanted."""
         shapes = self._probe()
+        self.function: DecoderFunction | None = decoder_function(model, self._decoder)
+        """The decoder without its modules; None to run them."""
+        self._runs_function = self.function is not None
+        self._weight_bytes = weight_bytes(model)
         pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.MASKED)
         super().__init__(kind, num_layers=len(shapes), pool=pool)
 
@@ -125,7 +133,7 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
     def footprint(self) -> Footprint:
         """Memory of weights, keys and values, and activations in bytes."""
         return Footprint(
-            weights=weight_bytes(self.model),
+            weights=self._weight_bytes,
             token=self._pool.memory.token_bytes,
             logits=self.vocab_size * LOGIT_BYTES,
             row=activation_bytes(self.config, self.dtype),
@@ -143,6 +151,8 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
 
     def source_length(self, source: Source) -> int:
         """Return the number of positions of a source after the encoder."""
+        if isinstance(source, HiddenSource):
+            return int(source.hidden.shape[1])
         return self.max_source_length if isinstance(source, FeatureSource) else len(source.tokens)
 
     def open(self) -> KVSlot:
@@ -153,30 +163,20 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
     @torch.inference_mode()
     def open_on(self, source: Source) -> KVSlot:
         """Return an empty slot on a source; the encoder runs for a source that no open slot refers to."""
-        self._require_source(source)
+        require_source(source, self.feature_shape, kind=self.kind)
         known = self._encoded.get(source)
         if known is None:
-            calls = RecordedCalls()
-            hidden = self._encode(source)
-            self._record(hidden, 1, calls)
-            layers = [calls.keys[module] for module in self._modules.cross]
+            hidden = source.hidden if isinstance(source, HiddenSource) else self._encode(source)
+            if self.function is not None:
+                layers: Sequence[KeysValues] = self.function.encoded(hidden)
+            else:
+                calls = RecordedCalls()
+                self._record(hidden, 1, calls)
+                layers = [calls.keys[module] for module in self._modules.cross]
             known = self._encoded[source] = EncodedSource(source, layers, hidden.shape[1])
         slot = self._pool.open()
         self._refer(slot.index, known)
         return slot
-
-    def _require_source(self, source: Source) -> None:
-        if isinstance(source, FeatureSource):
-            if source.features.shape != self.feature_shape:
-                wanted = "token ids" if self.feature_shape is None else f"features of shape {self.feature_shape}"
-                raise InvalidRequestError(
-                    f"the source has shape {source.features.shape}: {self.kind} reads {wanted}", param="source"
-                )
-        elif self.feature_shape is not None or not source.tokens:
-            wanted = "at least one token" if self.feature_shape is None else f"features of shape {self.feature_shape}"
-            raise InvalidRequestError(
-                f"the source has {len(source.tokens)} token ids: {self.kind} reads {wanted}", param="source"
-            )
 
     def _refer(self, index: int, source: EncodedSource) -> None:
         source.num_slots += 1
@@ -239,22 +239,63 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         current = DecoderPass(
             self._modules,
             plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device),
-            rows_by_source(sources, counts, self.device),
+            plan_cross(sources, counts, self.device),
             tokens=rows[0],
             positions=rows[1],
             num_positions=max(positions) + 1,
             tables=self._tables,
-            keeps_weights=self._attended is not None,
+            weighed=None if self._attended is None else list(zip(sources, counts, strict=True)),
         )
-        given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
-        with announced(current):
-            logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
-        if self._attended is not None:
-            self._attended.extend(current.weights_of(order, counts))
         requested = requested_rows(jobs, order)
+        wanted = None
         if requested != list(range(len(tokens))):
-            logits = logits[torch.tensor(requested, dtype=torch.long, device=self.device)]
+            wanted = torch.tensor(requested, dtype=torch.long, device=self.device)
+        with announced(current):
+            logits = self._scored(current, rows, wanted)
+        if self._attended is not None:
+            self._attended.extend(current.weights_of(order))
         return RangeOutput(TensorLogits(logits))
+
+    def pack(self) -> None:
+        """Use prepacked float32 weights in later passes; the modules of the decoder cannot run afterwards."""
+        assert self.function is not None, "modules are not packed"
+        self.function.pack()
+        for linear in self.function.packed_linears():
+            linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def attach(self, model: Any) -> None:
+        """Attach the model again after `release`."""
+        self.model, self._decoder = model, _decoder_of(model)
+        use_in(model)
+        replace_positions(model, self._decoder)
+        if self._runs_function:
+            self.function = decoder_function(model, self._decoder)
+
+    def release(self) -> None:
+        """Close every slot, free their memory, restore the modules and drop the reference to the model."""
+        restore_positions(self._decoder)
+        self._runs_function = self.function is not None
+        self._clear()
+        self.model = self._decoder = self.function = None
+
+    def _clear(self) -> None:
+        self._pool.clear()
+        self._encoded.clear()
+        self._source_of.clear()
+
+    def run_modules(self) -> None:
+        """Run the modules of the decoder in later passes; closes all slots."""
+        self.function = None
+        self._clear()
+
+    def _scored(self, current: DecoderPass, rows: Tensor, wanted: Tensor | None) -> Tensor:
+        """Return logits of the wanted rows; `rows` holds tokens and positions."""
+        if self.function is not None:
+            found = self.function.run(current, wanted)
+            return found if found.dtype == torch.float64 else found.float()
+        given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
+        logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
+        return logits if wanted is None else logits[wanted]
 
 
 def _decoder_of(model: Any) -> nn.Module:

@@ -67,6 +67,15 @@ def replace_positions(model: Any, decoder: nn.Module) -> int | None:
     return None
 
 
+def restore_positions(decoder: nn.Module) -> None:
+    """Undo `replace_positions`."""
+    for module in decoder.modules():
+        if OWN in module.__dict__:
+            for name in ("compute_bias", "forward"):
+                module.__dict__.pop(name, None)
+            del module.__dict__[OWN]
+
+
 def _replace(module: nn.Module, name: str, ours: Callable[..., Any]) -> None:
     if OWN not in module.__dict__:
         setattr(module, OWN, getattr(module, name))

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.check import BRANCHES, PREFIX_LENGTH, TREE_PARENTS, ReferenceLogits
-from draftree.models.source import FeatureSource, Source, TokenSource
+from draftree.models.source import FeatureSource, HiddenSource, Source, TokenSource
 from draftree.models.torch.context import UNBOUNDED
 
 PROBE_TOKENS = 6
@@ -58,9 +58,36 @@ def _positions(model: Any) -> int:
 
 def encoder_input(source: Source, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return a source as the encoder takes it: ids of shape (1, length), or features of shape (1, channels, frames)."""
+    assert not isinstance(source, HiddenSource), "the encoder has read it"
     if isinstance(source, FeatureSource):
         return torch.from_numpy(source.features)[None].to(device, dtype)
     return torch.tensor([source.tokens], device=device)
+
+
+def require_source(source: Source, feature_shape: tuple[int, int] | None, *, kind: str) -> None:
+    """Check that a model reads a source.
+
+    Args:
+        source: the source.
+        feature_shape: as in `EncoderDecoder`.
+        kind: name of the model in messages.
+
+    Raises:
+        InvalidRequestError: it is of another kind or shape, or empty.
+    """
+    if isinstance(source, HiddenSource):
+        return
+    wanted = "token ids" if feature_shape is None else f"features of shape {feature_shape}"
+    if isinstance(source, FeatureSource):
+        if source.features.shape != feature_shape:
+            raise InvalidRequestError(
+                f"the source has shape {source.features.shape}: {kind} reads {wanted}", param="source"
+            )
+    elif feature_shape is not None or not source.tokens:
+        wanted = "at least one token" if feature_shape is None else wanted
+        raise InvalidRequestError(
+            f"the source has {len(source.tokens)} token ids: {kind} reads {wanted}", param="source"
+        )
 
 
 @torch.inference_mode()

@@ -1,0 +1,202 @@
+"""Beam searches of coroutines, on the thread of an engine and between its rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import final
+
+from draftree.arguments import Messages, Prompt
+from draftree.async_prompts import AsyncPromptEncoder
+from draftree.beam.forest import CHUNK
+from draftree.beam.loop import BeamSearch
+from draftree.beam.opening import BeamPrompt
+from draftree.beam.params import BeamSearchParams
+from draftree.beam.result import BeamResult
+from draftree.beam.state import TextSearch
+from draftree.beams import beam_opening, decoder_of
+from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
+from draftree.engine.engine import Engine
+from draftree.engine.serving.background import Background
+from draftree.engine.serving.driver import Driver
+from draftree.models.base import LanguageModel
+from draftree.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BeamCounts:
+    """Counts of beam searches.
+
+    Attributes:
+        running: searches that have slots.
+        waiting: searches that wait for a place or for memory.
+        finished: searches that ended with a result.
+        steps: passes of them.
+        rows: tokens computed in these passes.
+    """
+
+    running: int
+    waiting: int
+    finished: int
+    steps: int
+    rows: int
+
+
+@final
+class BeamWork(Background):
+    """Beam searches as one batch beside the sequences of an engine; of several searches one pass serves all.
+
+    Args:
+        engine: its model is searched; its sequences go on between the steps.
+        tokenizer: None if the model has none.
+        end_ids: tokens that end a text.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, end_ids: Sequence[int]) -> None:
+        self._engine, self._tokenizer = engine, tokenizer
+        self._search = BeamSearch(engine.parts.target, end_ids=end_ids, has_room=self._has_room)
+        self._promises: dict[TextSearch, Future[BeamResult]] = {}
+        self._num_finished = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no search runs or waits."""
+        return self._search.is_idle
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model that is searched."""
+        return self._engine.parts.target
+
+    @property
+    def counts(self) -> BeamCounts:
+        """Counts so far; from any thread."""
+        search = self._search
+        return BeamCounts(
+            search.num_running,
+            search.num_waiting,
+            self._num_finished,
+            search.stats.num_passes,
+            search.stats.num_rows,
+        )
+
+    def add(self, prompt: BeamPrompt, params: BeamSearchParams, promise: Future[BeamResult]) -> None:
+        """Queue a search.
+
+        Args:
+            prompt: the prompt.
+            params: its parameters.
+            promise: gets its result or its error; running, so that its reader cannot cancel it.
+
+        Raises:
+            InvalidRequestError: parameters that do not fit, or a text for which there is no memory.
+        """
+        text = self._search.add(prompt, params, decode=decoder_of(self._tokenizer, prompt.tokens))
+        length = self._search.slot_length(text)
+        if not self._engine.num_slots(length):
+            self._search.cancel(text)
+            raise InvalidRequestError(
+                f"a search of {params.beam_width} beams with up to {text.limit} tokens after a prompt of "
+                f"{len(text.prompt)} needs a slot of {length} tokens, for which there is no memory: lower "
+                "max_new_tokens or beam_width, or shorten the prompt",
+                param="max_new_tokens",
+            )
+        self._promises[text] = promise
+
+    def cancel(self, promise: Future[BeamResult]) -> None:
+        """Drop the search of a promise that nothing waits for; one that has ended is unchanged."""
+        for text, other in list(self._promises.items()):
+            if other is promise:
+                self._search.cancel(text)
+                del self._promises[text]
+
+    def step(self, *, is_alone: bool) -> None:
+        """Run one pass over all searches; beside sequences with short chunks of prompts."""
+        self._search.chunk_size = CHUNK if is_alone else self._engine.prefill_chunk_size
+        try:
+            ended = self._search.step()
+        except Exception as error:
+            logger.exception("a step of the beam searches raised")
+            self._fail(error)
+            return
+        for text in ended:
+            promise = self._promises.pop(text)
+            try:
+                if text.error is not None:
+                    raise text.error
+                result = text.result()
+                self._num_finished += 1
+                promise.set_result(result)
+            except GenerationError as error:
+                promise.set_exception(error)
+
+    def end(self, error: EngineClosedError) -> None:
+        """End all searches with this error."""
+        self._fail(error)
+
+    def _has_room(self, count: int, length: int) -> bool:
+        """Whether `count` slots of this many tokens fit into memory beside the running sequences."""
+        running = self._engine.running
+        longest = max((length, *(len(sequence.history) for sequence in running)))
+        return self._engine.num_slots(longest) >= len(running) + count
+
+    def _fail(self, error: Exception) -> None:
+        self._search.close()
+        for promise in self._promises.values():
+            promise.set_exception(error)
+        self._promises.clear()
+
+
+class AsyncBeamSearching:
+    """A class with an engine on a thread that can search with beams."""
+
+    _prompts: AsyncPromptEncoder
+    _driver: Driver
+    _beams: BeamWork
+
+    @property
+    def beam_counts(self) -> BeamCounts:
+        """Counts of the beam searches so far."""
+        return self._beams.counts
+
+    async def beam_search(
+        self,
+        prompt: Prompt | Messages,
+        params: BeamSearchParams | None = None,
+        *,
+        decoder_prompt: Prompt | None = None,
+    ) -> BeamResult:
+        """Search the most likely texts of one prompt, beside all other requests. Cancelling the task ends the search.
+
+        Several searches at the same time share their passes. Rounds of other requests and steps of searches take
+        turns, so that searches get at most half of the time while other requests run.
+
+        Args:
+            prompt: a text, token ids, or the messages of a conversation.
+            params: parameters of the search.
+            decoder_prompt: as for `LLM.beam_search`.
+
+        Raises:
+            InvalidRequestError: an invalid prompt or parameter.
+            GenerationError: as `LLM.beam_search`.
+            EngineClosedError: the engine was closed, or failed.
+        """
+        if not isinstance(params, BeamSearchParams | None):
+            raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
+        ids, given = await self._prompts.encode(prompt), params or BeamSearchParams()
+        start = await self._prompts.encode_start({"decoder_prompt": decoder_prompt})
+        opening = beam_opening(self._beams.model, ids, start)
+        promise: Future[BeamResult] = Future()
+        promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader
+        try:
+            added = self._driver.call(lambda: self._beams.add(opening, given, promise), is_new_work=True)
+            await asyncio.wrap_future(added)
+            return await asyncio.wrap_future(promise)
+        except BaseException:
+            self._driver.call(lambda: self._beams.cancel(promise))
+            raise

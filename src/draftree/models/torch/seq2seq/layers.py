@@ -1,0 +1,200 @@
+"""The layers of a decoder as plain functions of its weights, without the modules' own control flow.
+
+A pass over a few rows takes most of its time in Python if the modules of transformers run it. These layers compute the
+same for decoders of two kinds (`families.py`). A model whose self-check fails with them runs its own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.packing import PackedLinear
+from draftree.models.torch.seq2seq.cross import KeysValues
+from draftree.models.torch.seq2seq.passes import DecoderPass
+
+Rows = Callable[[Tensor], Tensor]
+"""A function of rows, shape (rows, features)."""
+
+
+@dataclass(slots=True, eq=False)
+class Projection:
+    """One or several linear layers with the same input.
+
+    Attributes:
+        linears: the layers.
+        run: computes their results side by side.
+    """
+
+    linears: Sequence[nn.Linear]
+    run: Rows
+
+    @classmethod
+    def of(cls, *linears: nn.Linear) -> Projection:
+        """Return the projection of linear layers."""
+        return cls(linears, partial(_side_by_side, linears) if len(linears) > 1 else partial(_linear, linears[0]))
+
+    @torch.inference_mode()
+    def pack(self) -> None:
+        """Compute with one matrix of prepacked weights from now on."""
+        whole: Any = self.linears[0]
+        if len(self.linears) > 1:
+            whole = nn.Linear(whole.in_features, sum(one.out_features for one in self.linears), device="meta")
+            whole.weight = nn.Parameter(torch.cat([_weight_of(one) for one in self.linears]), requires_grad=False)
+            whole.bias = None
+            if any(one.bias is not None for one in self.linears):
+                biases = [_bias_of(one) for one in self.linears]
+                whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        self.run = PackedLinear(whole).forward
+
+
+def _weight_of(linear: nn.Linear) -> Tensor:
+    return linear.weight.detach()
+
+
+def _bias_of(linear: nn.Linear) -> Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach()
+
+
+def _linear(linear: nn.Linear, rows: Tensor) -> Tensor:
+    return F.linear(rows, linear.weight, linear.bias)
+
+
+def _side_by_side(linears: Sequence[nn.Linear], rows: Tensor) -> Tensor:
+    return torch.cat([F.linear(rows, linear.weight, linear.bias) for linear in linears], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Self- or cross-attention of a layer.
+
+    Attributes:
+        norm: normalization of its input, or of its output and the residual stream.
+        queries: queries; in self-attention with keys and values.
+        keys_values: keys and values of the source, for cross-attention.
+        output: projection of the result.
+        scaling: factor of the scores.
+        heads: number of heads.
+        biased: module with the bias by distance; None for none.
+    """
+
+    norm: Rows
+    queries: Projection
+    keys_values: Projection | None
+    output: Projection
+    scaling: float
+    heads: int
+    biased: nn.Module | None = None
+
+    def split(self, rows: Tensor, parts: int) -> list[Tensor]:
+        """Return the parts of projected rows, each of shape (1, heads, rows, head_dim)."""
+        found = rows.view(rows.shape[0], parts, self.heads, -1).permute(1, 2, 0, 3)
+        return [found[part : part + 1] for part in range(parts)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One layer."""
+
+    own: Attention
+    cross: Attention
+    norm: Rows
+    up: Projection
+    activation: Rows
+    down: Projection
+    gated: bool
+
+
+class DecoderFunction:
+    """A decoder with its head, as a function of a pass.
+
+    Args:
+        layers: its layers.
+        embed: returns the rows of a pass before the first layer.
+        norms_after: whether norms follow the residual sum.
+        final: the norm after the last layer; None for none.
+        head: the projection to the vocabulary.
+        scale: factor of the rows before the head.
+        bias: added to the logits; None for none.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[DecoderLayer],
+        *,
+        embed: Callable[[DecoderPass], Tensor],
+        norms_after: bool,
+        final: Rows | None,
+        head: Projection,
+        scale: float = 1.0,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._layers, self._embed, self._norms_after = layers, embed, norms_after
+        self._final, self._head, self._scale, self._bias = final, head, scale, bias
+
+    def run(self, current: DecoderPass, wanted: Tensor | None) -> Tensor:
+        """Return the logits of the wanted rows of a pass; None for all."""
+        hidden = self._embed(current)
+        for index, layer in enumerate(self._layers):
+            hidden = self._layer(index, layer, hidden, current)
+        if wanted is not None:
+            hidden = hidden[wanted]
+        if self._final is not None:
+            hidden = self._final(hidden)
+        if self._scale != 1.0:
+            hidden = hidden * self._scale
+        logits = self._head.run(hidden)
+        return logits if self._bias is None else logits + self._bias
+
+    def _layer(self, index: int, layer: DecoderLayer, hidden: Tensor, current: DecoderPass) -> Tensor:
+        after, own, cross = self._norms_after, layer.own, layer.cross
+        query, key, value = own.split(own.queries.run(hidden if after else own.norm(hidden)), 3)
+        bias = None if own.biased is None else current.table_of(own.biased)
+        call = LayerCall(index, own.scaling, None, None, None, bias)
+        mixed = current.inner.attend(call, query, key, value)
+        hidden = hidden + own.output.run(mixed.reshape(hidden.shape[0], -1))
+        if after:
+            hidden = own.norm(hidden)
+        (query,) = cross.split(cross.queries.run(hidden if after else cross.norm(hidden)), 1)
+        mixed = current.attend_source(LayerCall(index, cross.scaling, None, None, None), query)
+        hidden = hidden + cross.output.run(mixed.reshape(hidden.shape[0], -1))
+        if after:
+            hidden = cross.norm(hidden)
+        wide = layer.up.run(hidden if after else layer.norm(hidden))
+        if layer.gated:
+            gate, wide = wide.chunk(2, dim=-1)
+            wide = layer.activation(gate) * wide
+        else:
+            wide = layer.activation(wide)
+        hidden = hidden + layer.down.run(wide)
+        return layer.norm(hidden) if after else hidden
+
+    def encoded(self, hidden: Tensor) -> list[KeysValues]:
+        """Return keys and values of each layer for the encoder's output of shape (1, length, features)."""
+        found = []
+        for layer in self._layers:
+            assert layer.cross.keys_values is not None
+            keys, values = layer.cross.split(layer.cross.keys_values.run(hidden[0]), 2)
+            found.append((keys.contiguous(), values.contiguous()))
+        return found
+
+    def pack(self) -> None:
+        """Use prepacked weights from now on. For float32 on CPUs with MKL."""
+        for projection in (*self._projections(), self._head):
+            projection.pack()
+
+    def packed_linears(self) -> set[nn.Linear]:
+        """Return the layers whose own weights are not used after `pack`: all but the head and those of the source."""
+        return {linear for projection in self._projections() for linear in projection.linears}
+
+    def _projections(self) -> Iterator[Projection]:
+        for layer in self._layers:
+            yield from (layer.own.queries, layer.own.output, layer.cross.queries, layer.cross.output)
+            yield from (layer.up, layer.down)

@@ -1,0 +1,146 @@
+"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from starlette.responses import PlainTextResponse
+
+from draftree.completion import Completion
+from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.engine.openings import WholeStart
+from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.prompts import DecoderOptions
+from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.audio.forms import parse_form
+from draftree.serve.audio.sound import read_sound
+from draftree.serve.audio.subtitles import segments_json, srt, vtt
+from draftree.serve.errors import invalid
+from draftree.serve.job import JobOptions
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.params import checked_params, named_error
+from draftree.serve.pool import ServedModel
+from draftree.serve.schema.audio import AudioForm, TranscriptionForm, TranslationForm, read_form
+from draftree.serve.sse import respond
+from draftree.spoken import Heard, Segment, Speech, language_code, language_name
+
+NAMES = {"audio": "file", "timestamps": "response_format"}
+FORM: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": {"type": "object"}}}}
+}
+router = APIRouter(prefix="/v1/audio", tags=["audio"], responses=ERRORS)
+
+
+@router.post("/transcriptions", summary="Transcribe speech", openapi_extra=FORM)
+async def transcriptions(request: Request) -> Response:
+    """Transcribe a sound file."""
+    form, file = read_form(TranscriptionForm, await _fields(request))
+    if form.timestamp_granularities is not None:
+        if form.response_format != "verbose_json":
+            message = "'timestamp_granularities[]' needs response_format=verbose_json"
+            raise invalid(message, "timestamp_granularities[]")
+        if "word" in form.timestamp_granularities:
+            message = "'timestamp_granularities[]' may be segment: words have no timestamps"
+            raise invalid(message, "timestamp_granularities[]", code="unsupported_parameter")
+    speech = Speech(form.language, "transcribe", form.has_timestamps, form.prompt)
+    return await respond(request, _answer(form, file, speech, request))
+
+
+@router.post("/translations", summary="Translate speech into English", openapi_extra=FORM)
+async def translations(request: Request) -> Response:
+    """Translate the speech of a sound file into English text."""
+    form, file = read_form(TranslationForm, await _fields(request))
+    speech = Speech(None, "translate", form.has_timestamps, form.prompt)
+    return await respond(request, _answer(form, file, speech, request))
+
+
+async def _fields(request: Request) -> list[Any]:
+    return parse_form(request.headers.get("content-type", ""), await request.body())
+
+
+@dataclass(slots=True)
+class _Sound:
+    """What is known of a file after it was read: its length in seconds, and what the model says about it."""
+
+    seconds: float = 0.0
+    heard: Heard | None = None
+
+
+async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request) -> Response:
+    model = model_of(request, form.model)
+    target = model.llm.llm.model
+    if not isinstance(target, EncoderDecoder) or target.feature_shape is None:
+        raise invalid(f"the model '{model.name}' reads text: use /v1/completions", "model")
+    values = {"temperature": form.temperature, "seed": form.seed, "max_tokens": form.max_tokens}
+    params = checked_params({**values, "logprobs": 0 if form.response_format == "verbose_json" else None}, NAMES)
+    start: DecoderOptions = {}
+    options = JobOptions(
+        model.named_draft(form.draft), request_id=f"audio-{uuid.uuid4().hex}", names=NAMES, decoder=start
+    )
+    sound = _Sound()
+
+    async def encode(data: bytes) -> Any:
+        # after the request was admitted: both the features and the language take the machine
+        source, found = await _read(model, data, speech, sound, always=form.response_format == "verbose_json")
+        if found is not None:
+            start["decoder_prompt"] = found
+        return source
+
+    async with running_job(request, model, prompts=[file], params=params, options=options, encode=encode) as job:
+        (done,) = await job.finish()
+    return await _rendered(form, model, done, speech=speech, sound=sound)
+
+
+async def _read(
+    model: ServedModel, data: bytes, speech: Speech, sound: _Sound, *, always: bool
+) -> tuple[FeatureSource, WholeStart | None]:
+    """Return the source and the decoder's prompt of a file; notes what is known of it in `sound`."""
+    work = model.llm.llm.transcriber
+    try:
+        rate = work.sampling_rate
+        samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate)
+        sound.seconds = len(samples) / rate
+        source, sound.heard = await model.llm.hear(samples, speech, always=always)
+        start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.heard))
+    except ConfigurationError as error:
+        raise invalid(f"the model '{model.name}' cannot read sound files: {error}", "model") from error
+    except InvalidRequestError as error:
+        raise named_error(error, NAMES) from error
+    return source, start
+
+
+async def _rendered(
+    form: AudioForm, model: ServedModel, done: Completion, *, speech: Speech, sound: _Sound
+) -> Response:
+    work = model.llm.llm.transcriber
+    text = await model.llm.prompts.with_tokenizer(lambda _: work.text(done.token_ids))
+    usage = {"type": "duration", "seconds": round(sound.seconds, 3)}
+    if form.response_format == "json":
+        return JsonResponse({"text": text, "usage": usage})
+    if form.response_format == "text":
+        return PlainTextResponse(text + "\n")
+    cut = partial(work.segments, done.token_ids, seconds=sound.seconds)
+    segments: list[Segment] = await model.llm.prompts.with_tokenizer(lambda _: cut())
+    if form.response_format == "srt":
+        return PlainTextResponse(srt(segments))
+    if form.response_format == "vtt":
+        return PlainTextResponse(vtt(segments), media_type="text/vtt")
+    no_speech = None if sound.heard is None else sound.heard.no_speech
+    heard = None if sound.heard is None else sound.heard.language
+    spoken = "en" if speech.task == "translate" else speech.language or heard or "en"
+    return JsonResponse(
+        {
+            "task": speech.task,
+            "language": language_name(language_code(spoken)),
+            "duration": round(sound.seconds, 3),
+            "text": text,
+            "segments": segments_json(segments, done, temperature=form.temperature, no_speech=no_speech),
+            "usage": usage,
+        }
+    )

@@ -1,0 +1,104 @@
+"""Beam searches of /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+
+from draftree.beam.params import BeamSearchParams
+from draftree.beam.result import BeamResult
+from draftree.beams import beam_opening
+from draftree.core.clock import SYSTEM_CLOCK
+from draftree.core.errors import InvalidRequestError
+from draftree.serve.api.common import server_of
+from draftree.serve.beam_params import BeamRequest
+from draftree.serve.params import named_error
+from draftree.serve.pool import ServedModel
+from draftree.serve.records import RequestRecord
+from draftree.serve.render.beams import BeamTexts
+from draftree.serve.token_limits import within_limits
+
+
+async def searched(
+    request: Request,
+    model: ServedModel,
+    *,
+    prompts: Sequence[Any],
+    asked: BeamRequest,
+    priority: int,
+    response_id: str,
+    encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
+) -> BeamTexts:
+    """Admit a request, search all its prompts, and return the texts; cancelling the task ends the searches.
+
+    A request takes a place at the gate for each beam.
+
+    Args:
+        request: of the client.
+        model: the model.
+        prompts: texts, token ids or messages.
+        asked: parameters of all prompts.
+        priority: lower numbers go first among the requests of the key.
+        response_id: id of the response.
+        encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
+
+    Raises:
+        ApiError: refused by the server or the search.
+    """
+    server = server_of(request)
+    record = server.record_of(request)
+    record.response_id, record.draft = response_id, "none"
+    async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
+        try:
+            ids = await _encoded(request, model, prompts, asked, encode or model.llm.prompts.encode)
+            lengths = [len(beam_opening(model.llm.llm.model, one).tokens) for one in ids]
+            jobs = [
+                (one, asked.for_prompt(server.settings, length, model.max_context))
+                for one, length in zip(ids, lengths, strict=True)
+            ]
+            record.prompt_tokens = sum(map(len, ids))
+            results = await _results(model, jobs)
+        except InvalidRequestError as error:
+            raise named_error(error, asked.names) from error
+        if asked.has_logprobs:
+            await model.prepare_texts()
+        texts = BeamTexts(results, asked.params.num_return_sequences, asked.has_logprobs)
+        _note(record, texts)
+        if server.settings.log_prompts:
+            record.prompt, record.texts = list(prompts), [found.text or "" for found in texts.hypotheses]
+        return texts
+
+
+async def _encoded(
+    request: Request,
+    model: ServedModel,
+    prompts: Sequence[Any],
+    asked: BeamRequest,
+    encode: Callable[[Any], Awaitable[Sequence[int]]],
+) -> list[Sequence[int]]:
+    """Return the token ids of the prompts, within the limits of the server, and truncated as requested."""
+    ids = [await encode(prompt) for prompt in prompts]
+    limited, _ = await within_limits(server_of(request).settings, model, prompts=ids, params=asked.prompt)
+    return [model.llm.llm.requests.truncated(one, limited) for one in ids]
+
+
+async def _results(model: ServedModel, jobs: Sequence[tuple[Sequence[int], BeamSearchParams]]) -> list[BeamResult]:
+    """Search all prompts at the same time; if one fails, the others end."""
+    tasks = [asyncio.ensure_future(model.llm.beam_search(list(ids), params)) for ids, params in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _note(record: RequestRecord, texts: BeamTexts) -> None:
+    record.cached_tokens = record.accepted_tokens = 0
+    record.completion_tokens = sum(len(found.tokens) for found in texts.hypotheses)
+    record.rounds = sum(result.num_steps for result in texts.results)
+    record.finish_reasons = [found.finish_reason for found in texts.hypotheses]
+    record.note_first_token(SYSTEM_CLOCK())

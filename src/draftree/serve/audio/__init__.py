@@ -1,0 +1,1 @@
+"""Transcription over HTTP: forms, sound files, and the formats of the answer."""

@@ -1,0 +1,217 @@
+"""The parts of a transcription: features, the language, the decoder's prompt, and segments of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
+from draftree.engine.engine import Engine
+from draftree.engine.openings import WholeStart
+from draftree.models.base import Extend, Pass
+from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.prompts import PromptEncoder
+from draftree.requests import Requests
+from draftree.sampling.decoding_rules import SpeechRules
+from draftree.sampling.timestamps import spans_of
+from draftree.spoken import TASKS, Heard, Segment, Speech, language_code, samples_or_features
+
+
+class Transcriber:
+    """The parts of a transcription for one engine.
+
+    Args:
+        engine: the engine.
+        requests: the factory of its sequences.
+        prompts: the encoder of its prompts.
+        folder: the model's folder, which has the settings of its feature extractor; None if there is none.
+    """
+
+    def __init__(self, engine: Engine, requests: Requests, prompts: PromptEncoder, folder: Path | None) -> None:
+        self.engine, self.requests, self._prompts, self._folder = engine, requests, prompts, folder
+        self._extractor: Any = None
+
+    @property
+    def target(self) -> EncoderDecoder:
+        """The model.
+
+        Raises:
+            ConfigurationError: it reads tokens.
+        """
+        target = self.engine.parts.target
+        if not isinstance(target, EncoderDecoder) or target.feature_shape is None:
+            raise ConfigurationError("transcribe is for models that read features of sound: use generate")
+        return target
+
+    @property
+    def rules(self) -> SpeechRules | None:
+        """The model's tokens of languages, tasks and timestamps; None if it has none."""
+        return self.target.rules.speech
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples per second that the model reads.
+
+        Raises:
+            ConfigurationError: the model's folder has no feature extractor.
+        """
+        return int(self._feature_extractor().sampling_rate)
+
+    @property
+    def longest(self) -> float:
+        """Seconds of audio that the model reads at once; 30 if its folder has no feature extractor."""
+        if self._folder is None or not (self._folder / "preprocessor_config.json").is_file():
+            return 30.0
+        extractor = self._feature_extractor()
+        return float(extractor.n_samples / extractor.sampling_rate)
+
+    def source(self, audio: Any) -> FeatureSource:
+        """Return the source of samples or features.
+
+        Raises:
+            ConfigurationError: samples are given, and the model's folder has no feature extractor.
+            InvalidRequestError: audio of another shape, or too long.
+        """
+        shape = self.target.feature_shape
+        assert shape is not None, "the model reads features"
+        return FeatureSource(samples_or_features(audio, shape, self._feature_extractor))
+
+    def _feature_extractor(self) -> Any:
+        if self._extractor is None:
+            if self._folder is None or not (self._folder / "preprocessor_config.json").is_file():
+                raise ConfigurationError(
+                    "samples of sound need the settings of the feature extractor, preprocessor_config.json in the "
+                    "model's folder: add it, or give features"
+                )
+            from transformers import AutoFeatureExtractor
+
+            self._extractor = AutoFeatureExtractor.from_pretrained(
+                self._folder, local_files_only=True, trust_remote_code=False
+            )
+        return self._extractor
+
+    def needs_language(self, speech: Speech) -> bool:
+        """Return whether the language is to be detected by `heard`."""
+        return speech.language is None and self.rules is not None and bool(self.rules.languages)
+
+    def heard(self, source: FeatureSource) -> Heard:
+        """Run a pass over the start token; call it where the engine's passes run."""
+        target, rules = self.target, self.rules
+        slot = target.open_on(source)
+        try:
+            start = target.rules.start_ids
+            last = len(start) - 1
+            logits = target.run(Pass([Extend(slot, start, range(-1, last), logits_at=(last,))])).logits.tensor()[0]
+        finally:
+            target.close(slot)
+        language, no_speech = None, None
+        if rules is not None and rules.languages:
+            language = max(rules.languages, key=lambda code: float(logits[rules.languages[code]]))
+        if rules is not None and rules.no_timestamps:
+            no_speech = float(logits.float().softmax(dim=-1)[rules.no_timestamps - 1])
+        return Heard(language, no_speech)
+
+    def start(self, speech: Speech, heard: Heard | None = None) -> WholeStart | None:
+        """Return the decoder's prompt; None if the model has no tokens of languages and tasks.
+
+        Args:
+            speech: how audio is transcribed.
+            heard: what `heard` found, if `needs_language`.
+
+        Raises:
+            InvalidRequestError: an unknown language or task, or a setting for which the model has no token.
+        """
+        rules = self.rules
+        if rules is None:
+            self._require_plain(speech)
+            return None
+        start = [*self._before(speech.prompt, rules), *self.target.rules.start_ids]
+        if rules.languages:
+            if speech.task not in rules.tasks:
+                raise InvalidRequestError(
+                    f"unknown task {speech.task!r}: {suggestion(speech.task, list(rules.tasks))}", param="task"
+                )
+            language = speech.language
+            if language is None:
+                language = None if heard is None else heard.language
+            assert language is not None, "the language was detected"
+            start += [_named(language, rules.languages), rules.tasks[speech.task]]
+        elif (speech.language is not None and language_code(speech.language) != "en") or speech.task != TASKS[0]:
+            raise InvalidRequestError(
+                "this model transcribes English only: leave language and task out", param="language"
+            )
+        if speech.timestamps and rules.timestamps is None:
+            raise _no_timestamps()
+        if not speech.timestamps and rules.no_timestamps is not None:
+            start.append(rules.no_timestamps)
+        return WholeStart(start)
+
+    def _require_plain(self, speech: Speech) -> None:
+        if speech.language is not None or speech.task != TASKS[0]:
+            raise InvalidRequestError(
+                "this model names no tokens of languages and tasks in its generation configuration: leave language "
+                "and task out",
+                param="language",
+            )
+        if speech.timestamps:
+            raise _no_timestamps()
+        if speech.prompt is not None:
+            raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
+
+    def _before(self, prompt: str | None, rules: SpeechRules) -> list[int]:
+        """Return the tokens of a text before the audio: as in `generate`, the last that fill half of the context."""
+        if prompt is None or not prompt.strip():
+            return []
+        if rules.previous is None:
+            raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
+        ids = self._prompts.encode_text(" " + prompt.strip(), add_special_tokens=False)
+        return [rules.previous, *ids[-(self.target.max_length // 2 - 1) :]]
+
+    def segments(self, tokens: Sequence[int], *, seconds: float | None = None) -> list[Segment]:
+        """Return the parts of a text; arguments as for `Transcribes.segments`.
+
+        Raises:
+            InvalidRequestError: the model has no tokens of timestamps.
+        """
+        if self.rules is None or self.rules.timestamps is None:
+            raise _no_timestamps()
+        step = self.longest / self.target.max_source_length
+        end = self.longest if seconds is None else seconds
+        ids = list(tokens)
+        while ids and ids[-1] in self.requests.eos_ids:
+            ids.pop()
+        return [
+            Segment(
+                span.start * step,
+                max(end, span.start * step) if span.end is None else span.end * step,
+                self.text(ids[span.first : span.last]),
+                span.first,
+                span.last,
+            )
+            for span in spans_of(ids, self.rules.timestamps.first)
+        ]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens without timestamps; empty if the model has no tokenizer."""
+        rules, tokenizer = self.rules, self._prompts.tokenizer
+        if tokenizer is None:
+            return ""
+        first = None if rules is None or rules.timestamps is None else rules.timestamps.first
+        return tokenizer.decode([token for token in tokens if first is None or token < first], True)
+
+
+def _named(language: str, languages: Mapping[str, int]) -> int:
+    found = languages.get(language_code(language))
+    if found is None:
+        raise InvalidRequestError(
+            f"unknown language {language!r}: {suggestion(language, list(languages))}", param="language"
+        )
+    return found
+
+
+def _no_timestamps() -> InvalidRequestError:
+    return InvalidRequestError(
+        "this model writes no timestamps: its generation configuration has no no_timestamps_token_id; leave them out",
+        param="timestamps",
+    )

@@ -1,0 +1,193 @@
+"""Transcriptions and translations with OpenAI's client: equal to the library, formats, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.serve.audio import sound
+from draftree.serve.pool import ServedModel
+from serving import NAME, Running, running_server, settings
+from whispers import samples, saved, token, wav
+
+GREEDY = SamplingParams(temperature=0, max_tokens=None)
+SECONDS = 0.8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Running]:
+    served = ServedModel(NAME, AsyncLLM(folder, "suffix", dtype="float32"))
+    with running_server([served], settings_given=settings(max_prompt_tokens=100)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def library(folder: Path) -> LLM:
+    return LLM(folder, dtype="float32")
+
+
+@pytest.fixture
+def client(running: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+
+
+def sent() -> tuple[str, bytes]:
+    return ("speech.wav", wav(samples(SECONDS)))
+
+
+def heard(library: LLM, **given: Any) -> Any:
+    values, _ = sound._read_wav(sent()[1])
+    (done,) = library.transcribe(values[:, 0], GREEDY, **given)
+    return done
+
+
+@pytest.mark.parametrize("language", ["de", "German", None])
+def test_the_text_equals_the_library(client: openai.OpenAI, library: LLM, language: str | None) -> None:
+    given = {} if language is None else {"language": language}
+    found = client.audio.transcriptions.create(model=NAME, file=sent(), **given)  # type: ignore[call-overload]
+    done = heard(library, language=language)
+    assert found.text == library.transcriber.text(done.token_ids) != ""
+    assert found.usage.seconds == SECONDS
+
+
+def test_translations_and_prompts_equal_the_library(client: openai.OpenAI, library: LLM) -> None:
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # of the client
+        found = client.audio.translations.create(model=NAME, file=sent(), prompt="a fox", temperature=0)
+    done = heard(library, task="translate", prompt="a fox")
+    assert found.text == library.transcriber.text(done.token_ids)
+    assert found.text != library.transcriber.text(heard(library, task="translate").token_ids)
+
+
+def test_text_is_plain(client: openai.OpenAI, library: LLM) -> None:
+    found = client.audio.transcriptions.create(model=NAME, file=sent(), language="de", response_format="text")
+    assert str(found) == library.transcriber.text(heard(library, language="de").token_ids) + "\n"
+
+
+def test_verbose_json_has_the_segments(client: openai.OpenAI, library: LLM) -> None:
+    found = client.audio.transcriptions.create(
+        model=NAME, file=sent(), language="de", response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    done = heard(library, language="de", timestamps=True)
+    wanted = library.segments(done, seconds=SECONDS)
+    assert found.language == "german"
+    assert found.duration == SECONDS
+    assert found.segments is not None
+    assert len(wanted) > 0
+    assert [(one.start, one.end, one.text) for one in found.segments] == [
+        (round(one.start, 3), round(one.end, 3), one.text) for one in wanted
+    ]
+    assert [one.tokens for one in found.segments] == [list(done.token_ids[one.first : one.last]) for one in wanted]
+    assert all(one.avg_logprob < 0 and 0 <= one.no_speech_prob <= 1 for one in found.segments)
+    assert token("notimestamps") + 1 <= done.token_ids[0]
+
+
+def test_subtitles_have_the_times_of_the_segments(client: openai.OpenAI, library: LLM) -> None:
+    wanted = library.segments(heard(library, language="de", timestamps=True), seconds=SECONDS)
+    for kind, point in (("srt", ","), ("vtt", ".")):
+        found = str(client.audio.transcriptions.create(model=NAME, file=sent(), language="de", response_format=kind))  # type: ignore[call-overload]
+        lines = [line for line in found.splitlines() if "-->" in line]
+        assert lines == [
+            f"00:00:{f'{one.start:06.3f}'.replace('.', point)} --> 00:00:{f'{one.end:06.3f}'.replace('.', point)}"
+            for one in wanted
+        ]
+        assert found.startswith("1\n" if kind == "srt" else "WEBVTT\n\n")
+
+
+def test_sampled_texts_repeat_with_a_seed(running: Running) -> None:
+    def text(seed: int) -> str:
+        data = {"temperature": "1", "seed": str(seed), "language": "en"}
+        answer = httpx.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
+        return str(answer.raise_for_status().json()["text"])
+
+    assert text(3) == text(3)
+    assert len({text(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        ({"language": "xx"}, "language"),
+        ({"response_format": "xml"}, "response_format"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": "1.5"}, "temperature"),
+        ({"stream": "true"}, "stream"),
+        ({"include[]": "logprobs"}, "include[]"),
+        ({"timestamp_granularities[]": "segment"}, "timestamp_granularities[]"),
+        ({"timestamp_granularities[]": "word", "response_format": "verbose_json"}, "timestamp_granularities[]"),
+        ({"langauge": "de"}, "langauge"),
+        ({"model": "nothing"}, "model"),
+        ({"draft": "nothing"}, "draft"),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_refused(running: Running, data: dict[str, str], param: str) -> None:
+    answer = httpx.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
+    assert answer.status_code in (400, 404), answer.text
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is empty"),
+        (b"fLaC and more", "soundfile"),
+        (b"RIFF\0\0\0\0WAVE", "damaged WAV"),
+        (wav(samples(0.5))[:60] + b"", "seconds|samples"),
+        (wav(samples(1.5)), "cut it into parts"),
+        (wav(samples(0.0)), "no samples"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused(
+    running: Running, data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sound, "_soundfile", lambda: None)
+    answer = httpx.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.flac", data)})
+    if reason == "seconds|samples":  # a cut file has the samples before the cut
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 400, answer.text
+    assert reason in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "file"
+
+
+def test_other_formats_are_read_by_soundfile(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        @staticmethod
+        def read(file: io.BytesIO, *, dtype: str, always_2d: bool) -> Any:
+            assert (file.read(), dtype, always_2d) == (b"OggS", "float32", True)
+            return samples(SECONDS)[:, None], 16000
+
+    monkeypatch.setattr(sound, "_soundfile", lambda: Reader)
+    found = httpx.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.ogg", b"OggS")})
+    assert found.status_code == 200, found.text
+
+
+def test_bodies_that_are_no_forms_are_refused(running: Running) -> None:
+    url, kind = f"{running.url}/v1/audio/transcriptions", {"content-type": "multipart/form-data; boundary=b"}
+    for given in (
+        {"json": {"file": "a"}},
+        {"content": b"--b\r\nContent-Disposition: form-data; name=file\r\n\r\nab", "headers": kind},
+        {"content": b"--b\r\nnothing\r\n\r\nab\r\n--b--\r\n", "headers": kind},
+        {"data": {"model": NAME}, "files": {"other": b"a"}},
+        {"data": {"model": NAME, "language": "de"}},
+    ):
+        answer = httpx.post(url, **given)  # type: ignore[arg-type]
+        assert answer.status_code == 400, answer.text
+
+
+def test_models_of_text_are_refused() -> None:
+    with running_server() as other:
+        answer = httpx.post(f"{other.url}/v1/audio/transcriptions", files={"file": sent()})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "model"

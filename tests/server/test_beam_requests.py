@@ -1,0 +1,277 @@
+"""Beam searches through the official client: texts, scores, usage, refusals, limits, other clients, metrics."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import BeamResult, BeamSearchParams
+from serving import NAME, Running, running_server, send, settings, slow_rounds, tiny_llm
+
+CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
+MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
+PROMPT = "The quick brown fox"
+BEAMS = {"use_beam_search": True}
+
+
+def vllm(**given: Any) -> BeamSearchParams:
+    return BeamSearchParams.preset("vllm", **given)
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    return tiny_llm()
+
+
+def test_texts_are_those_of_the_library(client: openai.OpenAI, library: Any) -> None:
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=4, max_tokens=12, extra_body=BEAMS)
+    (expected,) = library.beam_search(PROMPT, vllm(beam_width=4, max_new_tokens=12))
+    assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    scores = [choice.model_extra["score"] for choice in answer.choices]  # type: ignore[index]
+    assert scores == pytest.approx([found.score for found in expected.hypotheses])
+    assert scores == sorted(scores, reverse=True)
+    assert [choice.finish_reason for choice in answer.choices] == [f.finish_reason for f in expected.hypotheses]
+
+
+def test_best_of_is_the_width(client: openai.OpenAI, library: Any) -> None:
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=2, best_of=6, max_tokens=10, extra_body=BEAMS)
+    (expected,) = library.beam_search(PROMPT, vllm(beam_width=6, num_return_sequences=2, max_new_tokens=10))
+    assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
+    assert len(answer.choices) == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"length_penalty": 0.0},
+        {"length_penalty": 2.0, "early_stopping": True},
+        {"early_stopping": False},
+        {"early_stopping": "never"},
+        {"ignore_eos": True},
+        {"no_repeat_ngram_size": 2},
+        {"min_tokens": 9},
+        {"stop_token_ids": [5, 6, 7, 8, 9]},
+    ],
+    ids=json.dumps,
+)
+def test_fields_have_the_meaning_of_the_parameters(client: openai.OpenAI, library: Any, fields: dict[str, Any]) -> None:
+    given = {"min_new_tokens" if name == "min_tokens" else name: value for name, value in fields.items()}
+    (expected,) = library.beam_search(PROMPT, vllm(beam_width=3, max_new_tokens=14, **given))
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=3, max_tokens=14, extra_body={**BEAMS, **fields})
+    assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
+
+
+def test_temperature_0_is_the_models_own_distribution(client: openai.OpenAI) -> None:
+    found = [
+        client.completions.create(model=NAME, prompt=PROMPT, n=3, temperature=heat, extra_body=BEAMS).choices
+        for heat in (0, 1, 0.4)
+    ]
+    assert [choice.text for choice in found[0]] == [choice.text for choice in found[1]]
+    assert found[0][0].model_extra != found[2][0].model_extra
+
+
+def test_a_stop_string_ends_texts(client: openai.OpenAI, library: Any) -> None:
+    (plain,) = library.beam_search(PROMPT, vllm(beam_width=3, max_new_tokens=20))
+    stop = plain.text[4:6]
+    for keeps in (False, True):
+        fields = {**BEAMS, "include_stop_str_in_output": keeps}
+        answer = client.completions.create(model=NAME, prompt=PROMPT, n=3, max_tokens=20, stop=stop, extra_body=fields)
+        ended = [choice for choice in answer.choices if choice.model_extra["stop_reason"] == stop]  # type: ignore[index]
+        assert ended
+        for choice in ended:
+            assert choice.finish_reason == "stop"
+            assert choice.text.endswith(stop) if keeps else stop not in choice.text
+
+
+def test_a_chat_is_answered(client: openai.OpenAI, library: Any) -> None:
+    answer = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, n=3, max_completion_tokens=8, logprobs=True, extra_body=BEAMS
+    )
+    (expected,) = library.beam_search(MESSAGES, vllm(beam_width=3, max_new_tokens=8))
+    for choice, found in zip(answer.choices, expected.hypotheses, strict=True):
+        assert choice.message.content == found.text
+        assert choice.logprobs is not None
+        assert [entry.logprob for entry in choice.logprobs.content or []] == pytest.approx(list(found.token_logprobs))
+
+
+def test_a_chat_without_a_limit_is_limited_by_the_server(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "n": 16, "use_beam_search": True, "ignore_eos": True}
+    found = http.post(CHAT, json=body).json()
+    assert found["usage"]["completion_tokens"] == 16 * (4096 // 16)
+
+
+def test_usage_counts_the_returned_texts(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=NAME, prompt=PROMPT, n=2, best_of=4, max_tokens=9, extra_body={**BEAMS, "return_token_ids": True}
+    )
+    ids = [choice.model_extra["token_ids"] for choice in answer.choices]  # type: ignore[index]
+    prompt = answer.choices[0].model_extra["prompt_token_ids"]  # type: ignore[index]
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == sum(map(len, ids))
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.usage.total_tokens == len(prompt) + sum(map(len, ids))
+
+
+def test_several_prompts_and_echo(client: openai.OpenAI, library: Any) -> None:
+    prompts = [PROMPT, "one two"]
+    answer = client.completions.create(
+        model=NAME, prompt=prompts, n=2, max_tokens=6, logprobs=None, echo=True, extra_body=BEAMS
+    )
+    expected: list[BeamResult] = library.beam_search(prompts, vllm(beam_width=2, max_new_tokens=6))
+    texts = [prompt + (f.text or "") for prompt, r in zip(prompts, expected, strict=True) for f in r.hypotheses]
+    assert [choice.text for choice in answer.choices] == texts
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+
+
+def test_log_probabilities_of_the_chosen_tokens(client: openai.OpenAI, library: Any) -> None:
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=2, max_tokens=6, logprobs=0, extra_body=BEAMS)
+    (expected,) = library.beam_search(PROMPT, vllm(beam_width=2, max_new_tokens=6))
+    for choice, found in zip(answer.choices, expected.hypotheses, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(list(found.token_logprobs))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stream": True},
+        {"top_p": 0.5},
+        {"top_k": 5},
+        {"min_p": 0.1},
+        {"presence_penalty": 0.5},
+        {"frequency_penalty": 0.5},
+        {"repetition_penalty": 1.5},
+        {"logit_bias": {"5": 3}},
+        {"allowed_token_ids": [3]},
+        {"bad_words": ["fox"]},
+        {"prompt_logprobs": 1},
+        {"skip_special_tokens": False},
+        {"draft": "ngram"},
+        {"prediction": {"type": "content", "content": "hello"}},
+        {"draftree": {"rounds": True}},
+        {"response_format": {"type": "json_object"}},
+        {"guided_regex": "a+"},
+        {"n": 5, "best_of": 2},
+        {"n": 17},
+        {"max_tokens": 5000},
+        {"n": 16, "max_tokens": 300},
+        {"length_penalty": 1000},
+        {"early_stopping": "fcfs"},
+        {"min_tokens": 50, "max_tokens": 5},
+    ],
+    ids=json.dumps,
+)
+@pytest.mark.parametrize("url", [CHAT, PLAIN])
+def test_a_field_that_cannot_hold_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
+    prompt = {"messages": MESSAGES} if url == CHAT else {"prompt": PROMPT}
+    answer = http.post(url, json={"model": NAME, **prompt, **BEAMS, **field})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in field
+
+
+@pytest.mark.parametrize(
+    ("url", "field"),
+    [
+        (PLAIN, {"logprobs": 2}),
+        (PLAIN, {"logprobs": 0, "echo": True}),
+        (CHAT, {"logprobs": True, "top_logprobs": 2}),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (CHAT, {"tool_choice": "required"}),
+    ],
+    ids=json.dumps,
+)
+def test_a_field_of_one_endpoint_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
+    prompt = {"messages": MESSAGES} if url == CHAT else {"prompt": PROMPT}
+    answer = http.post(url, json={"model": NAME, **prompt, **BEAMS, **field})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in field
+
+
+def test_fields_that_ask_for_nothing_pass(http: httpx.Client) -> None:
+    neutral: dict[str, Any] = {
+        "stream": False, "top_p": 1, "top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "repetition_penalty": 1, "logit_bias": {}, "bad_words": [], "skip_special_tokens": True, "draft": "none",
+        "draftree": {}, "response_format": {"type": "text"}, "seed": 7, "user": "u", "priority": 3,
+    }  # fmt: skip
+    body = {"model": NAME, "prompt": PROMPT, "n": 2, **BEAMS}
+    plain, found = http.post(PLAIN, json=body).json(), http.post(PLAIN, json={**body, **neutral}).json()
+    assert found["choices"] == plain["choices"]
+
+
+def test_a_text_beyond_the_context_is_refused(http: httpx.Client) -> None:
+    body = {"model": NAME, "prompt": [5] * 500, "max_tokens": 13, **BEAMS}
+    error = http.post(PLAIN, json=body).json()["error"]
+    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert "set max_tokens to 12" in error["message"]
+    cut = http.post(PLAIN, json={**body, "truncate_prompt_tokens": 4, "return_token_ids": True}).json()
+    assert cut["choices"][0]["prompt_token_ids"] == [5] * 4
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Running]:
+    given = settings(max_beam_tokens=4000)
+    with running_server(settings_given=given) as running, slow_rounds(running.llm, seconds=0.005):
+        yield running
+
+
+def test_a_client_that_leaves_ends_its_search(slow: Running) -> None:
+    body = {"model": NAME, "prompt": PROMPT, "n": 8, "max_tokens": 480, "ignore_eos": True, **BEAMS}
+    connection = send(slow, PLAIN, body)
+    deadline = time.monotonic() + 30
+    while not slow.llm.beam_counts.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    finished = slow.llm.beam_counts.finished
+    connection.close()
+    while slow.llm.beam_counts.running:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert slow.llm.beam_counts.finished == finished, "it was not searched to the end"
+    while slow.server.num_active:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_streams_go_on_beside_a_search(slow: Running) -> None:
+    long = {"model": NAME, "prompt": PROMPT, "n": 8, "max_tokens": 400, "ignore_eos": True, **BEAMS}
+    connection = send(slow, PLAIN, long)
+    while not slow.llm.beam_counts.running:
+        time.sleep(0.001)
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+        before = slow.llm.beam_counts.steps
+        chunks = list(
+            client.completions.create(
+                model=NAME, prompt=PROMPT, max_tokens=20, seed=1, stream=True, extra_body={"ignore_eos": True}
+            )
+        )
+        steps = slow.llm.beam_counts.steps - before
+    assert chunks
+    assert slow.llm.beam_counts.running, "the stream has ended before the search"
+    assert steps <= 2 * 20 + 10
+    connection.close()
+
+
+def test_a_server_may_refuse_searches() -> None:
+    with running_server(settings_given=settings(max_beam_tokens=0)) as running:
+        answer = httpx.post(f"{running.url}{PLAIN}", json={"model": NAME, "prompt": PROMPT, **BEAMS})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "use_beam_search"
+
+
+def test_metrics_count_searches(http: httpx.Client, client: openai.OpenAI) -> None:
+    def value(name: str) -> float:
+        lines = http.get("/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith(name + "{")).rsplit(" ", 1)[1])
+
+    finished, steps = value("draftree_beam_searches_total"), value("draftree_beam_steps_total")
+    client.completions.create(model=NAME, prompt=PROMPT, n=2, max_tokens=5, extra_body={**BEAMS, "ignore_eos": True})
+    assert value("draftree_beam_searches_total") == finished + 1
+    assert value("draftree_beam_steps_total") == steps + 5
+    assert value("draftree_beam_searches_running") == 0
