@@ -44,7 +44,7 @@ def beam_drafter(
     try:
         found = [_one(part.strip(), target, tokenizer, load) for part in draft.split("+")]
     except ConfigurationError as error:
-        raise InvalidRequestError(f"draft '{draft}': {error}", param="draft") from error
+        raise InvalidRequestError(f"draft: {error}", param="draft") from error
     if sum(isinstance(one, ModelBeams) for one in found) > 1:
         raise InvalidRequestError(f"draft '{draft}' names two models: name one", param="draft")
     return found[0] if len(found) == 1 else SeveralDrafters(found)
