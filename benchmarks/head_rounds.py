@@ -38,7 +38,7 @@ class Method:
     name: str
     llm: LLM
     rounds: list[RoundRecord]
-    texts: list[list[int]] = field(default_factory=list)
+    texts: list[tuple[int, ...]] = field(default_factory=list)
 
     @contextmanager
     def ready(self) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Method:
         with mock.patch.object(NativePasses, "grows_chains", False):
             yield
 
-    def result(self, wanted: list[list[int]]) -> dict[str, object]:
+    def result(self, wanted: list[tuple[int, ...]]) -> dict[str, object]:
         """Return the line of the results."""
         drafted = [one for one in self.rounds if one.num_prompt_rows == 0]
         seconds = sum(one.total_seconds for one in drafted)
@@ -84,7 +84,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
+    assert loaded.folder is not None, "a model of the catalogue or of a folder"
     tokenizer = Tokenizer.load(loaded.folder)
+    assert tokenizer is not None, "chats need a tokenizer"
     tasks = read_workload(given.prompts).tasks
     chosen = tasks[:: max(1, len(tasks) // given.limit)][: given.limit]
     prompts = [encode(task, tokenizer)[0][:512] for task in chosen]

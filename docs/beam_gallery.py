@@ -38,7 +38,7 @@ def pictures(llm: LLM) -> list[Picture]:
         Picture("beam-end", f"Beam search, {WIDTH} beams, at the end", {}),
         Picture("beam-groups", f"Diverse groups: 2 groups of {WIDTH // 2} beams", groups),
         Picture("beam-sampling", f"Independent sampling, {WIDTH} texts, the 2 best returned", sampled),
-        Picture("beam-phrases", "Every text contains 'dog'", {"force_words_ids": [dog]}),
+        Picture("beam-phrases", "Every text contains 'dog'", {"force_words_ids": [dog]}, tokens=12),
     ]
 
 

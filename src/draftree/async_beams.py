@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import final
+from typing import Unpack, final
 
 from draftree.arguments import Messages, Prompt
 from draftree.async_prompts import AsyncPromptEncoder
@@ -23,6 +23,7 @@ from draftree.engine.engine import Engine
 from draftree.engine.serving.background import Background
 from draftree.engine.serving.driver import Driver
 from draftree.models.base import LanguageModel
+from draftree.prompts import DecoderOptions
 from draftree.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -168,8 +169,7 @@ class AsyncBeamSearching:
         self,
         prompt: Prompt | Messages,
         params: BeamSearchParams | None = None,
-        *,
-        decoder_prompt: Prompt | None = None,
+        **decoder: Unpack[DecoderOptions],
     ) -> BeamResult:
         """Search the most likely texts of one prompt, beside all other requests. Cancelling the task ends the search.
 
@@ -179,7 +179,7 @@ class AsyncBeamSearching:
         Args:
             prompt: a text, token ids, or the messages of a conversation.
             params: parameters of the search.
-            decoder_prompt: as for `LLM.beam_search`.
+            **decoder: as for `LLM.beam_search`.
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
@@ -188,8 +188,8 @@ class AsyncBeamSearching:
         """
         if not isinstance(params, BeamSearchParams | None):
             raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
-        ids, given = await self._prompts.encode(prompt), params or BeamSearchParams()
-        start = await self._prompts.encode_start({"decoder_prompt": decoder_prompt})
+        start, given = await self._prompts.encode_start(decoder), params or BeamSearchParams()
+        ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
         opening = beam_opening(self._beams.model, ids, start)
         promise: Future[BeamResult] = Future()
         promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader

@@ -68,8 +68,9 @@ class AsyncPromptEncoder:
         return await self._run(self._encoder.encode_text, text, add_special_tokens=add_special_tokens)
 
     async def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
-        """Return what the decoder continues, as `PromptEncoder.encode_start`."""
-        return await self._run(self._encoder.encode_start, decoder)
+        """Return what a decoder continues, as `PromptEncoder.encode_start`."""
+        found: DecoderPrompt | None = await self._run(self._encoder.encode_start, decoder)
+        return found
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids; bytes that form no character become U+FFFD.

@@ -102,7 +102,7 @@ class BeamSearching:
 
 
 def beam_opening(
-    model: LanguageModel, given: Sequence[int] | FeatureSource, decoder_prompt: DecoderPrompt | None = None
+    model: LanguageModel, given: SourceOrTokens, decoder_prompt: DecoderPrompt | None = None
 ) -> BeamPrompt:
     """Return the prompt of a search.
 

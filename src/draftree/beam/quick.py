@@ -60,8 +60,8 @@ def quick_columns(
     with logits.computing():
         logits = logits.replaced(gathered(rows))
     width = logits.width
-    counts = [min(text.strategy.num_candidates(text.params.beam_width, len(text.ends)), width) for text in texts]
-    top = logits.top([None] * logits.num_rows, max(counts))
+    counts = [text.strategy.num_candidates(text.params.beam_width, len(text.ends)) for text in texts]
+    top = logits.top([None] * logits.num_rows, min(max(counts), width))
     found, is_nan, first = [], [], 0
     for text, own, count in zip(texts, beams, counts, strict=True):
         places = slice(first, first + len(own))

@@ -108,8 +108,26 @@ def candidates_of(
     """
     # elsewhere than on the host, scores and totals would take two reads
     on_host = all(row.logits.device.type == "cpu" for own in flat for beam in own if (row := beam.tips[0].row))
-    if hooks is None and on_host and all(map(is_quick, scored)):
-        return quick_columns(logits, list(scored), flat)
+    beams = dict(zip(scored, flat, strict=True))
+    # decided for each text alone: batch mates change no rounding
+    quick = [text for text in scored if hooks is None and on_host and is_quick(text)]
+    rest = [text for text in scored if text not in quick]
+    found: dict[TextSearch, tuple[list[Columns], bool]] = {}
+
+    def note(texts: Sequence[TextSearch], columns: tuple[list[list[Columns]], list[bool]]) -> None:
+        found.update(zip(texts, zip(*columns, strict=True), strict=True))
+
+    if quick:
+        note(quick, quick_columns(logits, quick, [beams[text] for text in quick]))
+    if rest:
+        note(rest, _whole_rows({text: scored[text] for text in rest}, [beams[text] for text in rest], hooks))
+    return [found[text][0] for text in scored], [found[text][1] for text in scored]
+
+
+def _whole_rows(
+    scored: Mapping[TextSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], hooks: Hooks | None
+) -> tuple[list[list[Columns]], list[bool]]:
+    """Return the candidates from log-probabilities of the whole vocabulary, read at once."""
     logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])
     first, found, is_nan = 0, [], []
     row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN

@@ -168,11 +168,7 @@ def beam(
     trace = BeamTrace()
     start = time.perf_counter()
     (result,) = llm.beam_search(
-        task.messages if task.chat else task.text,
-        params,
-        draft=draft,
-        on_step=trace if svg else None,
-        **decoder,
+        task.messages if task.chat else task.text, params, draft=draft, on_step=trace if svg else None, **decoder
     )
     seconds = time.perf_counter() - start
     if svg is not None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
-from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateDecoderOnlyOutput
+from transformers.generation import GenerateBeamDecoderOnlyOutput
 
 from draftree.assembly import build_parts, choose_methods
-from draftree.completion import CompletionStats, stats_of
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin import beams
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
+from draftree.dropin.encoded import refuse_beside, sources_of
 from draftree.dropin.ngrams import scoped
+from draftree.dropin.outputs import DraftreeEncoderDecoderOutput, DraftreeOutput, output_of
 from draftree.dropin.prompts import openers, read_prompts
 from draftree.dropin.refusals import (
     has_images,
@@ -40,6 +41,7 @@ from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.loading.load import LoadedModel
+from draftree.models.source import EncoderDecoder, HiddenSource
 from draftree.models.torch.context import turning_length
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
@@ -48,17 +50,6 @@ from draftree.text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _SEEDS = 2**63 - 1
-
-
-@dataclass
-class DraftreeOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
-
-    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
-    end of a row. `stats` is None where transformers wrote the text by itself.
-    """
-
-    stats: tuple[CompletionStats, ...] | None = None
 
 
 @torch.no_grad()
@@ -80,13 +71,13 @@ def generate(
     stop_strings: str | list[str] | None = None,
     token_healing: bool = False,
     **model_kwargs: Any,
-) -> Tensor | DraftreeOutput | GenerateBeamDecoderOnlyOutput:
+) -> Tensor | DraftreeOutput | DraftreeEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
     """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
 
     Greedy decoding and beam search (without a drafter) give the same tokens; sampling gives the same distribution
     (`torch.manual_seed` decides the draw). Batches, logits processors, stopping criteria, streamers, scores and
     `num_return_sequences` work as in `generate`. Unsupported settings are refused. After the call the model is
-    unchanged.
+    unchanged. Models with an encoder work too, without beams and without a draft model.
 
     transformers does not pass its arguments `streamer`, `assistant_model`, `tokenizer` and `assistant_tokenizer` to a
     `custom_generate` callable. Bind them with `functools.partial`; do not give them to `model.generate`.
@@ -127,12 +118,17 @@ def generate(
     logits_processor = scoped(logits_processor, ngram_scope, input_ids.shape[1])
     calls = callbacks_of(generation_config, logits_processor, stopping_criteria, streamer)
     max_length = stopping_criteria.max_length or generation_config.max_length
-    if (generation_config.num_beams or 1) > 1:
+    num_beams = generation_config.num_beams or 1
+    if num_beams > 1:
+        if model.config.is_encoder_decoder:
+            refuse_beside(model, Drafting("", None), assistant=None, beams=num_beams)
         beams.refuse_beside_beams(
             generation_config, calls, {"draft": draft, "plan": plan, "assistant_model": assistant_model}
         )
         return beams.search(model, input_ids, generation_config, calls, model_kwargs, max_length=max_length)
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
+    if model.config.is_encoder_decoder:
+        refuse_beside(model, drafting, assistant=assistant_model, beams=1)
     turns = turning_length(model.config.get_text_config())
     if turns is not None and max_length - min(num_pads(input_ids, model_kwargs.get("attention_mask"))) > turns:
         logger.warning(
@@ -144,13 +140,17 @@ def generate(
         _start_stream(streamer, input_ids)
         return _written_plainly(model, input_ids, generation_config, calls, model_kwargs)
     with _both_borrowed(model, assistant_model, assistant_tokenizer) as (target, assistant):
-        refuse_inputs(input_ids, model_kwargs, max_length=max_length, context=target.model.max_length)
-        pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
-        opened = None
-        if has_images(model_kwargs) or (any(pads) and is_padding_counted(model)):
+        opened, sources, limits = None, None, {"max_length": max_length, "context": target.model.max_length}
+        if isinstance(target.model, EncoderDecoder):
+            sources = sources_of(model, input_ids, model_kwargs, **limits)
+            pads = [0] * len(sources)
+        else:
+            refuse_inputs(input_ids, model_kwargs, **limits)
+            pads = num_pads(input_ids, model_kwargs.get("attention_mask"))
+        if (sources is None and has_images(model_kwargs)) or (any(pads) and is_padding_counted(model)):
             opened = read_prompts(target.model, input_ids, model_kwargs, kind=target.name)
         steps = Steps(input_ids, max_length=max_length, pad_id=pad_id_of(generation_config, calls), callbacks=calls)
-        rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size, ngram_scope)
+        rows = _rows(input_ids, pads, max_length, generation_config, target.model.vocab_size, ngram_scope, sources)
         for row, opens in zip(rows, openers(opened, len(rows)), strict=True):
             row.sequence.opens = opens
         parts = _parts(drafting, target, _tokenizer(tokenizer), assistant)
@@ -158,7 +158,11 @@ def generate(
         _write(parts, steps, rows)
     if streamer is not None:
         streamer.end()
-    return _output(steps, rows, calls) if generation_config.return_dict_in_generate else steps.sequences
+    return (
+        output_of(steps, rows, calls, has_encoder=sources is not None)
+        if generation_config.return_dict_in_generate
+        else steps.sequences
+    )
 
 
 def _written_plainly(
@@ -222,7 +226,13 @@ def _tokenizer(given: Any) -> Tokenizer | None:
 
 
 def _rows(
-    input_ids: Tensor, pads: Sequence[int], max_length: int, config: Any, vocab_size: int, ngram_scope: str
+    input_ids: Tensor,
+    pads: Sequence[int],
+    max_length: int,
+    config: Any,
+    vocab_size: int,
+    ngram_scope: str,
+    sources: Sequence[HiddenSource] | None,
 ) -> list[Row]:
     plain = SamplingParams(temperature=0.0)
     seeds = [0] * len(pads)
@@ -241,6 +251,8 @@ def _rows(
             limit=max_length - skipped,
             detokenizer=None,
             draft_controls=draft_controls(config, vocab_size=vocab_size, seed=seed, ngram_scope=ngram_scope),
+            source=None if sources is None else sources[place],
+            source_length=0 if sources is None else int(sources[place].hidden.shape[1]),
         )
         rows.append(Row(place, skipped, sequence, Noise(seed) if config.do_sample else None))
     return rows
@@ -283,12 +295,3 @@ def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:
     for sequence in sequences:
         if sequence.error is not None:
             raise sequence.error
-
-
-def _output(steps: Steps, rows: Sequence[Row], calls: Callbacks) -> DraftreeOutput:
-    return DraftreeOutput(
-        sequences=steps.sequences,  # type: ignore[arg-type]
-        scores=tuple(steps.scores) if calls.keeps_scores else None,  # type: ignore[arg-type]
-        logits=tuple(steps.logits) if calls.keeps_logits else None,  # type: ignore[arg-type]
-        stats=tuple(stats_of(row.sequence) for row in rows),
-    )

@@ -18,7 +18,7 @@ from transformers import GenerationMixin
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 
 WITHOUT = "leave custom_generate out for this call"
 
@@ -95,17 +95,12 @@ def refuse_sync(model: Any, *, asked: bool) -> None:
 
 
 def refuse_model(model: Any) -> None:
-    """Raise where the model is of a kind, or in a state, in which its text cannot be the one that generate writes.
+    """Raise where the model is in a state in which its text cannot be the one that generate writes.
 
     Raises:
-        UnsupportedModelError: an encoder-decoder.
         ConfigurationError: a model in training mode.
     """
     kind = type(model).__name__
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(
-            f"{kind} is an encoder-decoder; this drop-in is for causal models only: use draftree.LLM, or {WITHOUT}"
-        )
     if model.training:
         raise ConfigurationError(
             f"{kind} is in training mode, where dropout makes every pass another one: call model.eval() first"

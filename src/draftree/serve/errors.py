@@ -140,7 +140,7 @@ def dotted(place: list[Any]) -> str:
     for part in place:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in UNION_MEMBERS:
+        elif part.removesuffix("[]").isidentifier() and part not in UNION_MEMBERS:
             path += f".{part}" if path else part
     return path
 

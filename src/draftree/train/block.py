@@ -183,9 +183,14 @@ def train_block(
     """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
 
     Raises:
-        ConfigurationError: the inputs do not fit.
+        ConfigurationError: the inputs do not fit, or fewer levels are trained than a block has.
         TrainingError: the training failed.
     """
+    if settings.levels != settings.depth:
+        raise ConfigurationError(
+            f"levels is {settings.levels} and depth is {settings.depth}: a block has all its levels in one pass, so "
+            "set both to its length"
+        )
     prepared = prepare(job)
     head = new_block_head(prepared, settings, options, note)
     data = scaled(prepared, head.config, range(len(head.config.features)))

@@ -9,6 +9,7 @@ Source: SpecInfer, arXiv 2305.09781, which drops whole prompts; weights per toke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError
 from draftree.train.acceptance import condensed, coupled_acceptance
 from draftree.train.batches import Batch
+from draftree.train.finishing import RECIPE, write
 from draftree.train.head import HeadOptions, HeadResult, start, train_head
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.judging import CANDIDATES, judge
@@ -27,7 +29,6 @@ from draftree.train.losses import MOST_TOKENS
 from draftree.train.preparing import Prepared, TrainingJob, prepare
 from draftree.train.run_state import Progress
 from draftree.train.settings import TrainSettings
-from draftree.train.target_rows import TargetRows
 
 __all__ = ["Boosting", "UnionCounts", "train_boosted"]
 
@@ -67,20 +68,19 @@ class MissWeights:
 
     Args:
         earlier: a trainee of each earlier head.
-        rows: the target's distributions on each head's vocabulary.
         boosting: strength and floor.
     """
 
-    def __init__(self, earlier: Sequence[HeadTrainee], rows: Sequence[TargetRows], boosting: Boosting) -> None:
-        self._earlier, self._rows, self._boosting = earlier, rows, boosting
+    def __init__(self, earlier: Sequence[HeadTrainee], boosting: Boosting) -> None:
+        self._earlier, self._boosting = earlier, boosting
 
     @torch.no_grad()
     def __call__(self, batch: Batch, numbers: Sequence[int]) -> Tensor:
         """Return the weights of the chains' first predictions, with mean 1, shape (chains,)."""
         weights = torch.ones(batch.num_chains, device=batch.chains.device)
-        for trainee, rows in zip(self._earlier, self._rows, strict=True):
+        for trainee in self._earlier:
             own = trainee.batch(numbers)
-            teacher = rows.of(own.texts, numbers)
+            teacher = trainee.teacher(own, numbers)
             (states,) = trainee.states_of(own, 1)
             for part in torch.arange(own.num_chains, device=weights.device).split(CHUNK_ROWS):
                 both = teacher.part(part).rows(trainee.head.logits(states[part]))
@@ -160,7 +160,7 @@ def train_boosted(
         note: called with lines about decisions.
 
     Returns:
-        The result, and the facts of `UnionCounts` by temperature of the texts.
+        The result, and the facts of `UnionCounts` by temperature of the texts, which are part of the recipe.
 
     Raises:
         ConfigurationError: the inputs do not fit.
@@ -168,7 +168,9 @@ def train_boosted(
     """
     prepared = prepare(job)
     earlier = [trainee_of(prepared, settings, folder) for folder in boosting.earlier]
-    rows = [TargetRows(prepared.parts, one.vocabulary, settings.temperature) for one in earlier]
+    if prepared.processes.count == 1:
+        for one in earlier:
+            one.keep_rows(prepared.data)
     names = [str(folder) for folder in boosting.earlier]
     facts = {"boosting": {"earlier": names, "strength": boosting.strength, "floor": boosting.floor}}
     result = train_head(
@@ -177,14 +179,17 @@ def train_boosted(
         options,
         report=report,
         note=note,
-        token_weights=MissWeights(earlier, rows, boosting),
+        token_weights=MissWeights(earlier, boosting),
         prepared=prepared,
         kind="Boosted EAGLE-3 head",
         facts=facts,
     )
     if prepared.processes.index:
         return result, {}
-    return result, union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
+    union = union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
+    path = job.output / RECIPE
+    write(path, json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"union": union}, indent=1) + "\n")
+    return result, union
 
 
 def trainee_of(prepared: Prepared, settings: TrainSettings, folder: Path) -> HeadTrainee:

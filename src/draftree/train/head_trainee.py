@@ -25,6 +25,7 @@ from draftree.train.judging import JudgedStep, StepLogits
 from draftree.train.losses import Loss
 from draftree.train.settings import TrainSettings
 from draftree.train.target_rows import TargetRows
+from draftree.train.teacher import Teacher
 from draftree.train.unroll import StepTotals, backward, unroll
 
 __all__ = ["HeadTrainee", "TextTrainee", "Texts", "TokenWeights"]
@@ -160,9 +161,7 @@ class TextTrainee(ABC):
             return []
         numbers = [self._seen[text] for text in texts]
         batch = self.batch(numbers)
-        with torch.no_grad():
-            teacher = self._rows.of(batch.texts, numbers)
-            self._write_rows()
+        teacher = self.teacher(batch, numbers)
         weights = None if self._token_weights is None else self._token_weights(batch, numbers)
         return backward(
             self.states_of(batch, levels),
@@ -174,6 +173,13 @@ class TextTrainee(ABC):
             total=total,
             token_weights=weights,
         )
+
+    @torch.no_grad()
+    def teacher(self, batch: Batch, numbers: Sequence[int]) -> Teacher:
+        """Return the target's distributions after the start of each chain of a batch, given its texts' numbers."""
+        found = self._rows.of(batch.texts, numbers)
+        self._write_rows()
+        return found
 
     @abstractmethod
     def states_of(self, batch: Batch, levels: int) -> Iterator[Tensor]:

@@ -82,16 +82,6 @@ def test_embeddings_in_the_place_of_tokens_are_refused() -> None:
         ours(model_of(), {"inputs_embeds": embedded}, draft="ngram")
 
 
-def test_an_encoder_decoder_is_refused() -> None:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(
-        vocab_size=96, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0, eos_token_id=1
-    )
-    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
-        ours(T5ForConditionalGeneration(config).eval(), padded(5), draft="ngram")
-
-
 def test_a_family_without_truncation_is_refused_and_unchanged() -> None:
     model = fresh("mamba")
     with pytest.raises(UnsupportedModelError, match="state"):

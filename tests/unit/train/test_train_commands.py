@@ -10,10 +10,14 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
+from draftree.core.errors import ConfigurationError
 from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
+from draftree.train.block import BlockOptions, train_block
 from draftree.train.data.reading import TrainingData
+from draftree.train.preparing import TrainingJob
 from draftree.train.run_state import read_log
+from draftree.train.settings import Limits, TrainSettings
 from families import fresh
 from train_folders import learnable_model, write_data
 
@@ -174,6 +178,32 @@ def test_bad_options_are_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_block_head_is_trained_at_all_levels_of_its_block(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "block"
+    options = [*OPTIONS, "--layers", "1", "--markov-rank", "8", "--patience", "0"]
+    command = ["train", "block", str(model), "--data", str(data), "--output", str(output)]
+    assert run([*command, *options]) == 0
+    updates = [line for line in read_log(output / "training" / "log.jsonl") if line["kind"] == "update"]
+    assert {len(line["levels"]) for line in updates} == {DEPTH}
+    facts = json.loads((output / "recipe.json").read_text())
+    assert facts["settings"]["levels"] == facts["head"]["config"]["block_size"] == DEPTH
+    stats = lengths_of_unseen(model, data, f"head:{output}", temperature=0.0)
+    accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
+    assert accepted > 0.2
+    assert accepted == pytest.approx(facts["unseen"]["0"]["rounds"]["all"]["conditional"][0], abs=0.06)
+    capsys.readouterr()
+    assert run([*command, "--levels", "2"]) == 2
+    assert "no such option: --levels" in capsys.readouterr().err
+
+
+def test_a_block_is_not_trained_at_fewer_levels(model: Path, data: Path, tmp_path: Path) -> None:
+    job = TrainingJob(model=str(model), data=(data,), output=tmp_path / "block")
+    with pytest.raises(ConfigurationError, match="levels is 2 and depth is 3: a block has all its levels"):
+        train_block(job, TrainSettings(Limits(steps=1), levels=2, depth=3), BlockOptions())
+
+
 def test_a_distilled_model_drafts_accepted_tokens(model: Path, data: Path, tmp_path: Path) -> None:
     output = tmp_path / "student"
     arguments = ["--hidden", "32", "--layers", "1", "--heads", "2", "--steps", "150", "--learning-rate", "1e-2"]
@@ -220,7 +250,10 @@ def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(
     command = ["train", "boost", str(model), "--data", str(data), "--output", str(output), "--earlier", str(head)]
     assert run([*command, *OPTIONS]) == 0
     text = capsys.readouterr().out
+    facts = json.loads((output / "recipe.json").read_text())
+    assert facts["boosting"]["earlier"] == [str(head)]
     for temperature in ("0", "0.8"):
+        union = facts["union"][temperature]
         (line,) = [one for one in text.splitlines() if one.startswith(f"temperature {temperature}, tokens per round")]
         values = {
             name.rsplit(" ", 1)[0].strip(): float(name.rsplit(" ", 1)[1])
@@ -228,4 +261,5 @@ def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(
         }
         assert values["best of 2 heads"] >= max(values["first head"], values["last head"])
         assert values["first head best 2"] >= values["first head"]
-    assert json.loads((output / "recipe.json").read_text())["boosting"]["earlier"] == [str(head)]
+        lengths = {name.replace("head, best", "head best"): row["acceptance_length"] for name, row in union.items()}
+        assert lengths == pytest.approx(values, abs=6e-4)

@@ -112,6 +112,9 @@ def test_distributions_of_a_part_are_completed_by_a_run_on_all_texts(
     monkeypatch.setattr("draftree.train.target_rows.TargetRows._distributions", refuse)
     assert train(model, data, tmp_path / "again", *start) == 0
     assert weights(tmp_path / "again") == weights(tmp_path / "all")
+    # boosting reads those of the earlier head as well
+    boosted = ["--data", str(data), "--output", str(tmp_path / "boosted"), "--earlier", str(tmp_path / "all"), *start]
+    assert run(["train", "boost", str(model), *boosted, "--unseen-share", str(SHARE), "--dtype", "float32"]) == 0
 
 
 def kept(path: Path) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["block"]
 
+OF_UNROLLS = {"levels": 1, "levels_from": 0.0}
+"""Options of multi-step training: a block has all its levels in one pass, and all are trained."""
 OF_EAGLE = {"start": None, "features": None, "fc_norm": False, "norm_output": False}
 
 
-@takes("run", run_of)
+@takes("run", run_of, fixed=OF_UNROLLS)
 @takes("chosen", head_of, fixed=OF_EAGLE, layers=2)
 def block(
     *,
@@ -37,6 +40,7 @@ def block(
     from draftree.train.block import BlockOptions, train_block
 
     options = BlockOptions(chosen, markov_rank)
-    result = train(run, lambda: train_block(run.job, run.settings, options, report=Lines(), note=note))
+    settings = dataclasses.replace(run.settings, levels=run.settings.depth)
+    result = train(run, lambda: train_block(run.job, settings, options, report=Lines(), note=note))
     say_trained(result)
     say_use(run, result.folder, f"head:{result.folder}")

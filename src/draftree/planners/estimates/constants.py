@@ -114,6 +114,9 @@ class AutoConstants:
     """Weight in drafts of acceptance that was measured before."""
     first_drafts: int = 3
     """Drafts of a drafter whose acceptance was measured before until their cost is judged."""
+    unsure_share: float = 0.5
+    """Acceptance of a level after a token of low survival, relative to that of the level: unlikely tokens follow each
+    other."""
     most_survival: float = 0.9
     """Survival of a node from which a calibrated drafter goes deeper in any case."""
     further_rate: float = 0.6

@@ -153,7 +153,7 @@ class PartPlan:
         level = self.costs.of(2, otherwise=otherwise) - self.costs.of(1, otherwise=otherwise)
         rate = own.rates[1] if len(own.rates) > 1 else AUTO.further_rate
         cost = level / batch + _at(curve, batch + 1) - curve[batch]
-        return min(AUTO.most_survival, speed * cost / max(0.1, rate * min(1.0, own.hit_ratio)))
+        return min(AUTO.most_survival, speed * cost / max(0.05, AUTO.unsure_share * rate * min(1.0, own.hit_ratio)))
 
     def shares(self, gains: Sequence[Sequence[float]], speed: float) -> list[int]:
         """The depth for each sequence: half of a draft's cost is common, and each must regain its part of the rest."""

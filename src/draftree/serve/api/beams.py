@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -13,8 +14,10 @@ from draftree.beam.result import BeamResult
 from draftree.beams import beam_opening
 from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import InvalidRequestError
+from draftree.prompts import DecoderOptions
 from draftree.serve.api.common import server_of
 from draftree.serve.beam_params import BeamRequest
+from draftree.serve.errors import invalid
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import RequestRecord
@@ -30,6 +33,7 @@ async def searched(
     asked: BeamRequest,
     priority: int,
     response_id: str,
+    decoder: DecoderOptions,
     encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
 ) -> BeamTexts:
     """Admit a request, search all its prompts, and return the texts; cancelling the task ends the searches.
@@ -43,6 +47,7 @@ async def searched(
         asked: parameters of all prompts.
         priority: lower numbers go first among the requests of the key.
         response_id: id of the response.
+        decoder: options of encoder-decoder models.
         encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
 
     Raises:
@@ -53,14 +58,17 @@ async def searched(
     record.response_id, record.draft = response_id, "none"
     async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
         try:
-            ids = await _encoded(request, model, prompts, asked, encode or model.llm.prompts.encode)
-            lengths = [len(beam_opening(model.llm.llm.model, one).tokens) for one in ids]
+            spoken = decoder.get("source_lang")
+            ids = await _encoded(request, model, prompts, asked, _encoder(model, encode, spoken))
+            rest = DecoderOptions(decoder_prompt=decoder.get("decoder_prompt"), target_lang=decoder.get("target_lang"))
+            start = await model.llm.prompts.encode_start(rest)
+            lengths = [len(beam_opening(model.llm.llm.model, one, start).tokens) for one in ids]
             jobs = [
                 (one, asked.for_prompt(server.settings, length, model.max_context))
                 for one, length in zip(ids, lengths, strict=True)
             ]
             record.prompt_tokens = sum(map(len, ids))
-            results = await _results(model, jobs)
+            results = await _results(model, jobs, rest)
         except InvalidRequestError as error:
             raise named_error(error, asked.names) from error
         if asked.has_logprobs:
@@ -70,6 +78,22 @@ async def searched(
         if server.settings.log_prompts:
             record.prompt, record.texts = list(prompts), [found.text or "" for found in texts.hypotheses]
         return texts
+
+
+def _encoder(
+    model: ServedModel, encode: Callable[[Any], Awaitable[Sequence[int]]] | None, source_lang: str | None
+) -> Callable[[Any], Awaitable[Sequence[int]]]:
+    """Return the function from a prompt to token ids.
+
+    Raises:
+        ApiError: a language with a conversation.
+    """
+    if source_lang is not None and encode is not None:
+        raise invalid(
+            "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",
+            "source_lang",
+        )
+    return encode or partial(model.llm.prompts.encode, source_lang=source_lang)
 
 
 async def _encoded(
@@ -85,9 +109,11 @@ async def _encoded(
     return [model.llm.llm.requests.truncated(one, limited) for one in ids]
 
 
-async def _results(model: ServedModel, jobs: Sequence[tuple[Sequence[int], BeamSearchParams]]) -> list[BeamResult]:
+async def _results(
+    model: ServedModel, jobs: Sequence[tuple[Sequence[int], BeamSearchParams]], decoder: DecoderOptions
+) -> list[BeamResult]:
     """Search all prompts at the same time; if one fails, the others end."""
-    tasks = [asyncio.ensure_future(model.llm.beam_search(list(ids), params)) for ids, params in jobs]
+    tasks = [asyncio.ensure_future(model.llm.beam_search(list(ids), params, **decoder)) for ids, params in jobs]
     try:
         return list(await asyncio.gather(*tasks))
     finally:

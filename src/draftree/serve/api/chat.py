@@ -62,6 +62,7 @@ async def _beams(body: ChatBody, request: Request) -> Response:
         asked=asked,
         priority=body.priority or 0,
         response_id=head.id,
+        decoder=body.decoder,
         encode=_encoder(body, model),
     )
     return JsonResponse(found.chat(body, head))

@@ -76,7 +76,13 @@ async def _beams(body: CompletionBody, request: Request) -> Response:
     asked = completion_request(body, server_of(request).settings)
     head, prompts = Head.of("cmpl", body, model), _prompts(body)
     found = await searched(
-        request, model, prompts=prompts, asked=asked, priority=body.priority or 0, response_id=head.id
+        request,
+        model,
+        prompts=prompts,
+        asked=asked,
+        priority=body.priority or 0,
+        response_id=head.id,
+        decoder=body.decoder,
     )
     echoed: list[str] = []
     if body.echo:

@@ -150,7 +150,7 @@ def plan_cross(sources: Sequence[EncodedSource], counts: Sequence[int], device: 
         return CrossPass([CrossRun(sources[0].layers, None, None, None)])
     groups: dict[int, list[EncodedSource]] = {}
     for source, _ in found.values():
-        groups.setdefault(max(source.length, SHORT).bit_length(), []).append(source)
+        groups.setdefault((max(source.length, SHORT) - 1).bit_length(), []).append(source)
     parts = [part for group in groups.values() for part in _parts(group)]
     return CrossPass([_run(part, [found[id(source)][1] for source in part], first, device) for part in parts])
 
