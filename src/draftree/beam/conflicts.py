@@ -80,6 +80,6 @@ def conflicts(params: BeamSearchParams) -> list[tuple[bool, str, str]]:
         (
             params.sampling == "independent" and params.eos_rule != "top_k",
             "eos_rule",
-            "every beam is sampled by itparams: leave it at 'top_k'",
+            "every beam is sampled by its parameters: leave it at 'top_k'",
         ),
     ]
