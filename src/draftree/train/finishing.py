@@ -16,7 +16,7 @@ from draftree.train.preparing import Prepared
 from draftree.train.run_state import RunState, read_log
 from draftree.train.settings import TrainSettings
 
-__all__ = ["RECIPE", "finish"]
+__all__ = ["CARD", "RECIPE", "card", "earlier_runs", "finish", "write"]
 
 RECIPE, CARD = "recipe.json", "README.md"
 
@@ -86,9 +86,33 @@ def recipe(prepared: Prepared, settings: TrainSettings, state: RunState, evaluat
     }
 
 
+def earlier_runs(start: Path | None) -> dict[str, Any]:
+    """Return the part of a recipe on the runs before, for a drafter that training starts from.
+
+    Args:
+        start: its folder; None for a new drafter.
+
+    Returns:
+        `earlier` with data, settings and size of each run, the first one first; nothing if there is no recipe.
+    """
+    try:
+        found = json.loads((start / RECIPE).read_text(encoding="utf-8")) if start is not None else None
+    except (OSError, ValueError):
+        return {}  # a drafter of others
+    if not isinstance(found, dict) or "run" not in found:
+        return {}
+    own = {name: found[name] for name in ("data", "settings", "run") if name in found}
+    return {"earlier": [*found.get("earlier", ()), own]}
+
+
 def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
     """Return the model card."""
     data, run = facts["data"], facts["run"]
+    earlier = "".join(
+        f"\nAn earlier run: {one['run']['trained_predictions']:,} predictions in {one['run']['updates']:,} updates and "
+        f"{one['run']['minutes']} minutes, on {one['data']['tokens']:,} tokens.\n"
+        for one in facts.get("earlier", ())
+    )
     lines = [
         f"# {kind} for {facts['target']}",
         "",
@@ -97,7 +121,8 @@ def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
         f"    draftree generate {facts['target']} --draft {usage} 'What is a prime number?'",
         "",
         f"Trained on {run['trained_predictions']:,} predictions in {run['updates']:,} updates and "
-        f"{run['minutes']} minutes.",
+        f"{run['minutes']} minutes, on {data['tokens']:,} tokens of data.",
+        *earlier.splitlines(),
         "",
         "## Acceptance on unseen texts",
         "",

@@ -18,7 +18,7 @@ from draftree.heads.folders import read_head, write_head
 from draftree.train.batches import Batch
 from draftree.train.confidence import ConfidenceFit
 from draftree.train.evaluate import Evaluation
-from draftree.train.finishing import finish
+from draftree.train.finishing import earlier_runs, finish
 from draftree.train.fresh_head import HeadShape, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee, TokenWeights
 from draftree.train.loop import TrainingRun
@@ -112,7 +112,9 @@ def train_head(
     note(f"{run.num_weights:,} trained weights, {len(trainee.lengths):,} texts, {str(prepared.dtype)[6:]}")
     state = run.run()
     return (
-        _finished(prepared, settings, trainee, data.sizes, state, kind, facts or {})
+        _finished(
+            prepared, settings, trainee, data.sizes, state, kind, {**(facts or {}), **earlier_runs(options.start)}
+        )
         if prepared.processes.index == 0
         else (HeadResult(job.output, Evaluation(), ()))
     )

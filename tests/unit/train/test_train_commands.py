@@ -137,6 +137,10 @@ def test_training_continues_from_a_head(model: Path, data: Path, head: Path, tmp
     assert run(["train", "head", str(model), *arguments]) == 0
     first = read_log(head / "training" / "log.jsonl")[0]["levels"][0]["loss"]
     assert read_log(output / "training" / "log.jsonl")[0]["levels"][0]["loss"] < first
+    before, after = (json.loads((folder / "recipe.json").read_text()) for folder in (head, output))
+    assert "earlier" not in before
+    assert after["earlier"] == [{name: before[name] for name in ("data", "settings", "run")}]
+    assert f"An earlier run: {before['run']['trained_predictions']:,} predictions" in (output / "README.md").read_text()
 
 
 def test_training_reads_several_folders(model: Path, data: Path, tmp_path: Path) -> None:
