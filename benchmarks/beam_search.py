@@ -71,7 +71,7 @@ def transformers_search(folder: Path, dtype: torch.dtype) -> Method:
     """Return transformers' beam search."""
     from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
     model.generation_config.eos_token_id = None
     moments: list[float] = []
 

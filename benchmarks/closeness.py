@@ -39,7 +39,7 @@ from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.search import leading
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import require_same
+from draftree.text.vocab import compare_vocabularies
 
 NUM_RANKS = 8
 CHUNK_ROWS = 512
@@ -162,7 +162,10 @@ def prepare(settings: DistributionSettings, *, fetch: Callable[[str], object] = 
     assert target.folder is not None
     assert drafter.folder is not None
     tokenizer, own = tokenizer_of(target), tokenizer_of(drafter)
-    require_same(tokenizer.vocabulary(), own.vocabulary(), "the target", drafter.name)
+    if not compare_vocabularies(tokenizer.vocabulary(), own.vocabulary()).same:
+        raise SystemExit(
+            f"the vocabularies of '{target.name}' and '{drafter.name}' differ: choose models with the same one"
+        )
     room = min(target.model.max_length, drafter.model.max_length) - settings.max_tokens
     prompts, notes = prompts_of(workload, tokenizer, room)
     header = {

@@ -130,6 +130,7 @@ def test_other_families_in_rows_and_trees(family: str) -> None:
     ids, width = torch.tensor([PROMPTS[0]]), 4
     given = {"num_beams": width, "num_return_sequences": width, "max_new_tokens": 20, "eos_token_id": 2}
     model = loaded(family)
+    before = model.num_open
     output = family_peer(family).generate(
         ids, attention_mask=torch.ones_like(ids), pad_token_id=PAD, do_sample=False, **given
     )
@@ -137,4 +138,4 @@ def test_other_families_in_rows_and_trees(family: str) -> None:
     (found,) = BeamSearch(model, end_ids=[2]).run(PROMPTS[:1], [params])
     for row, one in zip(output[:, ids.shape[1] :].tolist(), found.hypotheses, strict=True):
         assert tuple(row[: len(one.tokens)]) == one.tokens
-    assert model.num_open == 0
+    assert model.num_open == before
