@@ -96,8 +96,6 @@ class PackedWeights:
             layers=self.layers,
             head=head,
             **self._projection(pool),
-            weights=self._arena.data_ptr(),
-            weight_bytes=self._used,
         )
 
     def _projection(self, pool: Executor) -> dict[str, Any]:

@@ -65,8 +65,6 @@ class CDecoder(ctypes.Structure):
         ("projection", CLinear),
         ("feature_norm", _pointer),
         ("feature_part", _size),
-        ("weights", _pointer),
-        ("weight_bytes", _size),
     )
 
 

@@ -7,8 +7,7 @@
 #include <string.h>
 #include "rows.h"
 
-int draftree_pass_in_turn(const Decoder *decoder, Pass *pass);
-void draftree_end_turn(const Decoder *decoder);
+int draftree_pass(const Decoder *decoder, Pass *pass);
 int draftree_search(Search *search, int64_t threads);
 
 /* rows of the chains that go on, and what is searched in their logits */
@@ -141,7 +140,7 @@ int draftree_chain(const Decoder *decoder, const Pass *first, const Chain *chain
     int failed = 0;
     int64_t count = chain->chains;
     for (int64_t level = 0; count && !failed; level++) {
-        failed = draftree_pass_in_turn(decoder, &pass);
+        failed = draftree_pass(decoder, &pass);
         if (failed) break;
         if (level == 0) keep_states(decoder, &pass, chain);
         failed = search_level(&pass, chain, &rows, count, level, decoder->vocab);
@@ -149,7 +148,6 @@ int draftree_chain(const Decoder *decoder, const Pass *first, const Chain *chain
         point_pass(decoder, &pass, &rows, count);
     }
     free(memory);
-    draftree_end_turn(decoder);
     return failed;
 }
 

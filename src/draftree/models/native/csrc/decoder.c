@@ -203,22 +203,8 @@ static void run_thread(void *argument, int thread) {
 
 static pthread_mutex_t one_pass = PTHREAD_MUTEX_INITIALIZER;
 
-/* Decoders take turns: after a turn of one, idle threads read the weights of the one before it if
- * caches hold them all. */
-enum { MOST_AHEAD = 12 << 20 };
-
-void draftree_end_turn(const Decoder *decoder) {
-    static const void *weights;
-    static int64_t bytes;
-    pthread_mutex_lock(&one_pass);
-    if (weights != NULL && bytes <= MOST_AHEAD) set_ahead(weights, bytes);
-    weights = decoder->weights;
-    bytes = decoder->weight_bytes;
-    pthread_mutex_unlock(&one_pass);
-}
-
-/* a pass in a turn; 0: done; 1: no memory */
-int draftree_pass_in_turn(const Decoder *decoder, Pass *pass) {
+/* 0: done; 1: no memory */
+int draftree_pass(const Decoder *decoder, Pass *pass) {
     pthread_mutex_lock(&one_pass);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
     Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows};
@@ -227,12 +213,6 @@ int draftree_pass_in_turn(const Decoder *decoder, Pass *pass) {
     if (has_place) draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
     pthread_mutex_unlock(&one_pass);
     return !has_place;
-}
-
-int draftree_pass(const Decoder *decoder, Pass *pass) {
-    const int failed = draftree_pass_in_turn(decoder, pass);
-    draftree_end_turn(decoder);
-    return failed;
 }
 
 /* 1 if this build needs no matrix tiles or the system permits them; 0 if it does not. Called once

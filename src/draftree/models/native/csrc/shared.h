@@ -65,8 +65,7 @@ typedef struct {
  *   format      of packed weights; kv_format: of keys, values and the embedding
  *   embedding   [vocab][hidden]; NULL: the rows of the packed head
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
- *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
- *   weights     start of all packed weights, in the order in which passes use them, and their bytes */
+ *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none */
 #define DECODER_FIELDS(FIELD) \
     FIELD(int64_t, hidden) \
     FIELD(int64_t, heads) \
@@ -89,9 +88,7 @@ typedef struct {
     FIELD(Linear, head) \
     FIELD(Linear, projection) \
     FIELD(const float *, feature_norm) \
-    FIELD(int64_t, feature_part) \
-    FIELD(const void *, weights) \
-    FIELD(int64_t, weight_bytes)
+    FIELD(int64_t, feature_part)
 
 typedef struct {
     DECODER_FIELDS(DECLARE)

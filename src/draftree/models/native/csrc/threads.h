@@ -39,28 +39,6 @@ INLINE void spin_once(void) {
 #endif
 }
 
-/* Memory that idle threads read into the caches, from `next` to `end`. It is only prefetched, so it
- * may be gone by then. */
-static struct {
-    atomic_uintptr_t next, end;
-} ahead;
-
-enum { AHEAD_AT_ONCE = 2048 };
-
-static void set_ahead(const void *from, int64_t bytes) {
-    atomic_store(&ahead.end, 0);
-    atomic_store(&ahead.next, (uintptr_t)from);
-    atomic_store(&ahead.end, (uintptr_t)from + (uintptr_t)bytes);
-}
-
-static void read_ahead(void) {
-    if (atomic_load_explicit(&ahead.next, memory_order_relaxed) >=
-        atomic_load_explicit(&ahead.end, memory_order_relaxed))
-        return;
-    const char *from = (const char *)atomic_fetch_add(&ahead.next, AHEAD_AT_ONCE);
-    for (int at = 0; at < AHEAD_AT_ONCE; at += 64) __builtin_prefetch(from + at, 0, 2);
-}
-
 INLINE void spin_or_yield(long spins) {
     spin_once();
     if (spins > SPINS_BEFORE_YIELD) sched_yield();
@@ -72,7 +50,6 @@ static long next_round(long seen) {
     long round;
     for (long spins = 0; spins < SPINS_BEFORE_SLEEP; spins++) {
         if (is_new_round(round = atomic_load(&pool.round), seen)) return round;
-        read_ahead();
         spin_once();
     }
     pthread_mutex_lock(&pool.lock);
