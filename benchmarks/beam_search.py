@@ -137,7 +137,9 @@ def prompt_of(given: argparse.Namespace, length: int) -> list[int]:
     text = (ROOT_FOLDER / "docs/architecture.md").read_text("utf-8") + (ROOT_FOLDER / "docs/lossless.md").read_text(
         "utf-8"
     )
-    ids: list[int] = AutoTokenizer.from_pretrained(resolve_model(given.model))(text)["input_ids"]
+    ids: list[int] = AutoTokenizer.from_pretrained(resolve_model(given.model), trust_remote_code=False)(text)[
+        "input_ids"
+    ]
     if len(ids) < length:
         raise SystemExit(f"error: the text has {len(ids)} tokens: ask for a shorter prompt")
     return ids[:length]

@@ -76,7 +76,9 @@ def test_no_early_end_is_announced_without_patience() -> None:
 def test_a_training_without_a_limit_has_an_hour(tmp_path) -> None:
     def made(**limits: float) -> Limits:
         values = {key: one.default for key, one in inspect.signature(run_of).parameters.items()}
-        return run_of(**values | {"model": "m", "data": [tmp_path], "output": tmp_path / "new"} | limits).settings.limits
+        return run_of(
+            **values | {"model": "m", "data": [tmp_path], "output": tmp_path / "new"} | limits
+        ).settings.limits
 
     assert made() == Limits(None, None, 60.0)
     assert made(steps=5) == Limits(5, None, None)

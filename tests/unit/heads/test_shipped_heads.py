@@ -47,7 +47,7 @@ def trained(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = {
         "target": str(target),
         "fingerprint": loaded.model.fingerprint,
-        "data": {"texts": {"seen": 3, "unseen": 1}, "temperatures": [0.0], "prompts": []},
+        "data": {"texts": {"seen": 3, "unseen": 1}, "tokens": 90, "temperatures": [0.0], "prompts": []},
         "run": {"trained_predictions": 5, "updates": 2, "minutes": 0.1},
         "unseen": {},
     }
