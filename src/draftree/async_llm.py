@@ -36,7 +36,7 @@ from draftree.llm import LLM
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
-from draftree.spoken import Heard, Speech
+from draftree.spoken import Detection, Speech
 from draftree.submission import Submission
 
 COMPILING_THREADS = 4
@@ -231,7 +231,9 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         require_one_conversation(messages)
         return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
 
-    async def hear(self, audio: Any, speech: Speech, *, always: bool = False) -> tuple[FeatureSource, Heard | None]:
+    async def detect_speech(
+        self, audio: Any, speech: Speech, *, always: bool = False
+    ) -> tuple[FeatureSource, Detection | None]:
         """Return the source of samples or features, for `submit`, and what the model says about it.
 
         Args:
@@ -246,7 +248,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         source = await asyncio.to_thread(work.source, audio)
         if not always and not work.needs_language(speech):
             return source, None
-        return source, await asyncio.wrap_future(self._driver.call(lambda: work.heard(source)))
+        return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

@@ -50,7 +50,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Detection:
     """What a model says about audio before it transcribes it.
 
     Attributes:

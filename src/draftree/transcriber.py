@@ -15,7 +15,7 @@ from draftree.prompts import PromptEncoder
 from draftree.requests import Requests
 from draftree.sampling.decoding_rules import SpeechRules
 from draftree.sampling.timestamps import spans_of
-from draftree.spoken import TASKS, Heard, Segment, Speech, language_code, samples_or_features
+from draftree.spoken import TASKS, Detection, Segment, Speech, language_code, samples_or_features
 
 
 class Transcriber:
@@ -92,10 +92,10 @@ class Transcriber:
         return self._extractor
 
     def needs_language(self, speech: Speech) -> bool:
-        """Return whether the language is to be detected by `heard`."""
+        """Return whether the language is to be detected by `detect`."""
         return speech.language is None and self.rules is not None and bool(self.rules.languages)
 
-    def heard(self, source: FeatureSource) -> Heard:
+    def detect(self, source: FeatureSource) -> Detection:
         """Run a pass over the start token; call it where the engine's passes run."""
         target, rules = self.target, self.rules
         slot = target.open_on(source)
@@ -110,14 +110,14 @@ class Transcriber:
             language = max(rules.languages, key=lambda code: float(logits[rules.languages[code]]))
         if rules is not None and rules.no_timestamps:
             no_speech = float(logits.float().softmax(dim=-1)[rules.no_timestamps - 1])
-        return Heard(language, no_speech)
+        return Detection(language, no_speech)
 
-    def start(self, speech: Speech, heard: Heard | None = None) -> WholeStart | None:
+    def start(self, speech: Speech, detected: Detection | None = None) -> WholeStart | None:
         """Return the decoder's prompt; None if the model has no tokens of languages and tasks.
 
         Args:
             speech: how audio is transcribed.
-            heard: what `heard` found, if `needs_language`.
+            detected: result of `detect`, if `needs_language`.
 
         Raises:
             InvalidRequestError: an unknown language or task, or a setting for which the model has no token.
@@ -134,7 +134,7 @@ class Transcriber:
                 )
             language = speech.language
             if language is None:
-                language = None if heard is None else heard.language
+                language = None if detected is None else detected.language
             assert language is not None, "the language was detected"
             start += [_named(language, rules.languages), rules.tasks[speech.task]]
         elif (speech.language is not None and language_code(speech.language) != "en") or speech.task != TASKS[0]:

@@ -62,7 +62,7 @@ class Transcribes:
         several = isinstance(audio, (list, tuple)) and len(audio) > 0 and np.ndim(audio[0]) > 0
         found = [work.source(item) for item in (audio if several else [audio])]
         starts = [
-            work.start(speech, None if not work.needs_language(speech) else work.heard(source)) for source in found
+            work.start(speech, None if not work.needs_language(speech) else work.detect(source)) for source in found
         ]
         batch = [
             work.requests.sequences(source, given, draft=draft, decoder_prompt=start)

@@ -110,5 +110,5 @@ def test_settings_are_checked() -> None:
 
 def test_replicas_share_no_folder() -> None:
     with pytest.raises(ConfigurationError, match="cannot share a folder"):
-        ReplicaOptions().require_fit(settings(learn="server,folder=/tmp/learned"))
+        ReplicaOptions().require_fit(settings(learn="server,folder=learned"))
     ReplicaOptions().require_fit(settings(learn="server"))

@@ -28,7 +28,7 @@ from draftree.serve.params import checked_params, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.audio import AudioForm, TranscriptionForm, TranslationForm, read_form
 from draftree.serve.sse import respond
-from draftree.spoken import Heard, Segment, Speech, language_code, language_name
+from draftree.spoken import Detection, Segment, Speech, language_code, language_name
 
 NAMES = {"audio": "file", "timestamps": "response_format"}
 FORM: dict[str, Any] = {
@@ -69,7 +69,7 @@ class _Sound:
     """What is known of a file after it was read: its length in seconds, and what the model says about it."""
 
     seconds: float = 0.0
-    heard: Heard | None = None
+    detected: Detection | None = None
 
 
 async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request) -> Response:
@@ -106,8 +106,8 @@ async def _read(
         rate = work.sampling_rate
         samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate)
         sound.seconds = len(samples) / rate
-        source, sound.heard = await model.llm.hear(samples, speech, always=always)
-        start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.heard))
+        source, sound.detected = await model.llm.detect_speech(samples, speech, always=always)
+        start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.detected))
     except ConfigurationError as error:
         raise invalid(f"the model '{model.name}' cannot read sound files: {error}", "model") from error
     except InvalidRequestError as error:
@@ -131,9 +131,9 @@ async def _rendered(
         return PlainTextResponse(srt(segments))
     if form.response_format == "vtt":
         return PlainTextResponse(vtt(segments), media_type="text/vtt")
-    no_speech = None if sound.heard is None else sound.heard.no_speech
-    heard = None if sound.heard is None else sound.heard.language
-    spoken = "en" if speech.task == "translate" else speech.language or heard or "en"
+    no_speech = None if sound.detected is None else sound.detected.no_speech
+    detected = None if sound.detected is None else sound.detected.language
+    spoken = "en" if speech.task == "translate" else speech.language or detected or "en"
     return JsonResponse(
         {
             "task": speech.task,
