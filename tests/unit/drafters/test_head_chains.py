@@ -94,6 +94,16 @@ def both(
     return found, wanted, drafts.num_calls
 
 
+@pytest.mark.parametrize("shape", ["chain", "2-2-1"])
+def test_sharper_drafts_are_those_of_a_lower_temperature(shape: str) -> None:
+    budgets = [Budget(5, 3)] * 3
+    options: dict[str, Any] = {"in_one_call": shape == "chain", "tree": shape, "k": 3 if shape == "chain" else None}
+    sharp = Drafts(sharpness=1.25, **options).run(SAMPLED, budgets)
+    own = tuple(SamplingParams(temperature=one.temperature / 1.25) for one in SAMPLED)
+    assert sharp == Drafts(**options).run(own, budgets)
+    assert sharp != Drafts(**options).run(SAMPLED, budgets)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("variant", ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc"])
 def test_chains_are_those_of_a_call_for_each_level(variant: str, kind: str) -> None:

@@ -39,6 +39,7 @@ class Growth:
         place: index of the drafter among merged ones, whose draws must be independent.
         calibration: map from scores under the request's noise to probabilities, which are not used for other draws;
             None for the stepper's own estimates, or for the scores as they are if it has none.
+        sharpness: factor of the logits in sampled texts.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Growth:
         shares_noise: bool,
         place: int = 0,
         calibration: Calibration | None = None,
+        sharpness: float = 1.0,
     ) -> None:
         self._stepper = stepper
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
-        self._calibration = calibration
+        self._calibration, self._sharpness = calibration, sharpness
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
@@ -155,7 +157,7 @@ class Growth:
 
     def _search_of(self, g: GrowingTree) -> ChainSearch:
         """Return how the tokens of a chain are chosen. Tokens that are too unsure are not followed."""
-        start, temperature = len(g.state.view.history), g.state.view.controls.temperature
+        start, temperature = len(g.state.view.history), g.state.view.controls.sharpened(self._sharpness).temperature
         levels = range(min(g.budget.depth, g.budget.num_nodes))
         noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
         if self._calibration is None or not self._shares_noise:
@@ -179,7 +181,11 @@ class Growth:
     def _choose(self, active: Sequence[GrowingTree], logits: Logits, width: int) -> None:
         """Add children of every frontier node; rows of logits are in the order of the frontiers."""
         rows = [
-            DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
+            DistributionRows(
+                g.state.view.history,
+                g.state.view.controls.sharpened(self._sharpness),
+                [g.ways[n + 1] for n in g.frontier],
+            )
             for g in active
         ]
         with Distributions(logits, rows, overwrites=True) as distributions:
