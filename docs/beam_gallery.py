@@ -25,6 +25,7 @@ class Picture:
     given: dict[str, Any]
     step: int | None = None
     tokens: int = 9
+    prompt: str = PROMPT
 
 
 def pictures(llm: LLM) -> list[Picture]:
@@ -35,6 +36,9 @@ def pictures(llm: LLM) -> list[Picture]:
     return [
         Picture("beam-step", f"Beam search, {WIDTH} beams, after 5 steps", {}, step=5),
         Picture("beam-late", f"Beam search, {WIDTH} beams, after 17 steps", {}, step=17, tokens=20),
+        Picture(
+            "beam-prefix", f"A common prefix, {WIDTH} beams, after 12 steps", {}, 12, 20, "The dog was happy because"
+        ),
         Picture("beam-end", f"Beam search, {WIDTH} beams, at the end", {}),
         Picture("beam-groups", f"Diverse groups: 2 groups of {WIDTH // 2} beams", groups),
         Picture("beam-sampling", f"Independent sampling, {WIDTH} texts, the 2 best returned", sampled),
@@ -47,13 +51,13 @@ def draw(llm: LLM, picture: Picture) -> Path:
     trace = BeamTrace()
     given = {"num_return_sequences": 2, **picture.given}
     params = BeamSearchParams(beam_width=WIDTH, max_new_tokens=picture.tokens, **given)
-    llm.beam_search(PROMPT, params, on_step=trace)
+    llm.beam_search(picture.prompt, params, on_step=trace)
     tokenizer = llm.tokenizer
     assert tokenizer is not None
     svg = tree_svg(
         trace,
         lambda token: tokenizer.decode([token], False),
-        prompt=PROMPT,
+        prompt=picture.prompt,
         title=picture.title,
         step=picture.step,
     )

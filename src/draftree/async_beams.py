@@ -59,8 +59,10 @@ class BeamWork(Background):
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None, end_ids: Sequence[int]) -> None:
-        self._engine, self._tokenizer = engine, tokenizer
-        self._search = BeamSearch(engine.parts.target, end_ids=end_ids, has_room=self._has_room)
+        self._engine = engine
+        self._search = BeamSearch(
+            engine.parts.target, end_ids=end_ids, decode_after=decoder_of(tokenizer), has_room=self._has_room
+        )
         self._promises: dict[TextSearch, Future[BeamResult]] = {}
         self._num_finished = 0
 
@@ -97,7 +99,7 @@ class BeamWork(Background):
         Raises:
             InvalidRequestError: parameters that do not fit, or a text for which there is no memory.
         """
-        text = self._search.add(prompt, params, decode=decoder_of(self._tokenizer, prompt.tokens))
+        text = self._search.add(prompt, params)
         length = self._search.slot_length(text)
         if not self._engine.num_slots(length):
             self._search.cancel(text)

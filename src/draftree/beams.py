@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -74,14 +75,26 @@ class BeamSearching:
         start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
-        decode = None if tokenizer is None else lambda tokens: tokenizer.decode(tokens, True)
-        drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self._draft_model)
-        search = BeamSearch(self.model, end_ids=self._requests.eos_ids, decode=decode, drafter=drafter, on_step=on_step)
+        drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self.companion)
+        search = BeamSearch(
+            self.model,
+            end_ids=self._requests.eos_ids,
+            decode_after=decoder_of(tokenizer),
+            drafter=drafter,
+            on_step=on_step,
+        )
         return search.run(openings, _params(params, len(openings)))
 
-    def _draft_model(self, name: str) -> LanguageModel:
-        """Load a draft model in the target's dtype, or return the one that was loaded before."""
-        known: dict[str, LanguageModel] = self.__dict__.setdefault("_beam_draft_models", {})
+    def companion(self, name: str) -> LanguageModel:
+        """Load another model of a search in the target's dtype, or return the one that was loaded before.
+
+        Args:
+            name: a model of the catalogue, or a folder.
+
+        Raises:
+            DraftreeError: there is no such model, or it cannot be loaded.
+        """
+        known: dict[str, LanguageModel] = self.__dict__.setdefault("_companions", {})
         if name not in known:
             kernels = "torch" if self.kernels == "torch" else "auto"
             dtype = str(self.model.dtype).removeprefix("torch.")
@@ -124,16 +137,19 @@ def beam_opening(
     return BeamPrompt(rules.start_ids, opening.source, opening.source_length, rules, forced)
 
 
-def decoder_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> Decode | None:
-    """Return the function from the tokens of a text to the text that continues a prompt; None without a tokenizer."""
+def decoder_of(tokenizer: Tokenizer | None) -> Callable[[Sequence[int]], Decode] | None:
+    """Return the function from a prompt to the function from tokens to the text that continues it, as `generate` does.
+
+    None without a tokenizer.
+    """
     if tokenizer is None:
         return None
 
-    def decode(tokens: Sequence[int]) -> str:
+    def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, prompt_ids=prompt)
         return "".join(detokenizer.push(tokens)) + detokenizer.finish()
 
-    return decode
+    return lambda prompt: partial(text_after, prompt)
 
 
 def _is_features(prompt: object) -> bool:

@@ -29,7 +29,8 @@ class BeamSearch:
     Args:
         model: the model; trees are used if it supports them, and one slot per beam otherwise.
         end_ids: the model's end-of-text tokens.
-        decode: function from generated tokens to text; None without a tokenizer.
+        decode_after: returns, for the tokens of a prompt, the function from generated tokens to the text that continues
+            the prompt; None without a tokenizer.
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
         hooks: further rules, called for each text in every step; None for none.
@@ -44,7 +45,7 @@ class BeamSearch:
         model: LanguageModel,
         *,
         end_ids: Sequence[int] = (),
-        decode: Decode | None = None,
+        decode_after: Callable[[Sequence[int]], Decode] | None = None,
         capacity: int | None = None,
         batch_size: int = BATCH_SIZE,
         hooks: Hooks | None = None,
@@ -53,7 +54,7 @@ class BeamSearch:
         has_room: Callable[[int, int], bool] | None = None,
     ) -> None:
         self._on_step, self._has_room = on_step, has_room
-        self._model, self._end_ids, self._decode = model, tuple(end_ids), decode
+        self._model, self._end_ids, self._decode_after = model, tuple(end_ids), decode_after
         self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
         self._drafter = drafter
         self.stats = SearchStats()
@@ -105,15 +106,13 @@ class BeamSearch:
         """Number of searches that wait for a place in the batch."""
         return len(self._waiting)
 
-    def add(
-        self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams, *, decode: Decode | None = None
-    ) -> TextSearch:
+    def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
         """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each.
 
         Raises:
             InvalidRequestError: parameters that do not fit.
         """
-        text = self._text(0, prompt, params, decode)
+        text = self._text(0, prompt, params)
         self._waiting.append(text)
         return text
 
@@ -134,13 +133,7 @@ class BeamSearch:
         for text in list(self._forests):
             self.cancel(text)
 
-    def _text(
-        self,
-        index: int,
-        given: Sequence[int] | BeamPrompt,
-        params: BeamSearchParams,
-        decode: Decode | None = None,
-    ) -> TextSearch:
+    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
         prompt = beam_prompt(given)
         require_models(self._model, prompt, params)
         if self._drafter is not None:
@@ -154,7 +147,7 @@ class BeamSearch:
             vocab_size=self._model.vocab_size,
             max_length=min(model.max_length for model in models),
             device=self._model.device,
-            decode=decode or self._decode,
+            decode=None if self._decode_after is None else self._decode_after(prompt.tokens),
             hooks=self._hooks,
         )
         text.on_step = self._on_step

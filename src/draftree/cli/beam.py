@@ -16,6 +16,15 @@ import typer
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace
 from draftree.beam.tree_svg import tree_svg
+from draftree.cli.beam_material import (
+    AllowedTexts,
+    Ensemble,
+    LanguageModelName,
+    Material,
+    Phrases,
+    Weight,
+    read_texts,
+)
 from draftree.cli.decoder import decoder_of
 from draftree.cli.flags import sampling_flags
 from draftree.cli.made import takes
@@ -45,7 +54,7 @@ WITHOUT = frozenset(
         "lm_weight",
     }
 )
-"""Functions, tries and further models are for the library; the others have options of their own below."""
+"""Functions are for the library; the others have options of their own."""
 STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
 Preset = Annotated[
     str, typer.Option(help=f"Rules of another library: {', '.join(PRESETS)}.", metavar="NAME", rich_help_panel=PANEL)
@@ -55,14 +64,6 @@ Stopping = Annotated[
     typer.Option(
         help="When a search with enough finished texts ends: true, false, never or fcfs.",
         metavar="RULE",
-        rich_help_panel=PANEL,
-    ),
-]
-Phrases = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A phrase that every text contains, in the tokenizer's own split of it; repeatable.",
-        metavar="TEXT",
         rich_help_panel=PANEL,
     ),
 ]
@@ -135,6 +136,10 @@ def beam(
     early_stopping: Stopping = None,
     force_phrase: Phrases = None,
     length_bounds: Bounds = None,
+    allowed_texts: AllowedTexts = None,
+    ensemble: Ensemble = None,
+    lm_model: LanguageModelName = None,
+    lm_weight: Weight = 1.0,
     svg: Svg = None,
     svg_step: SvgStep = None,
     draft: Draft = None,
@@ -149,12 +154,13 @@ def beam(
     given |= read_options(early_stopping, length_bounds)
     if svg_step is not None and svg is None:
         raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
-    has_phrases = {"force_words_ids": [[0]]} if force_phrase else {}  # checked without a tokenizer
-    params = BeamSearchParams.preset(preset, **given, **has_phrases)
+    material = Material(force_phrase or [], read_texts(allowed_texts), ensemble or [], lm_model, lm_weight)
+    params = BeamSearchParams.preset(preset, **given, **material.checked_as)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
     task = Task(read_prompt(prompt), system, chat, decoder)
-    require_sound(model)
+    for name in (model, *material.model_names):
+        require_sound(name)
     # imported after all checks that need no torch: torch takes seconds to import
     from draftree.cli.report import dump
     from draftree.cli.writing import fetch_and_load
@@ -162,9 +168,7 @@ def beam(
     setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))
     task = task.decided(llm)
-    if force_phrase:
-        phrases = [llm.prompts.encode_text(text, add_special_tokens=False) for text in force_phrase]
-        params = dataclasses.replace(params, force_words_ids=phrases)
+    params = material.loaded(params, llm)
     trace = BeamTrace()
     start = time.perf_counter()
     (result,) = llm.beam_search(

@@ -8,6 +8,7 @@ from typing import Any
 from draftree.beam.params import BeamSearchParams
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
+from draftree.serve.beam_options import FIELD, NAMES, BeamOptions, beam_options
 from draftree.serve.errors import ApiError, invalid
 from draftree.serve.params import COMPLETION_TOKENS, chat_limit, checked_params, named_error
 from draftree.serve.schema.chat import ChatBody
@@ -26,14 +27,15 @@ SAME_NAME = (
     "ngram_scope",
 )
 """Fields with the name of a parameter of the search; null means the preset's value."""
-NO_SAMPLING = "a beam search draws nothing: leave it out"
+NO_SAMPLING = "leave it out, or set it and sampling in beam_options"
+NO_FILTER = "a beam search has no such filter: leave it out"
 NO_CONSTRAINT = "a beam search follows no format: leave it out, or leave use_beam_search out"
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "stream": ((False,), "the texts of a beam search are known at its end: set stream=false"),
     "stream_options": ((), "the texts of a beam search are known at its end: leave it out"),
     "top_p": ((1,), NO_SAMPLING),
     "top_k": ((0, -1), NO_SAMPLING),
-    "min_p": ((0,), NO_SAMPLING),
+    "min_p": ((0,), NO_FILTER),
     "presence_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
     "frequency_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
     "repetition_penalty": ((1,), "use no_repeat_ngram_size or length_penalty"),
@@ -68,12 +70,14 @@ class BeamRequest:
         limit: maximum number of tokens of a text; None for as many as fit.
         names: body field of each parameter that has another name there.
         prompt: sampling parameters for the limits and the truncation of prompts.
+        options: of the field `beam_options`.
         has_logprobs: whether the log-probabilities of the tokens are wanted.
     """
 
     params: BeamSearchParams
     limit: int | None
     prompt: SamplingParams
+    options: BeamOptions
     has_logprobs: bool = False
     names: dict[str, str] = field(default_factory=dict)
 
@@ -107,9 +111,16 @@ class BeamRequest:
             )
         limit = min(room, settings.max_beam_tokens // self.width) if self.limit is None else self.limit
         try:
-            return replace(self.params, max_new_tokens=limit, min_new_tokens=self.prompt.min_tokens)
+            found = replace(self.params, max_new_tokens=limit, min_new_tokens=self.prompt.min_tokens)
         except InvalidRequestError as error:
             raise named_error(error, self.names) from error
+        if self.width * min(found.limit(length), room) > settings.max_beam_tokens:
+            raise invalid(
+                f"{self.width} beams of {min(found.limit(length), room)} tokens are more than the "
+                f"{settings.max_beam_tokens} that this server allows in one search: lower {FIELD}.max_len_ratio",
+                f"{FIELD}.max_len_ratio",
+            )
+        return found
 
 
 def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRequest:
@@ -150,7 +161,13 @@ def _request(
         "max_new_tokens": limit_name,
         "max_tokens": limit_name,
         "min_new_tokens": "min_tokens",
+        **{name: f"{FIELD}.{name}" for name in NAMES},
     }
+    options = beam_options(body.beam_options, body.seed)
+    if options.phrases:
+        names["force_words_ids"] = f"{FIELD}.force_phrases"
+    if options.allowed:
+        names["allowed_trie"] = f"{FIELD}.allowed_texts"
     if (body.n or 1) > width:
         raise _refused("n", body.n, f"at most best_of={width} texts are returned")
     _require_size(settings, width, limit, names)
@@ -165,12 +182,13 @@ def _request(
             max_new_tokens=1 if limit is None else limit,
             temperature=temperature,
             **given,
+            **options.checked_as,
         )
     except InvalidRequestError as error:
         raise named_error(error, names) from error
     told = {"max_tokens": limit, "truncate_prompt_tokens": body.truncate_prompt_tokens, "min_tokens": body.min_tokens}
     prompt = checked_params({"n": width, **{name: value for name, value in told.items() if value is not None}}, names)
-    return BeamRequest(params, limit, prompt, has_logprobs, names)
+    return BeamRequest(params, limit, prompt, options, has_logprobs, names)
 
 
 def _require_size(settings: ServerSettings, width: int, limit: int | None, names: dict[str, str]) -> None:

@@ -85,7 +85,7 @@ def _require_no_beams(body: BeamBody) -> None:
             "best_of",
             code="unsupported_parameter",
         )
-    for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
+    for name, neutral in (("length_penalty", 1), ("early_stopping", False), ("beam_options", {})):
         if getattr(body, name) not in (None, neutral):
             message = f"'{name}' is not supported without beam search: leave it out, or set use_beam_search=true"
             raise invalid(message, name, code="unsupported_parameter")

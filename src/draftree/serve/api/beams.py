@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,8 @@ async def searched(
     async with server.admit(request, texts=len(prompts) * asked.width, priority=priority):
         try:
             spoken = decoder.get("source_lang")
+            encode_text = partial(model.llm.prompts.encode_text, add_special_tokens=False)
+            asked = replace(asked, params=await asked.options.encoded(asked.params, encode_text))
             ids = await _encoded(request, model, prompts, asked, _encoder(model, encode, spoken))
             rest = DecoderOptions(decoder_prompt=decoder.get("decoder_prompt"), target_lang=decoder.get("target_lang"))
             start = await model.llm.prompts.encode_start(rest)

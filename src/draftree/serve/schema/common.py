@@ -207,12 +207,16 @@ class BeamBody(SamplingBody):
     best_of: int | None = Field(None, ge=1, description="beams of a beam search; 'n' by default")
     length_penalty: float | None = Field(None, ge=-100, le=100)
     early_stopping: bool | Literal["never"] | None = None
+    beam_options: dict[str, Any] | None = Field(
+        None, description="further parameters of a beam search, such as phrases, groups, prefixes and bounds of lengths"
+    )
 
 
 NO_BEAMS: Refused = {
     "use_beam_search": ((False,), "use /v1/chat/completions or /v1/completions"),
     "length_penalty": ((1, 1.0), "it belongs to beam search"),
     "early_stopping": ((False,), "it belongs to beam search"),
+    "beam_options": (({},), "it belongs to beam search"),
 }
 """Fields of beam search, for bodies of other endpoints."""
 NOT_SUPPORTED: Refused = {
