@@ -28,7 +28,6 @@ from draftree.models.native.rows import Rows, plan_rows
 from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
 from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
-from draftree.sampling.subset_logits import TokenSubset
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +73,7 @@ class NativePasses(HeadPasses):
         self.quantization = quantization
         self._norms_output = head.config.norm_output
         self._decoder = NativeDecoder(plan, HeadWeights(head), quantization=quantization)
-        vocabulary = head.vocabulary
-        tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
-        self._subset = None if tokens is None else NativeSubset(tokens)
+        self._subset = None if self.tokens is None else NativeSubset(self.tokens)
 
     @property
     def kernels(self) -> str:
@@ -86,8 +83,7 @@ class NativePasses(HeadPasses):
     @property
     def weight_bytes(self) -> int:
         """Size of packed weights and of the parameters in torch in bytes."""
-        rest = self.head.state_dict().values()
-        return self._decoder.weight_bytes + sum(tensor.numel() * tensor.element_size() for tensor in rest)
+        return self._decoder.weight_bytes + self.parameter_bytes
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+from draftree.sampling.subset_logits import TokenSubset
 
 STATES = -1
 """Key of the states before the rows in the memory of the slots, beside the layers."""
@@ -76,6 +77,7 @@ class HeadPasses(ABC):
         device: as above.
         dtype: dtype of keys, values and stored states.
         leftovers: as above.
+        tokens: the draft vocabulary as columns of the logits; None if it has all tokens.
     """
 
     def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
@@ -83,6 +85,14 @@ class HeadPasses(ABC):
         self.device = device
         self.dtype = next(head.parameters()).dtype
         self.leftovers = leftovers
+
+        vocabulary = head.vocabulary
+        self.tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the parameters of the head's module in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.head.state_dict().values())
 
     @property
     @abstractmethod
