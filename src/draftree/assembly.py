@@ -21,7 +21,7 @@ from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
-from draftree.engine.parts import Parts, agree
+from draftree.engine.parts import Parts, agree, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel, load_model
@@ -227,6 +227,7 @@ def build_parts(
         ConfigurationError: the drafter does not fit the target.
         ModelError: the drafter's model cannot be found or used.
     """
+    require_picks(target.model, methods.verifier, methods.traits)
     if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner, clock=clock)
     if methods.planner.wants_costs:

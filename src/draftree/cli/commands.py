@@ -112,6 +112,12 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "verify-server",
+            "draftree.cli.verify_server:verify_server",
+            "Serve models to devices that draft.",
+            ("draftree verify-server smollm2-135m-instruct",),
+        ),
+        Entry(
             "watch",
             "draftree.cli.watch:watch",
             "Show the load and the rounds of a running server.",
@@ -289,6 +295,5 @@ def message_of(error: Any) -> str:
 def usage_sentence(error: Any) -> str:
     """Return the usage error and a pointer to the help in one line."""
     text = " ".join(message_of(error).split()).rstrip(".")
-    text = text[:1].lower() + text[1:]
     place = PROGRAM if error.ctx is None else error.ctx.command_path
-    return f"{text} (see '{place} --help')"
+    return f"{text[:1].lower()}{text[1:]} (see '{place} --help')"

@@ -197,6 +197,8 @@ def write_and_report(
     else:
         say_choice(setup, notes)
         note(notes.dim(run.summary))
+        if llm.model.note:
+            note(notes.dim(llm.model.note))
 
 
 def write_batch_and_report(

@@ -23,6 +23,7 @@ from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
+from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
@@ -198,7 +199,8 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     require_known(setup.kernels, setup.quantization)
     require_positive(setup, "threads")
     for name in (setup.model, *methods.draft_models):
-        resolve_with_bar(name)
+        if not is_remote(name):
+            resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
         loaded = load_for(setup)
     if loaded.kernels_note is not None:

@@ -16,6 +16,7 @@ EXTRAS = {
     "grammar": "xgrammar",
     "plots": "matplotlib",
     "ray": "ray",
+    "remote": "websockets",
     "serve": "fastapi",
     "train": "accelerate",
     "tune": "optuna",

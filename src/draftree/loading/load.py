@@ -42,6 +42,7 @@ from draftree.models.torch.hf import HFModel
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.static.buckets import Shapes
+from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
 from draftree.weights.sums import is_distrusted
 
@@ -62,6 +63,7 @@ class LoadedModel:
         quantization: of its weights; None for no quantization.
         why_torch: why the native kernels are not used; None if they are, or were not requested.
         runs_code: whether its files name Python code of their own that may run.
+        tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
     """
 
     model: LanguageModel
@@ -72,6 +74,7 @@ class LoadedModel:
     quantization: str | None = None
     why_torch: str | None = None
     runs_code: bool = False
+    tokenizer_sha: str | None = None
 
     @property
     def kernels_note(self) -> str | None:
@@ -110,6 +113,10 @@ def load_model(
         UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
+    if is_remote(name):
+        from draftree.loading.remote import load_remote
+
+        return load_remote(str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)

@@ -117,7 +117,12 @@ def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = F
             f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
         )
     if given is not None:
-        return given if isinstance(given, Tokenizer) else Tokenizer(given)
+        found = given if isinstance(given, Tokenizer) else Tokenizer(given)
+        if loaded.tokenizer_sha is not None:
+            from draftree.loading.remote import require_same_tokenizer
+
+            require_same_tokenizer(found, loaded.tokenizer_sha)
+        return found
     if loaded.folder is None:
         return None
     return load_tokenizer(Path(loaded.folder), trust_remote_code=trust_remote_code)
