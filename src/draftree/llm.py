@@ -75,6 +75,8 @@ class LLM(BeamSearching, Streams, Transcribes):
             when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
+        offload: memory for the target's weights, such as "8GB"; layers that do not fit are read from a file in every
+            pass. None keeps all weights in memory.
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
@@ -103,6 +105,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         sequence_memory: int | None = None,
         allow_control_tokens: bool = False,
         learn: str | None = None,
+        offload: str | int | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -114,7 +117,8 @@ class LLM(BeamSearching, Streams, Transcribes):
         )
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)
-        loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
+        given: dict[str, Any] = {"kernels": kernels, "quantization": quantization, "offload": offload}
+        loaded = load_target(model, dtype, device, **given, trust_remote_code=trusts)
         require_exact(loaded, asked=exact)
         methods, auto = decide_each(methods, loaded, verify, plan, learn)
         self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""

@@ -35,6 +35,10 @@ class NamesModel(Protocol):
         """Quantization of the weights; None for no quantization."""
 
     @property
+    def offload(self) -> str | None:
+        """Memory for the target's weights; None for all in memory."""
+
+    @property
     def trust_remote_code(self) -> bool:
         """Whether Python code in the model's folder may run."""
 
@@ -56,6 +60,7 @@ class ExecutionSettings:
         device: device of all models.
         kernels: kernels of passes: "auto", "native", "torch" or "graphs".
         quantization: of the target's weights; None for no quantization.
+        offload: memory for the target's weights, such as "8GB"; None for all in memory.
         threads: CPU threads; None keeps torch's own choice.
         trust_remote_code: whether Python code in the folders of the models may run.
     """
@@ -64,6 +69,7 @@ class ExecutionSettings:
     device: str = "auto"
     kernels: str = "auto"
     quantization: str | None = None
+    offload: str | None = None
     threads: int | None = None
     trust_remote_code: bool = False
 
@@ -98,6 +104,7 @@ def load_named(settings: NamesModel) -> LoadedModel:
         device=settings.device,
         kernels=settings.kernels,
         quantization=settings.quantization,
+        offload=settings.offload,
         trust_remote_code=settings.trust_remote_code,
     )
 

@@ -17,6 +17,7 @@ from draftree.cli.options import (
     Dtype,
     Kernels,
     Learn,
+    Offload,
     Plan,
     Quantization,
     Threads,
@@ -48,6 +49,7 @@ class Execution:
     device: str
     kernels: str
     quantization: str | None
+    offload: str | None
     threads: int | None
     trust_remote_code: bool
 
@@ -69,6 +71,7 @@ def execution_of(
     device: Device = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
+    offload: Offload = None,
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Execution:
@@ -78,6 +81,7 @@ def execution_of(
         device=device,
         kernels=kernels,
         quantization=quantization,
+        offload=offload,
         threads=threads,
         trust_remote_code=trust_remote_code,
     )

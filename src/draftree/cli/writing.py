@@ -53,6 +53,7 @@ class Setup:
     device: str = "auto"
     kernels: str = "auto"
     quantization: str | None = None
+    offload: str | None = None
     threads: int | None = None
     exact: bool = False
     allow_control_tokens: bool = False

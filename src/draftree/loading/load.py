@@ -19,8 +19,10 @@ from draftree.loading.encoder_decoder import (
     is_encoder_decoder,
     reader_class,
     refuse_kernels,
+    refuse_offload,
     wrap_encoder_decoder,
 )
+from draftree.loading.offloading import NO_STREAM, Offload, OffloadedStart, offload_folder, torch_placement
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -37,6 +39,8 @@ from draftree.models.check import (
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
+from draftree.models.native.streaming.budget import BudgetError
+from draftree.models.native.streaming.model import StreamedModel
 from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.identity import fingerprint
@@ -93,6 +97,7 @@ def load_model(
     quantization: str | None = None,
     packed: bool = True,
     trust_remote_code: bool = False,
+    offload: str | int | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
@@ -105,6 +110,7 @@ def load_model(
         quantization: "int8" for 8-bit weights with native kernels; None for no quantization.
         packed: whether float32 weights on a CPU are prepacked for torch.
         trust_remote_code: whether Python code in the model's folder may run.
+        offload: memory for weights, such as "8GB"; the other weights are read in every pass. None for all in memory.
 
     Raises:
         ConfigurationError: unknown options, or native kernels were requested but are not available.
@@ -113,20 +119,25 @@ def load_model(
         UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
-    if is_remote(name):
+if is_remote(name):
         from draftree.loading.remote import load_remote
 
+        refuse_offload(offload, str(name))
         return load_remote(str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+    options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
+        refuse_offload(offload, str(name))
         model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
         return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=WHY_TORCH)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
-    key = start_key(folder, kind, quantization) if lowers else None
+    key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
+    if options is not None:
+        return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, key=key)
     if key is not None and (found := load_start(key)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
     if key is not None and is_distrusted(folder, Cache().root):
@@ -151,6 +162,28 @@ def load_model(
     return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
 
 
+def _load_offloaded(
+    options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, key: StartKey | None
+) -> LoadedModel:
+    """Load a model whose weights are read in every pass: through passes in C, else through accelerate."""
+    start = None if key is None else OffloadedStart(key, options.memory)
+    if start is not None and (found := start.load()) is not None:
+        return _lowered(found[0], folder, found[1].eos_ids, name=name, quantization=options.quantization)
+    trusts, why = options.trust_remote_code, None
+    if start is not None:
+        model = read_model(folder, kind, where, trust_remote_code=trusts)
+        try:
+            return lower_model(model, folder=folder, name=name, quantization=options.quantization, start=start)
+        except NativeUnavailableError as reason:
+            why = str(reason)
+            del model
+    if options.kernels == "native" or options.quantization is not None:
+        raise NativeUnavailableError(f"model '{name}' cannot stream its weights to native kernels: {why or NO_STREAM}")
+    placement = torch_placement(where, options.memory, offload_folder())
+    model = read_model(folder, kind, where, trust_remote_code=trusts, placement=placement)
+    return replace(wrap_model(model, folder=folder, name=name), why_torch=why or NO_STREAM)
+
+
 def lower_model(
     model: Any,
     *,
@@ -158,6 +191,7 @@ def lower_model(
     name: str = "",
     quantization: str | None = None,
     key: StartKey | None = None,
+    start: OffloadedStart | None = None,
 ) -> LoadedModel:
     """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
@@ -167,6 +201,7 @@ def lower_model(
         name: name in messages.
         quantization: "int8" for 8-bit weights, None for the model's own.
         key: key of the record for the next start; None records nothing.
+        start: packs the weights into a file from which passes read them; None to keep them in memory.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
@@ -182,7 +217,10 @@ def lower_model(
             reference = reference_logits(model)
         blueprint = plan_lowering(HFModel(model))
         places = None if key is None else places_in_files(model, blueprint.names, key.folder)
-        ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+        build = NativeModel if start is None else start.build
+        ours = build(blueprint, ModelWeights(model), quantization=quantization)
+    except (ModelLoadError, BudgetError):
+        raise
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise
@@ -197,6 +235,8 @@ def lower_model(
     ours.is_exact, ours.self_check = result.is_exact, result
     if key is not None and places is not None:
         save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
+    if start is not None and isinstance(ours, StreamedModel):
+        start.record(ours, eos_ids)
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 
 

@@ -25,6 +25,7 @@ def load_target(
     kernels: str,
     quantization: str | None,
     trust_remote_code: bool = False,
+    offload: str | int | None = None,
 ) -> LoadedModel:
     """Load or wrap the target model.
 
@@ -41,6 +42,11 @@ def load_target(
             kernels=kernels,
             quantization=quantization,
             trust_remote_code=trust_remote_code,
+            offload=offload,
+        )
+    if offload is not None:
+        raise ConfigurationError(
+            "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
         )
     is_wrapped = isinstance(model, LoadedModel | LanguageModel)
     if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):

@@ -76,6 +76,8 @@ class LanguageModel(ABC):
     """Rows computed by attentions and perceptrons so far, summed over sublayers."""
     self_check: CheckResult | None = None
     """Result of the self-check at load; None if it was not run."""
+    streams_weights: bool = False
+    """Whether passes read weights from a file, so that one over hundreds of rows costs hardly more than over one."""
 
     @property
     def footprint(self) -> Footprint:
@@ -145,6 +147,16 @@ class LanguageModel(ABC):
         """Raise UnsupportedModelError if this part cannot be run."""
         raise UnsupportedModelError(
             f"{type(self).__name__} cannot run a part of its layers: choose a drafter that runs none"
+        )
+
+    def quantized_copy(self, quantization: str) -> LanguageModel:
+        """Return a copy with weights of fewer bits that appends partial nodes to this model's slots.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} has no copy with {quantization} weights: that needs passes in C (kernels 'native')"
         )
 
     def input_embedding(self) -> Tensor:

@@ -17,7 +17,7 @@ from draftree.serve.settings import ServerSettings
 __all__ = ["load_models", "split_memory"]
 
 logger = logging.getLogger(__name__)
-LOADING = ("dtype", "device", "kernels", "quantization")
+LOADING = ("dtype", "device", "kernels", "quantization", "offload")
 """Options that are used up when a model is loaded."""
 
 

@@ -131,6 +131,10 @@ class ServerSettings:
     dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
     kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
     quantization: str | None = _option(None, "int8 for 8-bit weights.", EXECUTION, word="NAME")
+    offload: str | None = _option(
+        None, "Memory for the weights of a model, such as 8GB: other layers are read from a file in every pass.",
+        EXECUTION, word="SIZE",
+    )  # fmt: skip
     exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
     threads: int | None = _option(None, "CPU threads of passes.", EXECUTION, least=1)
     max_batch_size: int | None = _option(
@@ -186,6 +190,7 @@ class ServerSettings:
             "device": self.device,
             "kernels": self.kernels,
             "quantization": self.quantization,
+            "offload": self.offload,
             "exact": self.exact,
             "max_batch_size": self.max_batch_size,
             "prefill_chunk_size": self.prefill_chunk_size,

@@ -13,10 +13,10 @@ from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.chains import NativeChains
-from draftree.models.native.library import FORMATS, address, library
+from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.packed import PackedWeights
+from draftree.models.native.packed import PackedSource, PackedWeights
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, place_of
 from draftree.models.native.structures import CPass
@@ -34,14 +34,16 @@ class NativeDecoder:
 
     Args:
         blueprint: architecture of the model.
-        weights: read one by one and released once they are packed.
+        weights: read one by one and released once they are packed; or packed weights.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
     """
 
-    def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
+    def __init__(
+        self, blueprint: Blueprint, weights: Weights | PackedSource, *, quantization: str | None = None
+    ) -> None:
         self._library = library()
         self._blueprint = blueprint
         self._format = FORMATS[quantization or blueprint.dtype]
@@ -50,7 +52,9 @@ class NativeDecoder:
         self._ropes = RopeTables(blueprint.ropes)
         self._rooms = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
-        self._packed = PackedWeights(self._library, blueprint, weights, kind=self._format)
+        if isinstance(weights, Weights):
+            weights = PackedWeights(self._library, blueprint, weights, kind=self._format)
+        self._packed: PackedSource = weights
 
     @property
     def num_layers(self) -> int:
@@ -97,6 +101,21 @@ class NativeDecoder:
         scales = self._packed.at(head.scale)
         found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
         return found.to(self.dtype)
+
+    def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
+        blocks, scales = self._packed.product(layer, name)
+        linear = getattr(self._packed.layers[layer], name)
+        outputs = -(-linear.outputs // LANES) * LANES
+        found = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
+        return found[: linear.outputs].to(self.dtype), self._packed.at(linear.bias)
+
+    def small_weight(self, layer: int | None, name: str) -> Tensor:
+        """Return a norm of a layer, or of the whole model for None, float32."""
+        owner = self._packed.decoder if layer is None else self._packed.layers[layer]
+        found = self._packed.at(getattr(owner, name))
+        assert found is not None, "the model has this norm"
+        return found
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Return hidden states after the final norm, float32."""

@@ -5,10 +5,10 @@ Each weight is released once it is packed, so no large weight is in memory twice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,28 @@ PACK_ROWS = 256
 """Number of outputs per packing task."""
 
 
+class PackedSource(Protocol):
+    """Packed weights of one model, in the structures of the C library."""
+
+    decoder: CDecoder
+    """Structure of the model."""
+    layers: Any
+    """Array of the structures of its layers, whose keys and values passes set."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in memory in bytes."""
+        ...
+
+    def at(self, place: int | None) -> Tensor | None:
+        """Return the tensor at an address; None for no address."""
+        ...
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
+        ...
+
+
 class PackedWeights:
     """Packed weights of one model, in the structures of the C library.
 
@@ -34,13 +56,24 @@ class PackedWeights:
         blueprint: architecture of the model.
         weights: read one by one and released once they are packed.
         kind: format of all products but the projection of features.
+        arena: memory for the products, such as a mapped file; None for new memory.
+        after_layer: called after every packed layer with the bytes of the arena that are in use.
 
     Attributes:
         decoder: the structure of the model.
         layers: those of its layers; keys and values are not set.
     """
 
-    def __init__(self, library: Library, blueprint: Blueprint, weights: Weights, *, kind: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        blueprint: Blueprint,
+        weights: Weights,
+        *,
+        kind: int,
+        arena: Tensor | None = None,
+        after_layer: Callable[[int], None] | None = None,
+    ) -> None:
         self._library = library
         self._blueprint = blueprint
         self._weights = weights
@@ -50,7 +83,8 @@ class PackedWeights:
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
         size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
-        self._arena, self._used = huge_pages(size), 0
+        self._arena, self._used = huge_pages(size) if arena is None else arena, 0
+        self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
             self.decoder = self._pack(pool)
@@ -61,11 +95,29 @@ class PackedWeights:
         """Size of all packed weights and of a separate embedding in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena that are in use."""
+        return self._used
+
+    @property
+    def beside(self) -> list[Tensor]:
+        """Weights outside the arena: norms, scales, sums, biases and a separate embedding."""
+        start, end = self._arena.data_ptr(), self._arena.data_ptr() + self._arena.numel()
+        return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
+
     def at(self, place: int | None) -> Tensor | None:
         """Return the retained tensor at an address; None for no address."""
         if place is None:
             return None
         return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
+        linear: CLinear = getattr(self.layers[layer], name)
+        blocks = self.at(linear.weight)
+        assert blocks is not None, "a layer has all products"
+        return blocks, self.at(linear.scale)
 
     def _pack(self, pool: Executor) -> CDecoder:
         plan = self._blueprint
@@ -111,7 +163,7 @@ class PackedWeights:
         return found
 
     def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
-        return CLayer(
+        packed = CLayer(
             attention_norm=self._norm(layer.attention_norm),
             embedding_norm=self._norm(layer.embedding_norm),
             attention_post_norm=self._norm(layer.attention_post_norm),
@@ -128,6 +180,9 @@ class PackedWeights:
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
         )
+        if self._after_layer is not None:
+            self._after_layer(self._used)
+        return packed
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
