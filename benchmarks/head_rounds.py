@@ -42,11 +42,11 @@ class Method:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Grow chains level by level if the method is to."""
+        """Grow trees level by level if the method is to."""
         if not self.name.endswith(BY_LEVEL):
             yield
             return
-        with mock.patch.object(NativePasses, "grows_chains", False):
+        with mock.patch.object(NativePasses, "most_children", 0):
             yield
 
     def result(self, wanted: list[tuple[int, ...]]) -> dict[str, object]:

@@ -43,7 +43,7 @@ SLOW = frozenset(
         "test_gpu_passes",
         "test_grammar_distributions",
         "test_growth",
-        "test_head_chains",
+        "test_head_trees",
         "test_head_stepper",
         "test_head_texts",
         "test_kernels_told",

@@ -12,7 +12,6 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.chains import NativeChains
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
@@ -20,6 +19,7 @@ from draftree.models.native.packed import PackedSource, PackedWeights
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, place_of
 from draftree.models.native.structures import CPass
+from draftree.models.native.trees import NativeTrees
 from draftree.models.native.unpacking import unpack
 from draftree.models.native.weights import Weights
 
@@ -65,6 +65,11 @@ class NativeDecoder:
     def instructions(self) -> str:
         """Instruction set of the kernels."""
         return self._library.instructions
+
+    @property
+    def max_count(self) -> int:
+        """Maximum number of entries that a search in C returns for a row."""
+        return self._library.max_count
 
     @property
     def weight_bytes(self) -> int:
@@ -159,29 +164,31 @@ class NativeDecoder:
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self._library, at, buffer.memory, run.num_threads), captured)
 
-    def grow_chains(
+    def grow_trees(
         self,
         memory: KVMemory,
         rows: Rows,
         logit_rows: Sequence[int],
-        chains: NativeChains,
+        trees: NativeTrees,
         *,
         before: Tensor,
         rope_positions: Sequence[int],
     ) -> None:
-        """Run one pass over rows through all layers, and grow chains after the rows with logits.
+        """Run one pass over rows through all layers, and grow trees after the rows with logits.
 
         Args:
             memory: as for `run`.
             rows: as for `run`.
             logit_rows: as for `run`.
-            chains: the chains, which contain the results afterwards.
+            trees: the trees, which contain the results afterwards.
             before: input of the first layer, shape (rows, hidden), or features, shape (rows, layers, hidden),
                 contiguous float32.
             rope_positions: entries of the rotary tables.
         """
         requested, rotated = array("q", logit_rows), array("q", rope_positions)
-        run, logits = self._filled(memory, rows, requested, rotated, ahead=chains.structure.levels)
+        run, buffer = self._filled(
+            memory, rows, requested, rotated, ahead=trees.structure.levels, logits=trees.structure.most_rows
+        )
         run.last_layer = self.num_layers
         if before.dim() == 3:
             run.features, layers = before.data_ptr(), array("q", (0, self.num_layers))
@@ -189,9 +196,9 @@ class NativeDecoder:
             run.hidden_in, layers = before.data_ptr(), array("q", (self.num_layers,))
         states = self._rooms.take(rows.count * len(layers), self._blueprint.hidden)
         run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
-        self._library.grow_chains(self._packed.decoder, run, chains.structure)
+        self._library.grow_trees(self._packed.decoder, run, trees.structure)
         # the pass refers to their memory
-        del logits, states
+        del buffer, states
 
     def _filled(
         self,
@@ -201,17 +208,19 @@ class NativeDecoder:
         rope_positions: array[int] | None,
         *,
         ahead: int = 0,
+        logits: int = 0,
     ) -> tuple[CPass, LogitBuffer]:
         """Return the arguments of a pass, which refer to the given arrays, and the memory of its logits.
 
-        `ahead` is the number of rotary positions that are needed after the last one.
+        `ahead` is the number of rotary positions that are needed after the last one, `logits` the number of rows that
+        the memory has room for at least.
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
             self._point_at(memory)
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
-        buffer = self._rooms.take(len(requested), self._blueprint.vocab)
+        buffer = self._rooms.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
         run.num_threads = torch.get_num_threads()

@@ -199,7 +199,7 @@ static void transpose_sums_back(const Tiles *at) {
         memcpy(whole, from, sizeof whole);
         for (int64_t d = 0; d < at->dim; d += LANES) {
             for (int i = 0; i < LANES; i++) sums[i] = load(whole + (d + i) * LANES);
-            transpose(sums);
+            transpose((part_f *)sums);
             for (int lane = 0; lane < QUERIES; lane++) store(from + lane * at->dim + d, sums[lane]);
         }
     }

@@ -78,10 +78,3 @@ INLINE vf combine_bytes(vi high, vi low) {
     return fma16(__builtin_convertvector(high, vf), splat(256.0f),
                  __builtin_convertvector(low, vf));
 }
-
-/* Blocks of outputs and rows per kernel call: as many sums as there are registers left for. */
-#if defined(__AVX512F__)
-enum { GROUP = 4, ROWS_AT_ONCE = 6 };
-#else
-enum { GROUP = 2, ROWS_AT_ONCE = PARTS == 2 ? 3 : 1 };
-#endif

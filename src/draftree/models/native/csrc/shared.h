@@ -173,28 +173,43 @@ typedef struct {
 
 enum { MAX_COUNT = 64 /* largest count of a search */ };
 
-/* Chains of a head, one for each row of the first pass with logits.
- *   levels        maximum number of tokens of a chain
+/* Trees of a head, one for each row of the first pass with logits.
+ *   levels        maximum number of levels of a tree
+ *   is_best       whether the nodes of the highest scores stay; otherwise the first ones
  *   is_normed     whether a row reads its parent's state after the final norm
- *   depths        [chains], maximum number of tokens of each
- *   keys          [chains][levels][2], of the noise, the second odd; NULL: no chain has noise
- *   least         [chains][levels], logarithms of the shares that tokens need to be followed
- *   temperatures  [chains], as in a search
+ *   room          nodes that a tree has at most while it grows; most_nodes: afterwards
+ *   most_rows     rows of a pass at most; most_width: the largest width
+ *   widths        [levels], children of a node
+ *   depths, nodes   [trees], maximum numbers of levels and nodes of each
+ *   keys          [trees][levels][2], of the noise, the second odd; NULL: no tree has noise
+ *   temperatures  [trees], as in a search
+ *   maps          [trees][levels][2], slopes and offsets from scores to probabilities; NULL: none
+ *   least_confidence, least_survival   [trees], of a node with children: probability given its
+ *                 parent, and the least score
  *   ids           as in a search
- *   slots, places, positions   [chains], of the row of the first token: slot, place and entry in the
+ *   slots, places, positions   [trees], of the row of the first node: slot, place and entry in the
  *                 rotary tables
  *   kept          [slot][place][hidden], states before the rows of the first pass, in the format of
  *                 keys; slots lie kept_step numbers apart
- *   tokens, shares   [chains][levels], tokens and logarithms of their shares of the row
- *   counts        [chains], number of these */
-#define CHAIN_FIELDS(FIELD) \
-    FIELD(int64_t, chains) \
+ *   tokens, parents, scores   [trees][most_nodes]
+ *   counts        [trees], number of these */
+#define TREES_FIELDS(FIELD) \
+    FIELD(int64_t, trees) \
     FIELD(int64_t, levels) \
+    FIELD(int64_t, is_best) \
     FIELD(int64_t, is_normed) \
+    FIELD(int64_t, room) \
+    FIELD(int64_t, most_nodes) \
+    FIELD(int64_t, most_rows) \
+    FIELD(int64_t, most_width) \
+    FIELD(const int64_t *, widths) \
     FIELD(const int64_t *, depths) \
+    FIELD(const int64_t *, nodes) \
     FIELD(const uint32_t *, keys) \
-    FIELD(const double *, least) \
     FIELD(const double *, temperatures) \
+    FIELD(const double *, maps) \
+    FIELD(const double *, least_confidence) \
+    FIELD(const double *, least_survival) \
     FIELD(const int32_t *, ids) \
     FIELD(const int64_t *, slots) \
     FIELD(const int64_t *, places) \
@@ -202,9 +217,10 @@ enum { MAX_COUNT = 64 /* largest count of a search */ };
     FIELD(void *, kept) \
     FIELD(int64_t, kept_step) \
     FIELD(int64_t *, tokens) \
-    FIELD(double *, shares) \
+    FIELD(int64_t *, parents) \
+    FIELD(double *, scores) \
     FIELD(int64_t *, counts)
 
 typedef struct {
-    CHAIN_FIELDS(DECLARE)
-} Chain;
+    TREES_FIELDS(DECLARE)
+} Trees;

@@ -66,3 +66,16 @@ INLINE int64_t tile_rows(int64_t format) { return format == INT8 ? 2 : 1; }
 INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) {
     return ((row / 16 * units + unit) * 16 + row % 16) * 64;
 }
+
+/* Blocks of outputs that a thread takes at once, and sums of a kernel, of one register each: as many
+ * as there are registers left for. */
+#if defined(__AVX512F__)
+enum { GROUP = 4, SUMS_AT_ONCE = 24 };
+#else
+enum { GROUP = 2, SUMS_AT_ONCE = 12 };
+#endif
+enum { MOST_ROWS = 12 /* of a kernel */ };
+
+/* without this, gcc leaves loops of more than 16 steps, whose sums are then in memory */
+#define UNROLLED _Pragma("GCC unroll 24")
+#define EACH_PART(i) UNROLLED for (int i = 0; i < count * PARTS; i++)
