@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exact", "Execution", "How", "execution_of", "how_of"]
 
+LOADING = ("dtype", "device", "kernels", "quantization", "trust_remote_code")
+
 Exact = Annotated[
     bool,
     typer.Option(
@@ -57,6 +59,11 @@ class Execution:
     def values(self) -> dict[str, Any]:
         """The options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options with which a model is loaded, by name."""
+        return {name: value for name, value in self.values.items() if name in LOADING}
 
     def setup(self, model: str, **others: Any) -> Setup:
         """Return the setup of a model, with other fields of `Setup`; imports torch."""

@@ -23,6 +23,7 @@ from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
+from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class Setup:
     allow_control_tokens: bool = False
     trust_remote_code: bool = False
     learn: str | None = None
+    parallel: ParallelOptions = SINGLE
     auto_note: str = ""
 
     @property

@@ -14,6 +14,7 @@ __all__ = ["EXTRAS", "import_extra", "require_extra"]
 EXTRAS = {
     "gguf": "gguf",
     "grammar": "xgrammar",
+    "parallel": "accelerate",
     "plots": "matplotlib",
     "ray": "ray",
     "remote": "websockets",

@@ -119,11 +119,11 @@ def load_model(
         UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
-if is_remote(name):
+    if is_remote(name):
         from draftree.loading.remote import load_remote
 
-        refuse_offload(offload, str(name))
-        return load_remote(str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+        given = {"kernels": kernels, "quantization": quantization, "offload": offload}
+        return load_remote(str(name), dtype=dtype, device=device, **given)
     options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
@@ -209,7 +209,7 @@ def lower_model(
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
-    eos_ids, found = _eos_ids(model), name or type(model).__name__
+    eos_ids, found = eos_ids_in(model), name or type(model).__name__
     try:
         with in_float32(
             model
@@ -266,7 +266,7 @@ def wrap_model(
         if shapes is not None:
             raise UnsupportedModelError(f"kernels 'graphs' were requested, but {WHY_TORCH}: use kernels 'torch'")
         ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
-        return LoadedModel(ours, folder, _eos_ids(model), name or type(model).__name__)
+        return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights are not readable afterwards
@@ -274,7 +274,7 @@ def wrap_model(
     wrapped = wrap_checked(model, name, shapes=shapes)
     if known is not None:
         wrapped.fingerprint = known
-    loaded = LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name or type(model).__name__)
     if shapes is None:
         return loaded
     if not isinstance(wrapped, HFModel) or wrapped.static is None:
@@ -286,7 +286,8 @@ def wrap_model(
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
 
 
-def _eos_ids(model: Any) -> tuple[int, ...]:
+def eos_ids_in(model: Any) -> tuple[int, ...]:
+    """Return ids of the tokens that end a text, from the settings of a transformers model; empty for none."""
     configs = (getattr(model, "generation_config", None), model.config.get_text_config())
     known = (getattr(config, "eos_token_id", None) for config in configs)
     eos = next((token for token in known if token is not None), None)

@@ -23,7 +23,9 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 FETCH_SECONDS = 60.0
 
 
-def load_remote(name: str, *, dtype: Any, device: str, kernels: str, quantization: str | None) -> LoadedModel:
+def load_remote(
+    name: str, *, dtype: Any, device: str, kernels: str, quantization: str | None, offload: str | int | None = None
+) -> LoadedModel:
     """Begin a session with a verify server.
 
     Args:
@@ -32,6 +34,7 @@ def load_remote(name: str, *, dtype: Any, device: str, kernels: str, quantizatio
         device: of drafters on this machine.
         kernels: must be "auto": the server chose its own.
         quantization: must be None, likewise.
+        offload: must be None, likewise.
 
     Raises:
         ConfigurationError: a wrong address, or options of the server's model.
@@ -39,9 +42,10 @@ def load_remote(name: str, *, dtype: Any, device: str, kernels: str, quantizatio
         ModelLoadError: its tokenizer cannot be used.
     """
     address = RemoteAddress.parse(name)
-    if kernels != "auto" or quantization is not None:
+    if kernels != "auto" or quantization is not None or offload is not None:
         raise ConfigurationError(
-            f"kernels and quantization of '{name}' are chosen on the server: give them to 'draftree verify-server'"
+            f"kernels, quantization and offload of '{name}' are chosen on the server: "
+            "give them to 'draftree verify-server'"
         )
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
@@ -18,6 +19,7 @@ from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedSource, PackedWeights
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, place_of
+from draftree.models.native.shares import Share, ShareWeights
 from draftree.models.native.structures import CPass
 from draftree.models.native.trees import NativeTrees
 from draftree.models.native.unpacking import unpack
@@ -36,15 +38,25 @@ class NativeDecoder:
         blueprint: architecture of the model.
         weights: read one by one and released once they are packed; or packed weights.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
+        share: this process's share of a model that a team computes; None for the whole model.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(
-        self, blueprint: Blueprint, weights: Weights | PackedSource, *, quantization: str | None = None
+        self,
+        blueprint: Blueprint,
+        weights: Weights | PackedSource,
+        *,
+        quantization: str | None = None,
+        share: Share | None = None,
     ) -> None:
         self._library = library()
+        self._share = share
+        if share is not None:
+            assert isinstance(weights, Weights), "a share packs its own weights"
+            blueprint, weights = share.blueprint, ShareWeights(weights, share)
         self._blueprint = blueprint
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
@@ -53,7 +65,7 @@ class NativeDecoder:
         self._rooms = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
         if isinstance(weights, Weights):
-            weights = PackedWeights(self._library, blueprint, weights, kind=self._format)
+            weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
         self._packed: PackedSource = weights
 
     @property
@@ -93,18 +105,23 @@ class NativeDecoder:
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
         return min(fair, self._library.rows_of_chunk)
 
+    @property
+    def _num_tokens(self) -> int:
+        """Number of tokens whose logits this process computes."""
+        return self._blueprint.vocab if self._share is None else len(self._share.vocab)
+
     def input_embedding(self) -> Tensor:
-        """Return the embedding as passes use it, shape (vocab, hidden)."""
+        """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
         own = self._packed.at(self._packed.decoder.embedding)
         return self.output_head() if own is None else own
 
     def output_head(self) -> Tensor:
-        """Return the head as passes use it, shape (vocab, hidden), as a new tensor."""
+        """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
         head = self._packed.decoder.head
         packed = self._packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
         scales = self._packed.at(head.scale)
-        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
+        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales)
         return found.to(self.dtype)
 
     def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
@@ -130,7 +147,9 @@ class NativeDecoder:
         """Return how the model uses its embedding and its head."""
         bias = self._packed.at(self._packed.decoder.head.bias)
         plan = self._blueprint
-        own = None if bias is None else bias[: plan.vocab]
+        own = None if bias is None else bias[: self._num_tokens]
+        if own is not None and self._share is not None:
+            raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
         return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, bias=own)
 
     def run(
@@ -225,11 +244,20 @@ class NativeDecoder:
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
+        if self._share is not None:
+            self._join_team(run, self._share)
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
         run.rope_position = run.position if rope_positions is None else place_of(rope_positions)
         return run, buffer
+
+    def _join_team(self, run: CPass, share: Share) -> None:
+        """Point a pass at the memory of the team; only rank 0 reads the logits."""
+        size = self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits)
+        run.team, run.team_rank, run.team_size = share.memory.at_least(size), share.rank, share.size
+        if share.rank:
+            run.logits = None
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._packed.layers):

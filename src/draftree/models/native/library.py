@@ -117,6 +117,8 @@ class Library:
         self._library.draftree_pack.argtypes = PACK_ARGUMENTS
         self._library.draftree_pack.restype = None
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
+        self._library.draftree_team_bytes.argtypes = [ctypes.POINTER(CDecoder), _size, _size]
+        self._library.draftree_team_bytes.restype = _size
         self._library.draftree_instructions.restype = ctypes.c_char_p
         self._library.draftree_grow.argtypes = [
             ctypes.POINTER(CDecoder),
@@ -192,6 +194,10 @@ class Library:
         """
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
+
+    def team_bytes(self, decoder: CDecoder, rows: int, num_logits: int) -> int:
+        """Return the size of the memory that the processes of a team share in a pass, in bytes."""
+        return int(self._library.draftree_team_bytes(ctypes.byref(decoder), rows, num_logits))
 
     def grow_trees(self, decoder: CDecoder, run: CPass, trees: CTrees) -> None:
         """Run one pass, and grow trees after its rows with logits.

@@ -17,6 +17,7 @@ from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
+from draftree.models.native.shares import Share
 from draftree.models.native.weights import Weights
 
 
@@ -27,6 +28,7 @@ class NativeModel(SlottedModel):
         blueprint: architecture of the model.
         weights: weights of the model, or its decoder.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
+        share: this process's share of a model that a team of processes computes; None for the whole model.
 
     Attributes:
         blueprint: as above.
@@ -37,10 +39,15 @@ class NativeModel(SlottedModel):
     """
 
     def __init__(
-        self, blueprint: Blueprint, weights: Weights | NativeDecoder, *, quantization: str | None = None
+        self,
+        blueprint: Blueprint,
+        weights: Weights | NativeDecoder,
+        *,
+        quantization: str | None = None,
+        share: Share | None = None,
     ) -> None:
         if isinstance(weights, Weights):
-            weights = NativeDecoder(blueprint, weights, quantization=quantization)
+            weights = NativeDecoder(blueprint, weights, quantization=quantization, share=share)
         decoder = weights
         self.vocab_size, self.max_length = blueprint.vocab, blueprint.context
         self.supports_trees = True
@@ -49,7 +56,8 @@ class NativeModel(SlottedModel):
         self.quantization = quantization
         self.blueprint = blueprint
         self._decoder = decoder
-        shape = LayerShape(blueprint.kv_heads, blueprint.head_dim, blueprint.head_dim)
+        kv_heads = blueprint.kv_heads if share is None else len(share.kv_heads)
+        shape = LayerShape(kv_heads, blueprint.head_dim, blueprint.head_dim)
         shapes = dict.fromkeys(range(decoder.num_layers), shape)
         pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.UNREAD)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)

@@ -17,6 +17,7 @@ from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBl
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
 from draftree.models.native.packing import bytes_needed, packed_bias
+from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
 
@@ -58,6 +59,7 @@ class PackedWeights:
         kind: format of all products but the projection of features.
         arena: memory for the products, such as a mapped file; None for new memory.
         after_layer: called after every packed layer with the bytes of the arena that are in use.
+        share: this process's share of the model, whose blueprint is `blueprint`; None for the whole model.
 
     Attributes:
         decoder: the structure of the model.
@@ -71,10 +73,12 @@ class PackedWeights:
         weights: Weights,
         *,
         kind: int,
+        share: Share | None = None,
         arena: Tensor | None = None,
         after_layer: Callable[[int], None] | None = None,
     ) -> None:
         self._library = library
+        self._share = share
         self._blueprint = blueprint
         self._weights = weights
         self._format = kind
@@ -120,13 +124,13 @@ class PackedWeights:
         return blocks, self.at(linear.scale)
 
     def _pack(self, pool: Executor) -> CDecoder:
-        plan = self._blueprint
+        plan, share = self._blueprint, self._share
         # a tied embedding is read from the packed head if that keeps its bits
         tied = plan.is_tied and self._format == FORMATS[plan.dtype]
         own = None
         if not tied:  # after the layers, whose weights are released by then
             own = self._embedding(plan)
-        head = self._linear([plan.head], pool)
+        head = self._linear([plan.head], pool, first_output=0 if share is None else share.vocab.start)
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -147,6 +151,8 @@ class PackedWeights:
             final_norm=self._norm(plan.final_norm),
             layers=self.layers,
             head=head,
+            all_heads=plan.heads if share is None else share.all_heads,
+            first_head=0 if share is None else share.first_head,
             **self._projection(pool),
         )
 
@@ -163,6 +169,7 @@ class PackedWeights:
         return found
 
     def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
+        hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
         packed = CLayer(
             attention_norm=self._norm(layer.attention_norm),
             embedding_norm=self._norm(layer.embedding_norm),
@@ -172,9 +179,9 @@ class PackedWeights:
             query_norm=self._norm(layer.query_norm),
             key_norm=self._norm(layer.key_norm),
             qkv=self._linear(layer.qkv, pool),
-            output=self._linear([layer.output], pool),
-            gate_up=self._linear(layer.gate_up, pool, in_turns=True),
-            down=self._linear([layer.down], pool),
+            output=self._linear([layer.output], pool, first_output=hidden),
+            gate_up=self._linear(layer.gate_up, pool, in_turns=True, first_output=mlp),
+            down=self._linear([layer.down], pool, first_output=hidden),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
@@ -207,11 +214,17 @@ class PackedWeights:
         return weight
 
     def _linear(
-        self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False, kind: int | None = None
+        self,
+        linears: Sequence[LinearBlueprint],
+        pool: Executor,
+        *,
+        in_turns: bool = False,
+        kind: int | None = None,
+        first_output: int = 0,
     ) -> CLinear:
         """Pack layers one after the other or interleaved (gate and up), and release their weights.
 
-        `kind` is their format; None for that of the decoder.
+        `kind` is their format; None for that of the decoder. `first_output` is the first column of a share.
         """
         kind = self._format if kind is None else kind
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
@@ -238,7 +251,9 @@ class PackedWeights:
         list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
         for name in (name for linear in linears for name in linear.names):
             self._weights.release(name)
-        return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind)
+        return CLinear(
+            packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind, first_output
+        )
 
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used

@@ -24,6 +24,7 @@ class CLinear(ctypes.Structure):
         ("inputs", _size),
         ("outputs", _size),
         ("format", _size),
+        ("first", _size),
     )
 
 
@@ -65,6 +66,8 @@ class CDecoder(ctypes.Structure):
         ("projection", CLinear),
         ("feature_norm", _pointer),
         ("feature_part", _size),
+        ("all_heads", _size),
+        ("first_head", _size),
     )
 
 
@@ -85,6 +88,9 @@ class CPass(ctypes.Structure):
         ("skipped", _pointer),
         ("logit_rows", _pointer),
         ("logits", _pointer),
+        ("team", _pointer),
+        ("team_rank", _size),
+        ("team_size", _size),
     )
 
 

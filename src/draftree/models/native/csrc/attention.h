@@ -277,7 +277,9 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     for (int64_t row = first_row; row < end_row; row++)
         for (int64_t head = 0; head < group; head++) {
             int64_t index = (row - first_row) * group + head;
-            float *to = work->mixed + row * decoder->heads * dim + (kv_head * group + head) * dim;
+            float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
+                                       kv_head * group + head) *
+                                          dim;
             for (int64_t i = 0; i < dim; i += LANES)
                 store(to + i, load(at.sums + index * dim + i) / at.total[index]);
         }

@@ -45,6 +45,36 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
 #endif
 }
 
+INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
+    return max_int(decoder->all_heads * decoder->head_dim, decoder->mlp + 64);
+}
+
+/* bytes that a team shares in a pass with these rows and rows of logits */
+int64_t draftree_team_bytes(const Decoder *decoder, int64_t rows, int64_t num_logits) {
+    rows = (rows + 15) / 16 * 16;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, rows * mixed_width(decoder) * 4);
+    put(&used, num_logits * decoder->vocab * 4);
+    return (int64_t)used;
+}
+
+static void place_team(Work *work) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t rows = (pass->rows + 15) / 16 * 16;
+    char *base = pass->team;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    work->x = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->joint = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->mixed = (float *)(base + put(&used, rows * mixed_width(decoder) * 4));
+    work->logits = (float *)(base + put(&used, pass->num_logits * decoder->vocab * 4));
+    work->meetings = atomic_load(&((Team *)pass->team)->arrived) / pass->team_size;
+}
+
 /* places the state of a pass with this number of phases in the arena; 0 if there is no memory */
 static int place_work(Work *work, int64_t phases_of_pass) {
     const Decoder *decoder = work->decoder;
@@ -53,20 +83,27 @@ static int place_work(Work *work, int64_t phases_of_pass) {
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
     const int64_t joined = widest_input(decoder);
     const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
-    const int64_t inputs = max_int(max_int(joined, decoder->heads * dim), decoder->mlp) + 64;
-    const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
+    const int64_t inputs = max_int(max_int(joined, decoder->all_heads * dim), decoder->mlp) + 64;
     const int64_t phase_bytes = phases_of_pass * (int64_t)sizeof(Phase);
     work->scratch_size = scratch_size(decoder, pass);
     size_t used = 64;
-    const size_t x = put(&used, rows * decoder->hidden * 4), wide = put(&used, rows * widest * 4);
-    const size_t mixed = put(&used, rows * mixed_width * 4), input = put(&used, rows * inputs * 4);
+    const int64_t own = pass->team == NULL;
+    const size_t x = put(&used, own * rows * decoder->hidden * 4),
+                 mixed = put(&used, own * rows * mixed_width(decoder) * 4);
+    const size_t wide = put(&used, rows * widest * 4), input = put(&used, rows * inputs * 4);
     const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
     const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
     if (!has_memory(used)) return 0;
     char *base = arena.memory;
-    work->x = (float *)(base + x);
     work->wide = (float *)(base + wide);
-    work->mixed = (float *)(base + mixed);
+    if (own) {
+        work->x = (float *)(base + x);
+        work->joint = work->wide;
+        work->mixed = (float *)(base + mixed);
+        work->logits = pass->logits;
+    } else {
+        place_team(work);
+    }
     work->inputs = base + input;
     work->input_scales = (float *)(base + scales);
     work->scratch = (float *)(base + scratch);

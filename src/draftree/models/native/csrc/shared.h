@@ -17,7 +17,9 @@ typedef const float *TablePair[2];
  *   weight   packed blocks of 16 outputs
  *   scale    int8: one for each output
  *   sums     int8: sum of each output's weights
- *   bias     one for each output, or NULL */
+ *   bias     one for each output, or NULL
+ *   first    of a share: the first of its outputs in the whole layer, of gate and up their first
+ *            column; otherwise 0 */
 #define LINEAR_FIELDS(FIELD) \
     FIELD(const void *, weight) \
     FIELD(const float *, scale) \
@@ -25,7 +27,8 @@ typedef const float *TablePair[2];
     FIELD(const float *, bias) \
     FIELD(int64_t, inputs) \
     FIELD(int64_t, outputs) \
-    FIELD(int64_t, format)
+    FIELD(int64_t, format) \
+    FIELD(int64_t, first)
 
 typedef struct {
     LINEAR_FIELDS(DECLARE)
@@ -65,7 +68,10 @@ typedef struct {
  *   format      of packed weights; kv_format: of keys, values and the embedding
  *   embedding   [vocab][hidden]; NULL: the rows of the packed head
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
- *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none */
+ *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
+ *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
+ *                           and its first one; otherwise heads and 0. Its embedding has the rows
+ *                           of its part of the head */
 #define DECODER_FIELDS(FIELD) \
     FIELD(int64_t, hidden) \
     FIELD(int64_t, heads) \
@@ -88,7 +94,9 @@ typedef struct {
     FIELD(Linear, head) \
     FIELD(Linear, projection) \
     FIELD(const float *, feature_norm) \
-    FIELD(int64_t, feature_part)
+    FIELD(int64_t, feature_part) \
+    FIELD(int64_t, all_heads) \
+    FIELD(int64_t, first_head)
 
 typedef struct {
     DECODER_FIELDS(DECLARE)
@@ -108,7 +116,9 @@ typedef struct {
  *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
  *   captured           [row][num_captured][hidden], written by the pass
  *   skipped            NULL, or for every layer whether attention and mlp are left out
- *   logits             [num_logits][vocab], written by the pass */
+ *   logits             [num_logits][vocab], written by the pass; of a share NULL: not wanted
+ *   team               memory that the processes of a team share; NULL: one process
+ *   team_rank, team_size   of this process, and the number of processes */
 #define PASS_FIELDS(FIELD) \
     FIELD(int64_t, rows) \
     FIELD(int64_t, num_threads) \
@@ -137,7 +147,10 @@ typedef struct {
     FIELD(float *, captured) \
     FIELD(const uint8_t *, skipped) \
     FIELD(const int64_t *, logit_rows) \
-    FIELD(float *, logits)
+    FIELD(float *, logits) \
+    FIELD(void *, team) \
+    FIELD(int64_t, team_rank) \
+    FIELD(int64_t, team_size)
 
 typedef struct {
     PASS_FIELDS(DECLARE)
