@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -97,7 +98,8 @@ def served(model: str, options: Sequence[str]) -> Iterator[str]:
     process = subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until_ready(url, process)
+        with httpx.Client(base_url=url) as http:
+            wait_until_ready(http, process)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
@@ -105,11 +107,9 @@ def served(model: str, options: Sequence[str]) -> Iterator[str]:
 
 
 def prompts(count: int, path: Path | None) -> list[str]:
-    """Texts of a file of JSON lines with `turns` or `prompt`, or of the shipped workload."""
-    if path is None:
-        return [task.text[:600] for task in read_workload().tasks if task.text][:count]
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    return [row["turns"][0] if "turns" in row else row["prompt"] for row in rows][:count]
+    """Texts of a workload; None for the shipped one."""
+    workload = read_workload() if path is None else read_workload(path)
+    return [task.text[:600] for task in workload.tasks if task.text][:count]
 
 
 def text_of(llm: LLM, prompt: str, given: argparse.Namespace) -> tuple[list[int], float, tuple[int, int]]:
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--rtt", type=float, nargs="*", default=[0, 20, 50, 100, 200], help="milliseconds")
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--prompts", type=int, default=4)
-    parser.add_argument("--file", type=Path, help="JSON lines with `turns` or `prompt`")
+    parser.add_argument("--file", type=Path, help="a workload, as for draftree bench run")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)

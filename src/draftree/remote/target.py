@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -128,7 +129,7 @@ class RemoteModel(LanguageModel):
     def _open(self, request: SlotRequest) -> RemoteSlot:
         number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
         slot = RemoteSlot(number, -1, request)
-        self._retried(lambda: self._begin(slot), [])
+        self._retried(partial(self._begin, slot))
         self._slots[number] = slot
         return slot
 
@@ -163,9 +164,9 @@ class RemoteModel(LanguageModel):
         drafted = [turn for turn in turns if not turn.slot.request.is_plain]
         plain = [turn for turn in turns if turn.slot.request.is_plain]
         if drafted:
-            self._retried(lambda: self._verify(drafted), drafted)
+            self._retried(partial(self._verify, drafted))
         for turn in plain:
-            self._retried(lambda turn=turn: self._read(turn), [turn])  # type: ignore[misc]
+            self._retried(partial(self._read, turn))
         for job in pass_.jobs:
             _remote(job.slot).tentative += len(job.tokens)
         rows = [pick for turn in turns for pick in turn.picks()]
@@ -181,7 +182,7 @@ class RemoteModel(LanguageModel):
         parents = [parent - root - 1 for parent in job.parents[root + 1 :]][:kept]
         return _Turn(slot, TokenTree(tuple(job.tokens[root + 1 :])[:kept], tuple(parents)), rows)
 
-    def _retried(self, action: Callable[[], None], turns: Sequence[_Turn]) -> None:
+    def _retried(self, action: Callable[[], None]) -> None:
         """Run an action again after all texts were opened again, if the server lost them."""
         for attempt in range(1 + MAX_REOPENED):
             try:

@@ -90,7 +90,7 @@ class WebSocketTransport(Transport):
             )
             self._connection: ClientConnection = self._stack.enter_context(opening)
         except InvalidStatus as error:
-            raise _refusal(error.response.status_code, error.response.body or b"", websocket=True) from error
+            raise _refusal(error.response.status_code, bytes(error.response.body or b""), websocket=True) from error
         except (OSError, InvalidHandshake, WebSocketException, EOFError) as error:
             raise ConnectionLostError(f"no connection to {address}: {_first_line(error)}") from error
 

@@ -84,7 +84,7 @@ class VerifyService:
                 reply = encode(await self._hello(message, talk))
             else:
                 session = self._session(message, talk)
-                reply = await session.answered(number, lambda: self._work(session, message))
+                reply = await session.answered(message["id"], lambda: self._work(session, message))
         except FrameError as error:
             talk.num_bad += error.code not in ("session_lost", "out_of_order")
             self.counts["refused"] += 1
