@@ -23,6 +23,7 @@ GRACE_SECONDS = 2.0
 """Time from a lost connection to the end of the process."""
 FAILED = 1
 """Exit status of a process that ends because another one ended."""
+POLL_SECONDS = 0.2
 CLEAN = b"."
 LENGTH = struct.Struct("<q")
 MAX_TEXT = 1 << 16
@@ -58,40 +59,39 @@ class Lifelines:
 
     def end(self) -> None:
         """Tell the other ranks that this process ends as planned, and stop watching."""
-        self._ended.set()
         for peer in self._peers.values():
             try:
                 peer.sendall(CLEAN)
-                peer.shutdown(socket.SHUT_WR)
             except OSError:
                 continue
-        self._close()
+        self.drop()
 
     def drop(self) -> None:
         """Close the connections without a word, as the end of the process would."""
-        self._ended.set()
-        self._close()
+        with self._lock:
+            self._ended.set()
+            for peer in self._peers.values():
+                peer.close()
 
     def wait(self, seconds: float) -> None:
         """Wait until the connections end, at most this long."""
         self._thread.join(seconds)
 
-    def _close(self) -> None:
-        with self._lock:
-            for peer in self._peers.values():
-                peer.close()
-
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for rank, peer in self._peers.items():
-                selector.register(peer, selectors.EVENT_READ, rank)
-            left = len(self._peers)
-            while left and not self._ended.is_set():
-                for key, _ in selector.select(timeout=0.2):
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                for rank, peer in self._peers.items():
+                    selector.register(peer, selectors.EVENT_READ, rank)
+            while selector.get_map() and not self._ended.is_set():
+                for key, _ in selector.select(POLL_SECONDS):
                     reason = self._read(key.data)
-                    selector.unregister(key.fileobj)
-                    left -= 1
-                    if reason is not None and not self._ended.is_set():
+                    with self._lock:
+                        if self._ended.is_set():
+                            return
+                        selector.unregister(key.fileobj)
+                    if reason is not None:
                         self._lose(reason)
                         return
 

@@ -57,7 +57,7 @@ def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
             f"'{name}' has {text.num_hidden_layers} layers, fewer than pp={options.pp} stages: use a smaller pp"
         )
     if options.strict_sums:
-        require_ordered(list(plan.values()), name)
+        require_ordered(list((plan or {}).values()), name)
 
 
 class ShardedReader:

@@ -30,8 +30,9 @@ def plans_of_stages() -> Iterator[None]:
     transformers 5.23 lists the parts that a plan divides before it takes the other stages' layers away, and then looks
     for all of them.
     """
-    from transformers.distributed import mixin
+    import transformers.distributed.mixin as library
 
+    mixin: Any = library
     whole = mixin.apply_tensor_parallelism
 
     def applied(model: Any, mesh: Any, plan: Mapping[str, str]) -> Any:
