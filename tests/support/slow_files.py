@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SLOW = frozenset(
     {
+        "test_ahead",
+        "test_ahead_process",
         "test_async_ends",
         "test_audio",
         "test_beam_attention",
@@ -56,6 +58,7 @@ SLOW = frozenset(
         "test_native_heads",
         "test_native_library_files",
         "test_native_passes",
+        "test_offload",
         "test_planner_auto",
         "test_prompt_sources",
         "test_remote_code",
