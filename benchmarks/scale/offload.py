@@ -25,7 +25,7 @@ from draftree.text.tokenizer import Tokenizer
 
 
 def measure(loaded: LoadedModel, draft: str | None, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Generate the texts one after the other; seconds and bytes are those of the rounds after each prompt's first."""
+    """Generate the texts one after the other; seconds and bytes include their prompts."""
     records: list[Any] = []
     llm = LLM(loaded, draft, on_round=records.append, prefix_cache_size=0)
     assert isinstance(loaded.model, StreamedModel), "the benchmark is for weights that are read in every pass"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 SLOW = frozenset(
     {
+        "test_ahead",
+        "test_ahead_process",
         "test_async_ends",
         "test_audio",
         "test_beam_attention",
@@ -43,9 +45,9 @@ SLOW = frozenset(
         "test_gpu_passes",
         "test_grammar_distributions",
         "test_growth",
-        "test_head_trees",
         "test_head_stepper",
         "test_head_texts",
+        "test_head_trees",
         "test_kernels_told",
         "test_learned_texts",
         "test_learning",
@@ -56,6 +58,7 @@ SLOW = frozenset(
         "test_native_heads",
         "test_native_library_files",
         "test_native_passes",
+        "test_offload",
         "test_parallel_ends",
         "test_parallel_native",
         "test_parallel_replay",

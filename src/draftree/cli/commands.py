@@ -174,6 +174,15 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "plan",
+            "draftree.cli.plan:plan",
+            "Estimate the devices that serve a rate of requests.",
+            (
+                "draftree plan --model-size 8B --device h100 --devices 4 --rate 10",
+                "draftree plan --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
+            ),
+        ),
+        Entry(
             "tune",
             "draftree.cli.tune:tune",
             "Measure which drafter is fastest for a model on this machine, and keep it.",

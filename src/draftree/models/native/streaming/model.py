@@ -23,6 +23,7 @@ from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.rows import Rows
 from draftree.models.native.streaming.store import WeightStore
+from draftree.models.native.streaming.structures import PRODUCTS
 from draftree.models.native.streaming.weights import StreamedWeights
 
 
@@ -60,6 +61,8 @@ class StreamedDecoder(NativeDecoder):
     def __init__(self, blueprint: Blueprint, weights: StreamedWeights, *, quantization: str | None = None) -> None:
         super().__init__(blueprint, weights, quantization=quantization)
         self._streamed = weights
+        self._unpacked_layer = -1
+        self._unpacked: dict[str, tuple[Tensor, Tensor | None]] = {}
 
     def run(
         self,
@@ -95,9 +98,12 @@ class StreamedDecoder(NativeDecoder):
         )
 
     def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias of a layer's product, read from the file if the layer is streamed."""
-        with self._streamed.loaded(layer):
-            return super().product_weight(layer, name)
+        """Return weight and bias of a layer's product; a streamed layer is read once for all of its products."""
+        if layer != self._unpacked_layer or name not in self._unpacked:
+            with self._streamed.loaded(layer):
+                self._unpacked = {part: NativeDecoder.product_weight(self, layer, part) for part in PRODUCTS}
+            self._unpacked_layer = layer
+        return self._unpacked.pop(name)
 
 
 def _layer_of(whole: LayerRange, layer: int, hidden: Tensor | None, *, is_last: bool) -> LayerRange:
