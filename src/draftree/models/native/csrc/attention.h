@@ -6,86 +6,14 @@
  */
 #pragma once
 #include <string.h>
-#include "finishing.h"
-#include "rows.h"
-#include "transposing.h"
+#include "attention_keys.h"
 
 enum { KEY_GROUPS = KEY_BLOCK / LANES, QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / GROUP };
-
-typedef struct {
-    float *keys;    /* of a block: [16 keys][head_dim][16] */
-    float *values;  /* of a block: [64][head_dim] */
-    float *queries; /* [row][head of the group][head_dim] */
-    float *sums;    /* like queries */
-    float *largest, *total;
-    int64_t dim;
-    float scaling;
-} AttentionState;
 
 typedef float Weights[QUERIES_AT_ONCE][KEY_BLOCK]; /* scores, and then weights */
 
 INLINE int64_t attention_floats(int64_t dim, int64_t queries) { /* of a thread */
     return 2 * KEY_BLOCK * dim + queries * (2 * dim + 2);
-}
-
-INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
-    int64_t identical = pass->identical[row];
-    return position < identical ? position
-                                : pass->list[pass->list_start[row] + position - identical];
-}
-
-/* Transposes 16 keys, which start at these places of `from`. */
-static void transpose_keys(float *to, const void *from, const int64_t *at, int64_t dim,
-                           int64_t format) {
-    part_f x[PART_LANES];
-    const int in_pairs = format == BFLOAT16 && dim % (2 * PART_LANES) == 0;
-    const int64_t step = in_pairs ? 2 * PART_LANES : PART_LANES;
-    for (int first = 0; first < LANES; first += PART_LANES)
-        for (int64_t i = 0; i < dim; i += step) {
-            if (in_pairs) { /* two dimensions in a lane */
-                for (int key = 0; key < PART_LANES; key++)
-                    x[key] = *(const part_f_loose *)((const uint16_t *)from + at[first + key] + i);
-                transpose(x);
-                for (int pair = 0; pair < PART_LANES; pair++) {
-                    part_u *column = (part_u *)(to + (i + 2 * pair) * LANES + first);
-                    column[0] = (part_u)x[pair] << 16;
-                    column[PARTS] = (part_u)x[pair] & 0xffff0000u;
-                }
-                continue;
-            }
-            for (int key = 0; key < PART_LANES; key++)
-                for (int lane = 0; lane < PART_LANES; lane++) {
-                    const int64_t place = at[first + key] + i + lane;
-                    uint32_t bits;
-                    if (format == FLOAT32) memcpy(&bits, (const float *)from + place, 4);
-                    else bits = (uint32_t)((const uint16_t *)from)[place] << 16;
-                    memcpy((float *)&x[key] + lane, &bits, 4);
-                }
-            transpose(x);
-            for (int lane = 0; lane < PART_LANES; lane++)
-                *(part_f *)(to + (i + lane) * LANES + first) = x[lane];
-        }
-}
-
-/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block;
- * `from` is at the start of a group of 16. */
-static void widen_keys(const Work *work, const Layer *layer, const AttentionState *at, int64_t row,
-                       int64_t kv_head, int64_t block, int64_t from, int64_t end) {
-    const Decoder *decoder = work->decoder;
-    const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim;
-    const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
-    for (int64_t group = from; group < end; group += LANES) {
-        int64_t place[LANES];
-        for (int key = 0; key < LANES; key++) /* the last key again in place of keys after it */
-            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
-        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
-                       decoder->kv_format);
-        for (int key = 0; key < LANES && group + key < end; key++)
-            for (int64_t i = 0; i < dim; i += LANES)
-                store(at->values + (group - block + key) * dim + i,
-                      stored(layer->values, place[key] + i, decoder->kv_format));
-    }
 }
 
 #define EACH_QUERY(q) UNROLLED for (int q = 0; q < num; q++)
@@ -102,7 +30,8 @@ INLINE void score_keys(const AttentionState *at, const float *queries, int first
     for (int64_t k = 0; k < dim; k++) {
         part_f key[GROUP * PARTS];
         EACH_PART(i)
-            key[i] = *(const part_f *)(keys + (i / PARTS * dim + k) * LANES + i % PARTS * PART_LANES);
+            key[i] = *(const part_f *)(keys + (i / PARTS * dim + k) * LANES +
+                                       i % PARTS * PART_LANES);
         EACH_QUERY(q) {
             const part_f number = (part_f){0} + queries[q * dim + k];
             EACH_PART(i)
@@ -140,7 +69,8 @@ INLINE void add_values(const AttentionState *at, const Weights weights, const fl
 
 /* Turns the scores of one query into weights of keys from `low` to `high`; returns the factor of
  * its earlier sums. A NaN score gives a NaN weight, and so a NaN row. */
-INLINE float weigh(const AttentionState *at, float *scores, int64_t query, int low, int high) {
+INLINE float weigh_query(const AttentionState *at, float *scores, int64_t query, int low,
+                         int high) {
     const vf nothing = splat(-INFINITY);
     const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int first = low / LANES * LANES;
@@ -150,17 +80,18 @@ INLINE float weigh(const AttentionState *at, float *scores, int64_t query, int l
         if (group < low || group + LANES > high)
             found = choose((lanes + group >= low) & (lanes + group < high), found, nothing);
         store(scores + group, found);
-        largest = choose(found > largest, found, largest);
+        largest = max16(found, largest);
     }
-    const float before = at->largest[query], top = max_of(largest), now = top > before ? top : before;
+    const float before = at->largest[query], top = max_of(largest);
+    const float now = top > before ? top : before;
     for (int group = first; group < high; group += LANES) {
-        const vf weight = exp16(load(scores + group) - splat(now));
+        const vf weight = exp_of_negative(load(scores + group) - splat(now));
         store(scores + group, weight);
         total += weight;
     }
     float factor = 1.0f;
     if (now != before) {
-        factor = before == -INFINITY ? 0.0f : exp16(splat(before) - splat(now))[0];
+        factor = before == -INFINITY ? 0.0f : exp_of_negative(splat(before) - splat(now))[0];
         at->largest[query] = now;
     }
     at->total[query] = at->total[query] * factor + sum_of(total);
@@ -175,9 +106,10 @@ INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int
     float *sums = at->sums + query * at->dim;
     int group = low / LANES;
     const int end = (high + LANES - 1) / LANES;
-    for (; group + GROUP <= end; group += GROUP) score_keys(at, queries, group, weights, num, GROUP);
+    for (; group + GROUP <= end; group += GROUP)
+        score_keys(at, queries, group, weights, num, GROUP);
     for (; group < end; group++) score_keys(at, queries, group, weights, num, 1);
-    for (int q = 0; q < num; q++) factors[q] = weigh(at, weights[q], query + q, low, high);
+    for (int q = 0; q < num; q++) factors[q] = weigh_query(at, weights[q], query + q, low, high);
     int64_t i = 0;
     for (; i + GROUP * LANES <= at->dim; i += GROUP * LANES)
         add_values(at, weights, factors, sums, i, low, high, num, GROUP);
@@ -226,7 +158,9 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
     const int64_t own = block + (shared - block) / LANES * LANES; /* widened for every row */
     const int64_t last = min_int(block + KEY_BLOCK, pass->position[widest] + 1);
     const int is_shared = shared == block + KEY_BLOCK;
-    widen_keys(work, layer, at, widest, kv_head, block, block, is_shared ? last : min_int(own, last));
+    prefetch_block(work, layer, first_row, kv_head, block + KEY_BLOCK, pass->position[widest] + 1);
+    widen_keys(work, layer, at, widest, kv_head, block, block,
+               is_shared ? last : min_int(own, last));
     for (int64_t row = first_row; row <= end_row; row++) {
         const int64_t position = row < end_row ? pass->position[row] : -1;
         const int64_t low = max_int(block, first_visible(layer, position)),

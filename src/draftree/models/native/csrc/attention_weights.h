@@ -39,9 +39,6 @@ INLINE vf power_of_two(vf x) {
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-/* the larger of each pair; a NaN in `one` gives `other` */
-INLINE vf max_lanes(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); }
-
 /* Moves references for a block's largest scores. A NaN score gives a NaN weight, and so a NaN row.
  */
 INLINE vf update_reference(SoftmaxState *at, vf top, int *rescales) {
@@ -88,8 +85,8 @@ INLINE vf max_scores(const SoftmaxState *at, const Scores scores) {
     vf top[4];
     for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
     for (int key = 0; key < KEY_BLOCK; key += 4)
-        for (int i = 0; i < 4; i++) top[i] = max_lanes(load(scores[key + i]), top[i]);
-    return max_lanes(max_lanes(top[0], top[1]), max_lanes(top[2], top[3]));
+        for (int i = 0; i < 4; i++) top[i] = max16(load(scores[key + i]), top[i]);
+    return max16(max16(top[0], top[1]), max16(top[2], top[3]));
 }
 
 /* Adds sums of the weights of keys 0, 16, 32, 48, of keys 1, 17, 33, 49, and so on, in the order of
@@ -165,7 +162,7 @@ static int weigh_few(SoftmaxState *at, Scores scores) {
             const vi number = lanes + group * LANES;
             seen[query][group] = choose((number >= at->low[query]) & (number < at->high[query]),
                                         load(line + group * LANES), splat(-INFINITY));
-            top = max_lanes(seen[query][group], top);
+            top = max16(seen[query][group], top);
         }
         tops[query] = _mm512_reduce_max_ps((__m512)top);
     }

@@ -58,7 +58,8 @@ static void add_children(Growing *tree, const Trees *trees, int64_t own, int64_t
                          int64_t level, const int64_t *columns, const double *log_shares,
                          int64_t width) {
     const int64_t limit = trees->nodes[own];
-    const double *map = trees->maps == NULL ? NULL : trees->maps + 2 * (own * trees->levels + level);
+    const int64_t place = own * trees->levels + level;
+    const double *map = trees->maps == NULL ? NULL : trees->maps + 2 * place;
     for (int64_t i = 0; i < width; i++) {
         const double value = log_probability(log_shares[i], map),
                      score = value + score_of(tree, parent);

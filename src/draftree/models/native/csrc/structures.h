@@ -75,8 +75,8 @@ INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) {
     return ((row / 16 * units + unit) * 16 + row % 16) * 64;
 }
 
-/* Blocks of outputs that a thread takes at once, and sums of a kernel, of one register each: as many
- * as there are registers left for. */
+/* Blocks of outputs that a thread takes at once, and sums of a kernel, of one register each: as
+ * many as there are registers left for. */
 #if defined(__AVX512F__)
 enum { GROUP = 4, SUMS_AT_ONCE = 24 };
 #else
