@@ -18,131 +18,19 @@ import argparse
 import itertools
 import json
 import os
-import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from beam_methods import METHODS, Found, Method, Peer, method_of, prompt_of
+from beam_steps import measure_steps, plot
 
-from draftree import LLM, BeamSearchParams
-from draftree.beam.loop import BeamSearch
-from draftree.beam.state import TextSearch
 from draftree.bench.provenance import load_average, machine, now, versions
-from draftree.core.tree import ROOT
-from draftree.loading.resolve import resolve_model
-from draftree.models.base import Extend, LanguageModel, Pass
-
-METHODS = ("transformers", "torch", "C")
-ROOT_FOLDER = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Found:
-    """One search: seconds in total, moments of its steps, and the best text."""
-
-    seconds: float
-    steps: list[float]
-    tokens: list[int]
-
-
-Method = Callable[[list[int], int, int], Found]
-
-
-def ours(model: LanguageModel) -> Method:
-    """Return our search on a model: a function of prompt, width and number of tokens."""
-
-    def search(prompt: list[int], width: int, tokens: int) -> Found:
-        moments: list[float] = []
-        params = BeamSearchParams(beam_width=width, max_new_tokens=tokens, ignore_eos=True)
-        start = time.perf_counter()
-        found = BeamSearch(model, on_step=lambda _: moments.append(time.perf_counter())).run([prompt], [params])
-        return Found(time.perf_counter() - start, moments, list(found[0].best.tokens))
-
-    return search
-
-
-def transformers_search(folder: Path, dtype: torch.dtype) -> Method:
-    """Return transformers' beam search."""
-    from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()
-    model.generation_config.eos_token_id = None
-    moments: list[float] = []
-
-    class Clock(LogitsProcessor):  # type: ignore[misc]
-        def __call__(self, ids: Any, scores: Any) -> Any:
-            moments.append(time.perf_counter())
-            return scores
-
-    def search(prompt: list[int], width: int, tokens: int) -> Found:
-        moments.clear()
-        ids = torch.tensor([prompt])
-        start = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                num_beams=width,
-                do_sample=False,
-                max_new_tokens=tokens,
-                pad_token_id=0,
-                logits_processor=LogitsProcessorList([Clock()]),
-            )
-        end = time.perf_counter()
-        return Found(end - start, [*moments[1:], end], out[0, len(prompt) :].tolist())
-
-    return search
-
-
-class Peer:
-    """A process that searches: one JSON line for a search, one for its result."""
-
-    def __init__(self, command: str) -> None:
-        self._process = subprocess.Popen(
-            shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-
-    def __call__(self, prompt: list[int], width: int, tokens: int) -> Found:
-        """Search."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(json.dumps({"prompt": prompt, "width": width, "tokens": tokens}) + "\n")
-        line = stdout.readline()
-        if not line:
-            raise SystemExit("error: the peer ended: run its command by hand to see why")
-        found = json.loads(line)
-        return Found(found["seconds"], [], found["tokens"])
-
-
-def method_of(name: str, given: argparse.Namespace) -> Method:
-    """Return a method by name; loads its weights."""
-    folder, dtype = resolve_model(given.model), getattr(torch, given.dtype)
-    if name == "transformers":
-        return transformers_search(folder, dtype)
-    kernels = "native" if name == "C" else "torch"
-    return ours(LLM(given.model, dtype=given.dtype, kernels=kernels).model)
-
-
-def prompt_of(given: argparse.Namespace, length: int) -> list[int]:
-    """Return the beginning of a text of the repository as token ids."""
-    from transformers import AutoTokenizer
-
-    text = (ROOT_FOLDER / "docs/architecture.md").read_text("utf-8") + (ROOT_FOLDER / "docs/lossless.md").read_text(
-        "utf-8"
-    )
-    ids: list[int] = AutoTokenizer.from_pretrained(resolve_model(given.model), trust_remote_code=False)(text)[
-        "input_ids"
-    ]
-    if len(ids) < length:
-        raise SystemExit(f"error: the text has {len(ids)} tokens: ask for a shorter prompt")
-    return ids[:length]
 
 
 def measure_times(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -216,96 +104,6 @@ def peak(given: argparse.Namespace) -> dict[str, Any]:
 def _status(name: str) -> float:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) / 1024
-
-
-def measure_steps(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the time of each step, and of computing everything again at some steps."""
-    (width,), (length,) = given.widths, given.prompts
-    prompt = prompt_of(given, length)
-    shared = {"kind": "step", "prompt": length, "width": width}
-    for name in given.methods:
-        method = method_of(name, given)
-        method(prompt, width, 3)
-        runs = [method(prompt, width, given.tokens) for _ in range(given.repeats)]
-        for step in range(1, given.tokens):
-            times = [one.steps[step] - one.steps[step - 1] for one in runs]
-            yield {**shared, "method": name, "step": step + 1, "ms": 1e3 * statistics.median(times)}
-    model = LLM(given.model, dtype=given.dtype, kernels="native").model
-    for step, beams in live_beams(model, prompt, width, given.tokens).items():
-        if step % given.every == 0:
-            for name, jobs in (("C, all again as a tree", as_tree), ("C, all again as rows", as_rows)):
-                times = [again(model, jobs(prompt, beams)) for _ in range(given.repeats)]
-                yield {**shared, "method": name, "step": step, "ms": 1e3 * statistics.median(times)}
-
-
-Rows = list[tuple[list[int], list[int], list[int]]]
-"""For each slot the tokens, their parents, and the places of which logits are needed."""
-
-
-def live_beams(model: LanguageModel, prompt: list[int], width: int, tokens: int) -> dict[int, list[tuple[int, ...]]]:
-    """Return the texts of the beams after each step."""
-    found: dict[int, list[tuple[int, ...]]] = {}
-
-    def note(text: TextSearch) -> None:
-        found[text.num_steps] = [beam.tokens for beam in text.live]
-
-    params = BeamSearchParams(beam_width=width, max_new_tokens=tokens, ignore_eos=True)
-    BeamSearch(model, on_step=note).run([prompt], [params])
-    return {step: beams for step, beams in found.items() if beams}
-
-
-def as_tree(prompt: list[int], beams: Sequence[tuple[int, ...]]) -> Rows:
-    """Return one slot with the prompt and the distinct prefixes of all beams."""
-    tokens, parents = list(prompt), [ROOT, *range(len(prompt) - 1)]
-    known: dict[tuple[int, ...], int] = {(): len(prompt) - 1}
-    for beam in beams:
-        for end in range(1, len(beam) + 1):
-            if beam[:end] not in known:
-                known[beam[:end]] = len(tokens)
-                tokens.append(beam[end - 1])
-                parents.append(known[beam[: end - 1]])
-    return [(tokens, parents, [known[beam] for beam in beams])]
-
-
-def as_rows(prompt: list[int], beams: Sequence[tuple[int, ...]]) -> Rows:
-    """Return one slot with the prompt and all tokens for each beam."""
-    return [
-        ([*prompt, *beam], [ROOT, *range(len(prompt) + len(beam) - 1)], [len(prompt) + len(beam) - 1]) for beam in beams
-    ]
-
-
-def again(model: LanguageModel, rows: Rows) -> float:
-    """Return the seconds of one pass over whole texts in new slots."""
-    model.reserve(model.num_open + len(rows), max(len(tokens) for tokens, _, _ in rows) + 8)
-    slots = [model.open() for _ in rows]
-    start = time.perf_counter()
-    model.run(Pass([Extend(slot, *one) for slot, one in zip(slots, rows, strict=True)])).logits.tensor()
-    seconds = time.perf_counter() - start
-    for slot in slots:
-        model.close(slot)
-    return seconds
-
-
-def plot(files: Sequence[Path], out: Path) -> None:
-    """Draw the cost of each step from results of `steps`."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "draftree", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot
-
-    lines = [json.loads(line) for file in files for line in file.read_text("utf-8").splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for name in dict.fromkeys(line["method"] for line in steps):
-        own = [line for line in steps if line["method"] == name]
-        marker = "o" if "again" in name else None
-        axes.plot([line["step"] for line in own], [line["ms"] for line in own], label=name, marker=marker, markersize=3)
-    axes.set(xlabel="step", ylabel="ms", yscale="log")
-    axes.set_title(f"{steps[0]['width']} beams after {steps[0]['prompt']} tokens")
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(frameon=False)
-    figure.savefig(out, metadata={"Date": None})
 
 
 def header(given: argparse.Namespace) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
+from draftree.long_speech import LongSpeech, first_window
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
@@ -260,6 +261,22 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven):
         if not always and not work.needs_language(speech):
             return source, None
         return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+
+    async def long_speech(self, audio: Any, speech: Speech) -> LongSpeech:
+        """Return the windows of samples or features of any length; their sources are for `submit`.
+
+        Args:
+            audio: as for `LLM.transcribe_long`, one item.
+            speech: how it is transcribed.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe_long`.
+        """
+        work = self._llm.transcriber
+        features = await asyncio.to_thread(work.features, audio)
+        source = first_window(work, features)
+        detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+        return await self.prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

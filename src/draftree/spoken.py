@@ -62,20 +62,24 @@ class Detection:
     no_speech: float | None
 
 
-def samples_or_features(audio: Any, shape: tuple[int, int], extractor: Callable[[], Any]) -> np.ndarray:
+def samples_or_features(
+    audio: Any, shape: tuple[int, int], extractor: Callable[[], Any], *, is_long: bool = False
+) -> np.ndarray:
     """Return features of shape (channels, frames), float32.
 
     Args:
         audio: samples of shape (samples,), or features.
         shape: the shape of features that the model reads.
         extractor: returns the feature extractor of transformers; called for samples only.
+        is_long: whether there may be more frames than the model reads at once. Then there are as many frames as the
+            samples fill; otherwise there are as many as the model reads.
 
     Raises:
         InvalidRequestError: audio of another shape, or too long.
     """
     values = np.asarray(audio, dtype=np.float32)
     if values.ndim == 2:
-        if values.shape != shape:
+        if values.shape != shape and not (is_long and values.shape[0] == shape[0] and values.shape[1] > 0):
             raise InvalidRequestError(
                 f"the features have shape {values.shape}: this model reads (channels, frames) {shape}", param="audio"
             )
@@ -87,10 +91,15 @@ def samples_or_features(audio: Any, shape: tuple[int, int], extractor: Callable[
         )
     found = extractor()
     longest = int(found.n_samples)
+    if is_long:
+        given = found(values, sampling_rate=found.sampling_rate, truncation=False, padding="longest",
+                      return_tensors="np")  # fmt: skip
+        whole: np.ndarray = given["input_features"][0]
+        return whole
     if len(values) > longest:
         raise InvalidRequestError(
             f"the audio has {len(values)} samples, but the model reads {longest} at once "
-            f"({longest / found.sampling_rate:.0f} seconds): cut it into parts",
+            f"({longest / found.sampling_rate:.0f} seconds): use transcribe_long, or cut it into parts",
             param="audio",
         )
     given = found(values, sampling_rate=found.sampling_rate, return_tensors="np")

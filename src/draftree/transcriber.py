@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
 from draftree.engine.engine import Engine
 from draftree.engine.openings import WholeStart
@@ -66,6 +68,25 @@ class Transcriber:
         extractor = self._feature_extractor()
         return float(extractor.n_samples / extractor.sampling_rate)
 
+    def is_long(self, audio: Any) -> bool:
+        """Return whether samples or features are longer than what the model reads at once."""
+        shape, size = self.target.feature_shape, np.shape(audio)
+        assert shape is not None, "the model reads features"
+        if len(size) == 2:
+            return size[0] == shape[0] and size[1] > shape[1]
+        return len(size) == 1 and size[0] > self.longest * self.sampling_rate
+
+    def features(self, audio: Any) -> np.ndarray:
+        """Return features of samples or features of any length, shape (channels, frames).
+
+        Raises:
+            ConfigurationError: as for `source`.
+            InvalidRequestError: audio of another shape.
+        """
+        shape = self.target.feature_shape
+        assert shape is not None, "the model reads features"
+        return samples_or_features(audio, shape, self._feature_extractor, is_long=True)
+
     def source(self, audio: Any) -> FeatureSource:
         """Return the source of samples or features.
 
@@ -112,12 +133,15 @@ class Transcriber:
             no_speech = float(logits.float().softmax(dim=-1)[rules.no_timestamps - 1])
         return Detection(language, no_speech)
 
-    def start(self, speech: Speech, detected: Detection | None = None) -> WholeStart | None:
+    def start(
+        self, speech: Speech, detected: Detection | None = None, *, earlier: Sequence[int] | None = None
+    ) -> WholeStart | None:
         """Return the decoder's prompt; None if the model has no tokens of languages and tasks.
 
         Args:
             speech: how audio is transcribed.
             detected: result of `detect`, if `needs_language`.
+            earlier: tokens of the text before the audio, in place of the prompt of `speech`; None for that.
 
         Raises:
             InvalidRequestError: an unknown language or task, or a setting for which the model has no token.
@@ -126,7 +150,8 @@ class Transcriber:
         if rules is None:
             self._require_plain(speech)
             return None
-        start = [*self._before(speech.prompt, rules), *self.target.rules.start_ids]
+        before = self.text_ids(speech.prompt) if earlier is None else earlier
+        start = [*self._before(before, rules), *self.target.rules.start_ids]
         if rules.languages:
             if speech.task not in rules.tasks:
                 raise InvalidRequestError(
@@ -159,13 +184,18 @@ class Transcriber:
         if speech.prompt is not None:
             raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
 
-    def _before(self, prompt: str | None, rules: SpeechRules) -> list[int]:
-        """Return the tokens of a text before the audio: as in `generate`, the last that fill half of the context."""
+    def text_ids(self, prompt: str | None) -> list[int]:
+        """Return the token ids of a text before the audio; empty if there is none."""
         if prompt is None or not prompt.strip():
+            return []
+        return self._prompts.encode_text(" " + prompt.strip(), add_special_tokens=False)
+
+    def _before(self, ids: Sequence[int], rules: SpeechRules) -> list[int]:
+        """Return the tokens of a text before the audio: as in `generate`, the last that fill half of the context."""
+        if not ids:
             return []
         if rules.previous is None:
             raise InvalidRequestError("this model has no token for a prompt: leave it out", param="prompt")
-        ids = self._prompts.encode_text(" " + prompt.strip(), add_special_tokens=False)
         return [rules.previous, *ids[-(self.target.max_length // 2 - 1) :]]
 
     def segments(self, tokens: Sequence[int], *, seconds: float | None = None) -> list[Segment]:

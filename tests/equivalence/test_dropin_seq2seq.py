@@ -10,7 +10,7 @@ import torch
 from transformers import TextStreamer
 
 import draftree
-from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from seq2seq_samples import TEXT_FAMILIES, sample, sources
 from whispers import features, tokenizer, whisper
 
@@ -103,10 +103,39 @@ def test_whisper_writes_the_tokens_of_generate(timestamps: bool) -> None:
             torch.testing.assert_close(ours(model, inputs, draft=draft, **given), wanted)
 
 
+@pytest.mark.parametrize("name", TEXT_FAMILIES)
+def test_beams_of_every_family_are_those_of_generate(name: str) -> None:
+    model = sample(name)
+    inputs = padded(int(model.config.pad_token_id))
+    given = {"num_beams": 4, "num_return_sequences": 2, "return_dict_in_generate": True, "output_scores": True}
+    wanted = written(model, inputs, **given)
+    found = ours(model, inputs, **{**given, "output_scores": False})
+    torch.testing.assert_close(found.sequences, wanted.sequences)
+    torch.testing.assert_close(found.sequences_scores, wanted.sequences_scores, atol=1e-4, rtol=1e-4)
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_beams_with_every_setting(setting: str) -> None:
+    model, given = sample("bart"), {"num_beams": 3, "early_stopping": True, **SETTINGS[setting]}
+    inputs = padded(1)
+    torch.testing.assert_close(ours(model, inputs, **given), written(model, inputs, **given))
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_beams_of_whisper_are_those_of_generate(timestamps: bool) -> None:
+    model, given = whisper(), {"language": "de", "task": "transcribe", "num_beams": 3}
+    if timestamps:
+        given["return_timestamps"] = True
+    for one in features(2):
+        inputs = {"input_features": torch.from_numpy(one)[None]}
+        torch.testing.assert_close(ours(model, inputs, **given), written(model, inputs, **given))
+
+
 def test_what_cannot_be_honoured_is_refused() -> None:
     model, inputs = sample("bart"), padded(1)
-    with pytest.raises(UnsupportedModelError, match="num_beams=3"):
-        ours(model, inputs, num_beams=3)
+    with pytest.raises(ConfigurationError, match="no drafter takes part"):
+        ours(model, inputs, num_beams=3, draft="ngram")
     with pytest.raises(ConfigurationError, match="the output of its encoder only"):
         ours(model, inputs, draft="model:anything")
     with pytest.raises(ConfigurationError, match="the output of its encoder only"):

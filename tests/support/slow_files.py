@@ -10,6 +10,7 @@ SLOW = frozenset(
         "test_audio",
         "test_beam_attention",
         "test_beam_drafts_native",
+        "test_beam_options",
         "test_beam_seq2seq",
         "test_beam_transformers",
         "test_bench_cli",
@@ -100,6 +101,8 @@ SLOW = frozenset(
         "test_weights_homes",
         "test_weights_interrupted",
         "test_whisper",
+        "test_whisper_long",
+        "test_whisper_real",
     }
 )
 """Names of test files; their tests are marked `slow`."""

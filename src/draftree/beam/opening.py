@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.models.base import LanguageModel, Slot
-from draftree.models.source import EncoderDecoder, FeatureSource, Source
+from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
 from draftree.sampling.decoding_rules import DecodingRules
 
 
@@ -71,7 +71,7 @@ def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
             "models are searched separately",
             param=name,
         )
-    if isinstance(model, EncoderDecoder) and prompt.source is not None:
+    if isinstance(model, EncoderDecoder) and prompt.source is not None and not isinstance(prompt.source, HiddenSource):
         wanted = model.feature_shape
         shape = prompt.source.features.shape if isinstance(prompt.source, FeatureSource) else None
         if wanted != shape:

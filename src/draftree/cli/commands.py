@@ -97,7 +97,7 @@ COMMANDS = {
             "draftree.cli.transcribe:transcribe",
             "Transcribe sound files.",
             (
-                "draftree transcribe openai/whisper-tiny speech.wav --language en",
+                "draftree transcribe whisper-tiny.en speech.wav",
                 "draftree transcribe openai/whisper-tiny talk.wav --translate --format srt",
             ),
         ),

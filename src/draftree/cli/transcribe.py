@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,8 @@ from draftree.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from draftree.completion import Completion
     from draftree.llm import LLM
+    from draftree.long_speech import Transcript
+    from draftree.spoken import Segment
 
 __all__ = ["transcribe"]
 
@@ -52,6 +55,14 @@ Before = Annotated[
     str | None,
     typer.Option("--prompt", help="Text before the sound, whose words and style go on.", rich_help_panel=TEXT),
 ]
+Continues = Annotated[
+    bool,
+    typer.Option(
+        "--condition-on-previous",
+        help="For sounds longer than the model reads at once: each part continues the text of those before.",
+        rich_help_panel=TEXT,
+    ),
+]
 Form = Annotated[
     Format,
     typer.Option(
@@ -71,11 +82,15 @@ def transcribe(
     language: Language = None,
     translate: Translate = False,
     prompt: Before = None,
+    condition_on_previous: Continues = False,
     how: How,
     form: Form = Format.TEXT,
     params: SamplingParams,
 ) -> None:
-    """Transcribe sound files as one batch. The text goes to standard output, everything else to standard error."""
+    """Transcribe sound files as one batch. The text goes to standard output, everything else to standard error.
+
+    Sounds longer than the model reads at once are transcribed in windows, cut at timestamps.
+    """
     require_sound(model)
     for file in files:
         if not file.is_file():
@@ -94,18 +109,47 @@ def transcribe(
         note(llm.draft_note)
     rate = llm.transcriber.sampling_rate
     sounds = [_read(read_sound, file, rate) for file in files]
-    task, has_times = "translate" if translate else "transcribe", form is not Format.TEXT
-    done = llm.transcribe(sounds, params, language=language, task=task, timestamps=has_times, prompt=prompt)
+    told: dict[str, Any] = {"language": language, "task": "translate" if translate else "transcribe", "prompt": prompt}
+    done = _written(
+        llm, sounds, params, told, timestamps=form is not Format.TEXT, condition_on_previous=condition_on_previous
+    )
     for file, sound, one in zip(files, sounds, done, strict=True):
         if len(files) > 1:
             note(f"--- {file} ---")
         seconds = len(sound) / rate
         if form is Format.TEXT:
-            say(llm.transcriber.text(one.token_ids).strip() + "\n")
+            say(_text(llm, one).strip() + "\n")
         elif form is Format.JSON:
             say(dump(_as_json(llm, one, file, seconds)) + "\n")
         else:
-            say((srt if form is Format.SRT else vtt)(llm.segments(one, seconds=seconds)))
+            say((srt if form is Format.SRT else vtt)(_segments(llm, one, seconds)))
+
+
+def _written(
+    llm: LLM,
+    sounds: Sequence[Any],
+    params: SamplingParams,
+    told: Mapping[str, Any],
+    *,
+    timestamps: bool,
+    condition_on_previous: bool,
+) -> list[Completion | Transcript]:
+    """Transcribe short sounds as one batch and long ones as another; results in the order of the sounds."""
+    is_long = [llm.transcriber.is_long(sound) for sound in sounds]
+    short = [sound for sound, long in zip(sounds, is_long, strict=True) if not long]
+    rest = [sound for sound, long in zip(sounds, is_long, strict=True) if long]
+    whole = iter(llm.transcribe(short, params, timestamps=timestamps, **told) if short else ())
+    cut = iter(llm.transcribe_long(rest, params, condition_on_previous=condition_on_previous, **told) if rest else ())
+    return [next(cut) if long else next(whole) for long in is_long]
+
+
+def _text(llm: LLM, done: Completion | Transcript) -> str:
+    return llm.transcriber.text(done.token_ids)
+
+
+def _segments(llm: LLM, done: Completion | Transcript, seconds: float) -> Sequence[Segment]:
+    # a short text has no segments of its own
+    return done.segments if hasattr(done, "segments") else llm.segments(done, seconds=seconds)
 
 
 def _read(read: Any, file: Path, rate: int) -> Any:
@@ -117,15 +161,20 @@ def _read(read: Any, file: Path, rate: int) -> Any:
         raise InvalidRequestError(f"'{file}' cannot be read: {error.strerror}") from error
 
 
-def _as_json(llm: LLM, done: Completion, file: Path, seconds: float) -> dict[str, Any]:
+def _as_json(llm: LLM, done: Completion | Transcript, file: Path, seconds: float) -> dict[str, Any]:
+    windows = done.windows if hasattr(done, "windows") else (done,)
+    ends: dict[str, Any] = {"finish_reason": windows[-1].finish_reason, "stats": windows[-1].to_json().get("stats")}
+    if len(windows) > 1:
+        ends = {
+            "windows": [{"finish_reason": one.finish_reason, "stats": one.to_json().get("stats")} for one in windows]
+        }
     return {
         "file": str(file),
         "duration": round(seconds, 3),
-        "text": llm.transcriber.text(done.token_ids),
+        "text": _text(llm, done),
         "segments": [
             {"start": round(one.start, 3), "end": round(one.end, 3), "text": one.text}
-            for one in llm.segments(done, seconds=seconds)
+            for one in _segments(llm, done, seconds)
         ],
-        "finish_reason": done.finish_reason,
-        "stats": done.to_json().get("stats"),
+        **ends,
     }

@@ -22,23 +22,28 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation import GenerateBeamDecoderOnlyOutput
+from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from draftree.beam.hooks import Hooks
 from draftree.beam.loop import BeamSearch
+from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.state import TextSearch
 from draftree.beam.strategies.base import Candidate
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.transfer import to_device
+from draftree.dropin.encoded import sources_of
 from draftree.dropin.ngrams import GeneratedNgramsProcessor
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
 from draftree.dropin.steps import Callbacks
 from draftree.loading.lending import borrowed, is_padding_counted
+from draftree.models.source import EncoderDecoder
 from draftree.models.torch.context import turning_length
 
+BeamOutput = GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
+"""What `generate` returns with `return_dict_in_generate`."""
 _SEEDS = 2**63 - 1
 _BY_ROW = (
     GeneratedNgramsProcessor,
@@ -148,7 +153,7 @@ class CallHooks(Hooks):
 @torch.no_grad()
 def search(
     model: Any, input_ids: Tensor, config: Any, calls: Callbacks, inputs: Mapping[str, Any], *, max_length: int
-) -> Tensor | GenerateBeamDecoderOnlyOutput:
+) -> Tensor | BeamOutput:
     """Return what `generate` returns for `num_beams` > 1.
 
     Args:
@@ -167,20 +172,31 @@ def search(
     if has_images(inputs):
         raise InvalidRequestError(f"images with num_beams={width} cannot be honoured: set num_beams=1, or {WITHOUT}")
     with borrowed(model) as target:
-        refuse_inputs(input_ids, inputs, max_length=max_length, context=target.model.max_length)
-        pads = num_pads(rows, None if mask is None else mask[::width])
-        turns = turning_length(model.config.get_text_config())
-        if (any(pads) and is_padding_counted(model)) or (turns is not None and max_length - min(pads) > turns):
-            raise InvalidRequestError(
-                f"{type(model).__name__} computes these positions in another way in its own loop, which num_beams="
-                f"{width} cannot follow: give one prompt without padding, a smaller max_new_tokens, or {WITHOUT}"
-            )
+        limits = {"max_length": max_length, "context": target.model.max_length}
         ends = [] if config._eos_token_tensor is None else config._eos_token_tensor.tolist()
-        prompts = [row[skipped:] for row, skipped in zip(rows.tolist(), pads, strict=True)]
+        if isinstance(target.model, EncoderDecoder):
+            sources = sources_of(model, input_ids, inputs, **limits)[::width]
+            lengths = [one.hidden.shape[1] for one in sources]
+            prompts = [BeamPrompt(*one) for one in zip(rows.tolist(), sources, lengths, strict=True)]
+        else:
+            refuse_inputs(input_ids, inputs, **limits)
+            pads = num_pads(rows, None if mask is None else mask[::width])
+            _refuse_positions(model, pads, max_length, width)
+            prompts = [BeamPrompt(row[skipped:]) for row, skipped in zip(rows.tolist(), pads, strict=True)]
         params = [_params(config, max_length - rows.shape[1]) for _ in prompts]
         searcher = BeamSearch(target.model, end_ids=ends, batch_size=len(prompts), hooks=CallHooks(rows, calls))
         results = searcher.run(prompts, params)
-    return _output(results, rows, config, ends)
+    return _output(results, rows, config, ends, has_encoder=isinstance(target.model, EncoderDecoder))
+
+
+def _refuse_positions(model: Any, pads: Sequence[int], max_length: int, width: int) -> None:
+    """Raise where a model computes positions in another way in its own loop."""
+    turns = turning_length(model.config.get_text_config())
+    if (any(pads) and is_padding_counted(model)) or (turns is not None and max_length - min(pads) > turns):
+        raise InvalidRequestError(
+            f"{type(model).__name__} computes these positions in another way in its own loop, which num_beams="
+            f"{width} cannot follow: give one prompt without padding, a smaller max_new_tokens, or {WITHOUT}"
+        )
 
 
 def _params(config: Any, max_new_tokens: int) -> BeamSearchParams:
@@ -197,8 +213,8 @@ def _params(config: Any, max_new_tokens: int) -> BeamSearchParams:
 
 
 def _output(
-    results: Sequence[BeamResult], rows: Tensor, config: Any, ends: Sequence[int]
-) -> Tensor | GenerateBeamDecoderOnlyOutput:
+    results: Sequence[BeamResult], rows: Tensor, config: Any, ends: Sequence[int], *, has_encoder: bool
+) -> Tensor | BeamOutput:
     wanted = config.num_return_sequences or 1
     for index, result in enumerate(results):
         if len(result.hypotheses) < wanted:
@@ -219,7 +235,8 @@ def _output(
         [*(index * width + rank for rank in one.beam_indices), *[-1] * (longest - len(one.tokens))]
         for index, one in found
     ]
-    return GenerateBeamDecoderOnlyOutput(
+    kind = GenerateBeamEncoderDecoderOutput if has_encoder else GenerateBeamDecoderOnlyOutput
+    return kind(
         sequences=sequences,  # type: ignore[arg-type]
         sequences_scores=to_device([one.score for _, one in found], rows.device, dtype=torch.float32),
         beam_indices=to_device(ranks, rows.device, dtype=torch.int32),  # type: ignore[arg-type]

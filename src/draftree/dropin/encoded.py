@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.dropin.drafting import Drafting
 from draftree.dropin.refusals import WITHOUT
 from draftree.models.source import HiddenSource
@@ -71,21 +71,14 @@ def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_
     return [HiddenSource(hidden[row : row + 1, mask[row] != 0]) for row in rows]
 
 
-def refuse_beside(model: Any, drafting: Drafting, *, assistant: Any, beams: int) -> None:
-    """Raise for what is done for causal models only.
+def refuse_models(model: Any, drafting: Drafting, *, assistant: Any) -> None:
+    """Raise for a draft model, which would need the input of the encoder.
 
     Raises:
-        UnsupportedModelError: beams.
-        ConfigurationError: a draft model, which would need the input of the encoder.
+        ConfigurationError: names the model.
     """
-    kind = type(model).__name__
-    if beams > 1:
-        raise UnsupportedModelError(
-            f"num_beams={beams} was asked for, and {kind} is an encoder-decoder, which this drop-in writes without "
-            f"beams: set num_beams=1, or {WITHOUT}"
-        )
     if assistant is not None or drafting.draft.partition(":")[0] == "model":
         raise ConfigurationError(
-            f"{kind} is an encoder-decoder, and transformers passes the output of its encoder only, which no other "
-            "model can read: name a drafter without a model, such as draft='ngram', or use draftree.LLM"
+            f"{type(model).__name__} is an encoder-decoder, and transformers passes the output of its encoder only, "
+            "which no other model can read: name a drafter without a model, such as draft='ngram', or use draftree.LLM"
         )

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
-from transformers.generation import GenerateBeamDecoderOnlyOutput
 
 from draftree.assembly import build_parts, choose_methods
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
@@ -19,7 +18,7 @@ from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin import beams
 from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
-from draftree.dropin.encoded import refuse_beside, sources_of
+from draftree.dropin.encoded import refuse_models, sources_of
 from draftree.dropin.ngrams import scoped
 from draftree.dropin.outputs import DraftreeEncoderDecoderOutput, DraftreeOutput, output_of
 from draftree.dropin.prompts import openers, read_prompts
@@ -71,13 +70,13 @@ def generate(
     stop_strings: str | list[str] | None = None,
     token_healing: bool = False,
     **model_kwargs: Any,
-) -> Tensor | DraftreeOutput | DraftreeEncoderDecoderOutput | GenerateBeamDecoderOnlyOutput:
+) -> Tensor | DraftreeOutput | DraftreeEncoderDecoderOutput | beams.BeamOutput:
     """Write what `model.generate` writes, in less time: give this as its `custom_generate`.
 
     Greedy decoding and beam search (without a drafter) give the same tokens; sampling gives the same distribution
     (`torch.manual_seed` decides the draw). Batches, logits processors, stopping criteria, streamers, scores and
     `num_return_sequences` work as in `generate`. Unsupported settings are refused. After the call the model is
-    unchanged. Models with an encoder work too, without beams and without a draft model.
+    unchanged. Models with an encoder work too, without a draft model.
 
     transformers does not pass its arguments `streamer`, `assistant_model`, `tokenizer` and `assistant_tokenizer` to a
     `custom_generate` callable. Bind them with `functools.partial`; do not give them to `model.generate`.
@@ -120,15 +119,13 @@ def generate(
     max_length = stopping_criteria.max_length or generation_config.max_length
     num_beams = generation_config.num_beams or 1
     if num_beams > 1:
-        if model.config.is_encoder_decoder:
-            refuse_beside(model, Drafting("", None), assistant=None, beams=num_beams)
         beams.refuse_beside_beams(
             generation_config, calls, {"draft": draft, "plan": plan, "assistant_model": assistant_model}
         )
         return beams.search(model, input_ids, generation_config, calls, model_kwargs, max_length=max_length)
     drafting = choose_drafting(draft, plan, assistant_model, generation_config)
     if model.config.is_encoder_decoder:
-        refuse_beside(model, drafting, assistant=assistant_model, beams=1)
+        refuse_models(model, drafting, assistant=assistant_model)
     turns = turning_length(model.config.get_text_config())
     if turns is not None and max_length - min(num_pads(input_ids, model_kwargs.get("attention_mask"))) > turns:
         logger.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,3 +118,63 @@ def spans_of(tokens: Sequence[int], first: int) -> list[Span]:
             found.append(Span(start, None if is_last else token - first, begun, place))
         start, begun = token - first, place + 1
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the text of a window.
+
+    Attributes:
+        start: in steps of the timestamps, from the beginning of the window.
+        end: likewise.
+        first: index of its first token, the timestamp at its beginning included.
+        last: index after its last token, timestamps included.
+    """
+
+    start: int
+    end: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowCut:
+    """What is kept of the text of a window.
+
+    Attributes:
+        parts: of the text, in order.
+        advance: frames from the beginning of the window to that of the next one; at least 1.
+    """
+
+    parts: tuple[Part, ...]
+    advance: int
+
+
+def cut_window(tokens: Sequence[int], first: int, *, frames: int, stride: int) -> WindowCut:
+    """Cut the text of a window of long audio into parts, as `generate` of transformers does.
+
+    Two timestamps in a row end a part and begin the next one. What follows the last such pair is unfinished and is
+    dropped, unless the text ends with a single timestamp, after which there is no speech. A text without such a pair is
+    one part and is kept whole.
+
+    Args:
+        tokens: token ids of the text, without the end of text.
+        first: the timestamp 0.
+        frames: length of the window.
+        stride: frames in a step of the timestamps.
+    """
+    is_time = [token >= first for token in tokens]
+    pairs = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
+    if not pairs:
+        times = [token - first for token, timed in zip(tokens, is_time, strict=True) if timed]
+        end = times[-1] if times and times[-1] > 0 else frames // stride
+        return WindowCut((Part(0, end, 0, len(tokens)),) if tokens else (), frames)
+    is_closed = is_time[-1] and not is_time[-2]
+    bounds = [0, *pairs, len(tokens)] if is_closed else [0, *pairs[:-1], pairs[-1] + 1]
+    parts = []
+    for begin, bound in itertools.pairwise(bounds):
+        # the last part of an open text holds both timestamps of the pair, so that they are kept
+        last = tokens[bound - 2] if not is_closed and bound == bounds[-1] else tokens[bound - 1]
+        parts.append(Part(tokens[begin] - first, last - first, begin, bound))
+    reached = (tokens[pairs[-1] - 1] - first) * stride
+    return WindowCut(tuple(parts), frames if is_closed or reached < 1 else reached)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,9 +74,22 @@ class Job:
 
     @classmethod
     async def start(
-        cls, served: ServedModel, prompts: Sequence[Any], params: SamplingParams, options: JobOptions
+        cls,
+        served: ServedModel,
+        prompts: Sequence[Any],
+        params: SamplingParams,
+        options: JobOptions,
+        *,
+        wait: bool = False,
     ) -> Job:
         """Queue the prompts.
+
+        Args:
+            served: the model.
+            prompts: texts, token ids, messages or features.
+            params: sampling parameters of all prompts.
+            options: how the texts are generated.
+            wait: whether to wait while the queue is full.
 
         Raises:
             ApiError: a prompt or parameter that cannot be honoured, or a full queue.
@@ -90,7 +103,7 @@ class Job:
                         params,
                         draft=options.draft,
                         priority=options.priority,
-                        wait=False,
+                        wait=wait,
                         request_id=options.request_id,
                         trace=options.trace,
                         owner=options.owner,
@@ -178,6 +191,23 @@ class Job:
             if on_update is not None:
                 on_update(found)
         return self.completions()
+
+    async def further(self, prompt: Any, params: SamplingParams, decoder: DecoderOptions) -> Completion:
+        """Queue a further prompt of the same request, which belongs to the job from then on, and wait for its text.
+
+        Args:
+            prompt: the prompt.
+            params: its sampling parameters, with one text.
+            decoder: options of encoder-decoder models.
+
+        Raises:
+            ApiError: as `start` and `finish`.
+        """
+        options = replace(self.options, decoder=decoder)
+        more = await Job.start(self.served, [prompt], params, options, wait=True)
+        self.submissions += more.submissions
+        (done,) = await more.finish()
+        return done
 
     def completions(self) -> list[Completion]:
         """Return the finished texts in the order of the choices."""

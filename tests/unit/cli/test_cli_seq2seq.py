@@ -110,3 +110,26 @@ def test_sound_files_are_transcribed(generate: Generate, tmp_path: Path, capfd: 
     assert capfd.readouterr().out.startswith("1\n00:00:0")
     assert run(["transcribe", str(folder), str(tmp_path / "none.wav")]) == 1
     assert "is no file" in capfd.readouterr().err
+
+
+def test_long_sounds_are_transcribed_beside_short_ones(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = whispers.saved(tmp_path / "whisper")
+    for name, seconds in (("long.wav", 2.4), ("short.wav", 0.8)):
+        (tmp_path / name).write_bytes(whispers.wav(whispers.samples(seconds)))
+    files = [str(tmp_path / "long.wav"), str(tmp_path / "short.wav")]
+    llm = LLM(folder, dtype="float32")
+    long, short = (read_sound(Path(file).read_bytes(), 16000) for file in files)
+    params = SamplingParams(temperature=0, max_tokens=20)
+    common = ["--language", "de", "--max-tokens", "20", "--dtype", "float32", "--draft", "suffix"]
+    assert run(["transcribe", str(folder), *files, *common]) == 0
+    (whole,), (done,) = llm.transcribe_long(long, params, language="de"), llm.transcribe(short, params, language="de")
+    wanted = [llm.transcriber.text(one.token_ids).strip() for one in (whole, done)]
+    assert capfd.readouterr().out == "".join(f"{text}\n" for text in wanted)
+    line = ["transcribe", str(folder), files[0], *common, "--condition-on-previous", "--format", "json"]
+    assert run(line) == 0
+    found = json.loads(capfd.readouterr().out)
+    (carried,) = llm.transcribe_long(long, params, language="de", condition_on_previous=True)
+    assert (found["text"], len(found["windows"])) == (carried.text, len(carried.windows))
+    assert [(one["start"], one["text"]) for one in found["segments"]] == [
+        (round(one.start, 3), one.text) for one in carried.segments
+    ]

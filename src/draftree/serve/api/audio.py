@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.responses import PlainTextResponse
 from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.engine.openings import WholeStart
+from draftree.long_speech import LongSpeech, Transcript
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.serve.api.common import ERRORS, model_of, running_job
@@ -22,7 +24,7 @@ from draftree.serve.audio.forms import parse_form
 from draftree.serve.audio.sound import read_sound
 from draftree.serve.audio.subtitles import segments_json, srt, vtt
 from draftree.serve.errors import invalid
-from draftree.serve.job import JobOptions
+from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import checked_params, named_error
 from draftree.serve.pool import ServedModel
@@ -70,6 +72,8 @@ class _Sound:
 
     seconds: float = 0.0
     detected: Detection | None = None
+    windows: LongSpeech | None = None
+    """Its windows, if it is longer than what the model reads at once."""
 
 
 async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request) -> Response:
@@ -93,8 +97,22 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
         return source
 
     async with running_job(request, model, prompts=[file], params=params, options=options, encode=encode) as job:
-        (done,) = await job.finish()
+        (first,) = await job.finish()
+        done: Completion | Transcript = first
+        if sound.windows is not None:
+            done = await _all_windows(model, job, first, sound.windows)
     return await _rendered(form, model, done, speech=speech, sound=sound)
+
+
+async def _all_windows(model: ServedModel, job: Job, done: Completion, windows: LongSpeech) -> Transcript:
+    """Transcribe all windows after the first one, one after the other, and return the whole text."""
+    run = model.llm.prompts.with_tokenizer
+    await run(lambda _: windows.take(done))
+    while not windows.is_done:
+        source, start = await run(lambda _: windows.window())
+        done = await job.further(source, windows.params(job.params, start), {"decoder_prompt": start})
+        await run(lambda _: windows.take(done))  # noqa: B023
+    return windows.transcript()
 
 
 async def _read(
@@ -106,6 +124,10 @@ async def _read(
         rate = work.sampling_rate
         samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate)
         sound.seconds = len(samples) / rate
+        if work.is_long(samples):
+            windows = sound.windows = await model.llm.long_speech(samples, speech)
+            sound.detected = windows.detected
+            return await model.llm.prompts.with_tokenizer(lambda _: windows.window())
         source, sound.detected = await model.llm.detect_speech(samples, speech, always=always)
         start = await model.llm.prompts.with_tokenizer(lambda _: work.start(speech, sound.detected))
     except ConfigurationError as error:
@@ -116,17 +138,22 @@ async def _read(
 
 
 async def _rendered(
-    form: AudioForm, model: ServedModel, done: Completion, *, speech: Speech, sound: _Sound
+    form: AudioForm, model: ServedModel, done: Completion | Transcript, *, speech: Speech, sound: _Sound
 ) -> Response:
     work = model.llm.llm.transcriber
-    text = await model.llm.prompts.with_tokenizer(lambda _: work.text(done.token_ids))
+    text = done.text
+    if not isinstance(done, Transcript):
+        text = await model.llm.prompts.with_tokenizer(lambda _: work.text(done.token_ids))
     usage = {"type": "duration", "seconds": round(sound.seconds, 3)}
     if form.response_format == "json":
         return JsonResponse({"text": text, "usage": usage})
     if form.response_format == "text":
         return PlainTextResponse(text + "\n")
-    cut = partial(work.segments, done.token_ids, seconds=sound.seconds)
-    segments: list[Segment] = await model.llm.prompts.with_tokenizer(lambda _: cut())
+    if isinstance(done, Transcript):
+        segments: Sequence[Segment] = done.segments
+    else:
+        cut = partial(work.segments, done.token_ids, seconds=sound.seconds)
+        segments = await model.llm.prompts.with_tokenizer(lambda _: cut())
     if form.response_format == "srt":
         return PlainTextResponse(srt(segments))
     if form.response_format == "vtt":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree.completion import Completion
+from draftree.long_speech import Transcript
 from draftree.spoken import Segment
 
 
@@ -37,7 +38,7 @@ def _time(seconds: float, point: str) -> str:
 
 
 def segments_json(
-    segments: Sequence[Segment], done: Completion, *, temperature: float, no_speech: float | None
+    segments: Sequence[Segment], done: Completion | Transcript, *, temperature: float, no_speech: float | None
 ) -> list[dict[str, Any]]:
     """Return segments as the objects of `verbose_json`.
 

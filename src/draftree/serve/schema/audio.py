@@ -24,7 +24,7 @@ class AudioForm(Body):
 
     refused: ClassVar[Refused] = {
         "stream": (("false", "False", "0"), "the text is sent when it is complete; leave it out"),
-        "chunking_strategy": ((), "cut long audio before it is sent"),
+        "chunking_strategy": ((), "long audio is cut at timestamps; leave it out"),
         "include[]": ((), "log-probabilities of segments are in verbose_json"),
         "known_speaker_names[]": ((), "speakers are not told apart"),
         "known_speaker_references[]": ((), "speakers are not told apart"),

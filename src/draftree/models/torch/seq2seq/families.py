@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.torch.seq2seq.layers import Attention, DecoderFunction, DecoderLayer, Projection, Rows
 from draftree.models.torch.seq2seq.passes import DecoderPass
 
@@ -35,6 +36,18 @@ def decoder_function(model: Any, decoder: Any) -> DecoderFunction | None:
     if kind in NORMS_AFTER or kind in NORMS_BEFORE:
         return _bart(model, decoder)
     return None
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """Return the decoder of a model.
+
+    Raises:
+        UnsupportedModelError: it names none.
+    """
+    decoder = model.get_decoder()
+    if not isinstance(decoder, nn.Module):
+        raise UnsupportedModelError(f"{type(model).__name__} names no decoder")
+    return decoder
 
 
 def _t5(model: Any, decoder: Any) -> DecoderFunction:

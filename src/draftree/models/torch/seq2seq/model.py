@@ -25,7 +25,7 @@ from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.seq2seq.attention import RecordedCalls, announced, use_in
 from draftree.models.torch.seq2seq.cache import empty_cache
 from draftree.models.torch.seq2seq.cross import EncodedSource, KeysValues, plan_cross
-from draftree.models.torch.seq2seq.families import decoder_function
+from draftree.models.torch.seq2seq.families import decoder_function, decoder_of
 from draftree.models.torch.seq2seq.layers import DecoderFunction
 from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass
 from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions, restore_positions
@@ -64,7 +64,7 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
             )
         if not model._can_set_attn_implementation():
             raise UnsupportedModelError(f"{kind} does not let its attention be chosen")
-        self._decoder: Any = _decoder_of(model)
+        self._decoder: Any = decoder_of(model)
         self.supports_trees = True
         self.fingerprint = fingerprint(model)
         use_in(model)
@@ -265,7 +265,7 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
 
     def attach(self, model: Any) -> None:
         """Attach the model again after `release`."""
-        self.model, self._decoder = model, _decoder_of(model)
+        self.model, self._decoder = model, decoder_of(model)
         use_in(model)
         replace_positions(model, self._decoder)
         if self._runs_function:
@@ -296,10 +296,3 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
         logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
         return logits if wanted is None else logits[wanted]
-
-
-def _decoder_of(model: Any) -> nn.Module:
-    decoder = model.get_decoder()
-    if not isinstance(decoder, nn.Module):
-        raise UnsupportedModelError(f"{type(model).__name__} names no decoder")
-    return decoder

@@ -1,0 +1,187 @@
+"""Conversion of an English Whisper model in CTranslate2's format, with its tokenizer after it, to a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.weights.ctranslate2_file import Ctranslate2File
+from draftree.weights.progress import Progress
+from draftree.weights.safetensors_file import write_safetensors
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WHISPER_CONVERTER", "convert_whisper"]
+
+WHISPER_CONVERTER = "whisper-1"
+"""Changes whenever the same file would convert to a different folder."""
+NUM_TIMESTAMPS = 1501
+SYMBOLS = (
+    '"', "#", "(", ")", "*", "+", "/", ":", ";", "<", "=", ">", "@", "[", "\\", "]", "^", "_", "`", "{", "|", "}", "~",
+    "「", "」", "『", "』", "<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))",
+    "[[", "]]", "{{", "}}", "♪♪", "♪♪♪", "♩", "♪", "♫", "♬", "♭", "♮", "♯",
+)  # fmt: skip
+"""What is never written (arXiv 2212.04356): symbols of transcripts that are not spoken."""
+
+
+def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:
+    """Write configuration, weights (float32), tokenizer and feature extractor into the empty `folder`.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+        UnsupportedModelError: it holds another kind of model.
+    """
+    file = Ctranslate2File(source)
+    if file.kind != "WhisperSpec":
+        raise UnsupportedModelError(f"'{source}' holds a model of the kind '{file.kind}': WhisperSpec is read")
+    tokenizer = _saved_tokenizer(file, folder)
+    config = _saved_configuration(file, folder, tokenizer)
+    names = dict(_sources(file, config))
+    shapes = {name: tuple(int(size) for size in part(file).shape) for name, part in names.items()}
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        for done, (name, part) in enumerate(names.items(), 1):
+            yield name, torch.from_numpy(np.require(part(file), requirements=["C", "W"]))
+            progress("convert", done, len(names))
+
+    write_safetensors(folder / "model.safetensors", shapes, tensors(), dtype="float32")
+
+
+class Part:
+    """One of the equal parts of a variable's rows."""
+
+    def __init__(self, name: str, index: int = 0, count: int = 1) -> None:
+        self._name, self._index, self._count = name, index, count
+
+    def __call__(self, file: Ctranslate2File) -> np.ndarray:
+        """Return the values."""
+        found: np.ndarray = np.split(file.values(self._name), self._count)[self._index]
+        return found
+
+
+def _sources(file: Ctranslate2File, config: Any) -> Iterator[tuple[str, Part]]:
+    """Yield each parameter of transformers' model, and where it is in the file."""
+    yield "model.decoder.embed_tokens.weight", Part("decoder/embeddings/weight")
+    for side, count in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
+        model = f"model.{side}"
+        yield f"{model}.embed_positions.weight", Part(f"{side}/position_encodings/encodings")
+        yield from _norm(f"{model}.layer_norm", f"{side}/layer_norm")
+        for layer in range(count):
+            own, here = f"{side}/layer_{layer}", f"{model}.layers.{layer}"
+            yield from _norm(f"{here}.self_attn_layer_norm", f"{own}/self_attention/layer_norm")
+            yield from _rows(f"{here}.self_attn", ("q_proj", "k_proj", "v_proj"), f"{own}/self_attention/linear_0")
+            yield from _rows(f"{here}.self_attn", ("out_proj",), f"{own}/self_attention/linear_1")
+            if side == "decoder":
+                yield from _norm(f"{here}.encoder_attn_layer_norm", f"{own}/attention/layer_norm")
+                yield from _rows(f"{here}.encoder_attn", ("q_proj",), f"{own}/attention/linear_0")
+                yield from _rows(f"{here}.encoder_attn", ("k_proj", "v_proj"), f"{own}/attention/linear_1")
+                yield from _rows(f"{here}.encoder_attn", ("out_proj",), f"{own}/attention/linear_2")
+            yield from _norm(f"{here}.final_layer_norm", f"{own}/ffn/layer_norm")
+            yield from _rows(here, ("fc1",), f"{own}/ffn/linear_0")
+            yield from _rows(here, ("fc2",), f"{own}/ffn/linear_1")
+    for name in ("conv1", "conv2"):
+        for kind in ("weight", "bias"):
+            yield f"model.encoder.{name}.{kind}", Part(f"encoder/{name}/{kind}")
+
+
+def _norm(name: str, source: str) -> Iterator[tuple[str, Part]]:
+    yield f"{name}.weight", Part(f"{source}/gamma")
+    yield f"{name}.bias", Part(f"{source}/beta")
+
+
+def _rows(module: str, names: tuple[str, ...], source: str) -> Iterator[tuple[str, Part]]:
+    """Yield the weights and biases of linear layers that are joined in the file; keys have no bias."""
+    for index, name in enumerate(names):
+        yield f"{module}.{name}.weight", Part(f"{source}/weight", index, len(names))
+        if name != "k_proj":
+            yield f"{module}.{name}.bias", Part(f"{source}/bias", index, len(names))
+
+
+def _saved_tokenizer(file: Ctranslate2File, folder: Path) -> Any:
+    """Write the tokenizer that follows the model, with the tokens of timestamps."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        backend = Tokenizer.from_str(file.rest.decode("utf-8"))
+    except Exception as error:  # the library raises plain exceptions
+        raise file.broken(f"the tokenizer after the model cannot be read ({error})") from error
+    end = "<|endoftext|>"
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end)
+    made.add_tokens([AddedToken(f"<|{step * 0.02:.2f}|>", special=False) for step in range(NUM_TIMESTAMPS)])
+    made.save_pretrained(folder)
+    return made
+
+
+def _saved_configuration(file: Ctranslate2File, folder: Path, tokenizer: Any) -> Any:
+    """Write the configuration, the generation configuration and the settings of the feature extractor."""
+    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor
+
+    def token(name: str) -> int:
+        return int(tokenizer.convert_tokens_to_ids(f"<|{name}|>"))
+
+    vocab_size, width = file.variables["decoder/embeddings/weight"].shape
+    if vocab_size != len(tokenizer):
+        raise UnsupportedModelError(
+            f"'{file.path}' has {vocab_size} tokens and a tokenizer of {len(tokenizer)}: an English model is expected"
+        )
+    mels = file.variables["encoder/conv1/weight"].shape[1]
+    end, start = token("endoftext"), token("startoftranscript")
+    ids: dict[str, Any] = {
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "decoder_start_token_id": start,
+    }
+    sides: dict[str, Any] = {}
+    for side in ("encoder", "decoder"):
+        layers = 0
+        while f"{side}/layer_{layers}/ffn/linear_0/weight" in file.variables:
+            layers += 1
+        sides |= {
+            f"{side}_layers": layers,
+            f"{side}_attention_heads": int(file.values(f"{side}/num_heads")),
+            f"{side}_ffn_dim": file.variables[f"{side}/layer_0/ffn/linear_0/weight"].shape[0],
+        }
+    places: dict[str, Any] = {
+        "max_source_positions": file.variables["encoder/position_encodings/encodings"].shape[0],
+        "max_target_positions": file.variables["decoder/position_encodings/encodings"].shape[0],
+    }
+    kind = "WhisperForConditionalGeneration"
+    config = WhisperConfig(
+        vocab_size=vocab_size, d_model=width, num_mel_bins=mels, **sides, **places, **ids, architectures=[kind],
+        dtype="float32",
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    GenerationConfig(
+        **ids,
+        max_length=places["max_target_positions"],
+        begin_suppress_tokens=[tokenizer.encode(" ", add_special_tokens=False)[0], end],
+        suppress_tokens=_suppressed(tokenizer, token),
+        no_timestamps_token_id=token("notimestamps"),
+        prev_sot_token_id=token("startofprev"),
+        max_initial_timestamp_index=50,
+        is_multilingual=False,
+        return_timestamps=False,
+    ).save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=mels).save_pretrained(folder)
+    return config
+
+
+def _suppressed(tokenizer: Any, token: Any) -> list[int]:
+    """Return the tokens that are never written: symbols that are not spoken, and control tokens."""
+    found = {tokenizer.encode(" -", add_special_tokens=False)[0], tokenizer.encode(" '", add_special_tokens=False)[0]}
+    for symbol in SYMBOLS:
+        for text in (symbol, f" {symbol}"):
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if len(ids) == 1 or symbol in "♩♪♫♬♭♮♯":
+                found.add(ids[0])
+    control = ("startoftranscript", "translate", "transcribe", "startoflm", "startofprev", "nocaptions")
+    return sorted(found | {token(name) for name in control})
