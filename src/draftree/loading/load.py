@@ -122,8 +122,9 @@ def load_model(
     if is_remote(name):
         from draftree.loading.remote import load_remote
 
-        given = {"kernels": kernels, "quantization": quantization, "offload": offload}
-        return load_remote(str(name), dtype=dtype, device=device, **given)
+        return load_remote(
+            str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization, offload=offload
+        )
     options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
