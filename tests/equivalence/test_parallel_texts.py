@@ -77,8 +77,3 @@ def test_three_processes_with_sums_in_one_order(folder: Path, tmp_path: Path) ->
 def test_stages_of_unequal_size(folder: Path, tmp_path: Path) -> None:
     jobs = [job(folder, "llama", pp=2), job(folder, "gemma3_text", drafts=[None, "suffix,min=1"], pp=2)]
     require_same(jobs, run(2, tmp_path, jobs))
-
-
-def test_stages_of_shared_layers(folder: Path, tmp_path: Path) -> None:
-    jobs = [job(folder, "llama", drafts=[None, "suffix,min=1"], tp=2, pp=2)]
-    require_same(jobs, run(4, tmp_path, jobs))

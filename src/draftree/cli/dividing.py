@@ -22,7 +22,12 @@ TensorParallel = Annotated[
 ]
 PipelineParallel = Annotated[
     int,
-    typer.Option("--pp", help="Stages of layers, each of --tp processes.", metavar="N", rich_help_panel=RUNNING),
+    typer.Option(
+        "--pp",
+        help="Stages of layers, one for each process (pipeline parallel); not together with --tp.",
+        metavar="N",
+        rich_help_panel=RUNNING,
+    ),
 ]
 StrictSums = Annotated[
     bool,

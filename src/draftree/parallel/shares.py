@@ -152,6 +152,8 @@ def require_possible(world: World, options: ParallelOptions, settings: LoadSetti
             f"{options} needs {options.num_processes} processes, and {world.size} were started: start torchrun with "
             f"--nproc-per-node {options.num_processes}, or change tp and pp so that their product is {world.size}"
         )
+    if options.tp > 1 and options.pp > 1:
+        raise ConfigurationError(f"{options}: transformers cannot load shared layers in stages yet; use tp or pp alone")
     if settings.kernels == "graphs" and options.pp > 1:
         raise ConfigurationError("kernels 'graphs' have no stages: use pp=1, or other kernels")
 

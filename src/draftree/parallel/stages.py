@@ -8,42 +8,17 @@ is private in transformers: with a version that is not known, its own forward ru
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["KNOWN_VERSIONS", "Stage", "plans_of_stages"]
+__all__ = ["KNOWN_VERSIONS", "Stage"]
 
 logger = logging.getLogger(__name__)
 
 KNOWN_VERSIONS = ("5.23.",)
 """Versions of transformers whose division of layers is known."""
 PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_size")
-
-
-@contextmanager
-def plans_of_stages() -> Iterator[None]:
-    """Let models that are loaded inside divide the layers of their own stage only.
-
-    transformers 5.23 lists the parts that a plan divides before it takes the other stages' layers away, and then looks
-    for all of them.
-    """
-    import transformers.distributed.mixin as library
-
-    mixin: Any = library
-    whole = mixin.apply_tensor_parallelism
-
-    def applied(model: Any, mesh: Any, plan: Mapping[str, str]) -> Any:
-        own = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
-        return whole(model, mesh, {name: style for name, style in plan.items() if name in own})
-
-    mixin.apply_tensor_parallelism = applied
-    try:
-        yield
-    finally:
-        mixin.apply_tensor_parallelism = whole
 
 
 class Stage:

@@ -85,6 +85,8 @@ def test_the_number_of_processes_must_fit() -> None:
     with pytest.raises(ConfigurationError, match="have no stages"):
         require_possible(world, ParallelOptions(pp=3), LoadSettings(kernels="graphs"))
     require_possible(world, ParallelOptions(pp=3), LoadSettings())
+    with pytest.raises(ConfigurationError, match="use tp or pp alone"):
+        require_possible(World(0, 4, 0, 4, None), ParallelOptions(tp=2, pp=2), LoadSettings())
 
 
 def test_rank_0_is_in_the_last_stage() -> None:
