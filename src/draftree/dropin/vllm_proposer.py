@@ -68,7 +68,7 @@ class Proposer:
         spec = self.DRAFT or os.environ.get(DRAFT_VARIABLE) or "suffix"
         methods = choose_methods(spec, "coupled", "fixed" if drafts(spec) else None)
         traits = methods.traits
-        if traits.runs_model or traits.features or traits.works_ahead or not methods.drafters:
+        if traits.runs_model or traits.features or traits.wants_picks or not methods.drafters:
             raise ConfigurationError(
                 f"drafter '{spec}' cannot draft in vLLM: choose drafters without a model, such as suffix+ngram"
             )
