@@ -1,7 +1,9 @@
 """Rounds with a head by part, for several drafters that share one target and take turns prompt by prompt.
 
 python benchmarks/head_rounds.py smollm2-135m-instruct --prompts FILE --drafts head:HEAD,k=3 head:HEAD,k=4 --out FILE
-    --levels adds each drafter with one call for each level in place of one for a chain
+    --levels adds each drafter with one call for each level in place of one for a tree
+    DRAFT@auto, or another planner, in place of DRAFT with the planner of --plan
+    --temperature 0 0.8 runs all drafters at each temperature, which share the target too
 
 Prints and appends one JSON line for each drafter, plain decoding first: medians of rounds in milliseconds, tokens per
 round and tokens per second of decoding, and whether all texts equal plain ones.
@@ -24,7 +26,7 @@ from draftree import LLM, SamplingParams
 from draftree.bench.workload import encode, read_workload
 from draftree.core.types import RoundRecord
 from draftree.heads.native_passes import NativePasses
-from draftree.loading.load import load_model
+from draftree.loading.load import LoadedModel, load_model
 from draftree.text.tokenizer import Tokenizer
 
 PARTS = ("plan", "draft", "score", "verify", "commit", "total")
@@ -42,11 +44,11 @@ class Method:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Grow chains level by level if the method is to."""
+        """Grow trees level by level if the method is to."""
         if not self.name.endswith(BY_LEVEL):
             yield
             return
-        with mock.patch.object(NativePasses, "grows_chains", False):
+        with mock.patch.object(NativePasses, "most_children", 0):
             yield
 
     def result(self, wanted: list[tuple[int, ...]]) -> dict[str, object]:
@@ -77,7 +79,7 @@ def main() -> None:
     parser.add_argument("--plan", default="fixed")
     parser.add_argument("--levels", action="store_true")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization")
     parser.add_argument("--note", default="")
@@ -90,13 +92,37 @@ def main() -> None:
     tasks = read_workload(given.prompts).tasks
     chosen = tasks[:: max(1, len(tasks) // given.limit)][: given.limit]
     prompts = [encode(task, tokenizer)[0][:512] for task in chosen]
+    for temperature in given.temperature:
+        methods = measured(given, loaded, prompts, temperature)
+        with given.out.open("a", encoding="utf-8") as out:
+            for method in methods:
+                line = {
+                    "model": given.model,
+                    "dtype": given.dtype,
+                    "quantization": given.quantization,
+                    "kernels": loaded.kernels,
+                    "threads": torch.get_num_threads(),
+                    "temperature": temperature,
+                    "prompts": [given.prompts.name, len(prompts)],
+                    "note": given.note,
+                    **method.result(methods[0].texts),
+                }
+                out.write(json.dumps(line) + "\n")
+                print({key: line[key] for key in ("temperature", *list(line)[8:])}, flush=True)
+
+
+def measured(
+    given: argparse.Namespace, loaded: LoadedModel, prompts: list[list[int]], temperature: float
+) -> list[Method]:
+    """Return the methods after all prompts, plain decoding first."""
     methods = []
-    for draft in [None, *given.drafts]:
+    for spec in ["", *given.drafts]:
+        draft, _, plan = spec.partition("@")
         for suffix in ("", BY_LEVEL) if draft and given.levels else ("",):
             rounds: list[RoundRecord] = []
-            llm = LLM(loaded, draft, plan=given.plan if draft else None, on_round=rounds.append)
-            methods.append(Method(f"{draft or 'plain'}{suffix}", llm, rounds))
-    params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=5)
+            llm = LLM(loaded, draft or None, plan=(plan or given.plan) if draft else None, on_round=rounds.append)
+            methods.append(Method(f"{spec or 'plain'}{suffix}", llm, rounds))
+    params = SamplingParams(max_tokens=given.max_tokens, temperature=temperature, seed=5)
     for number, prompt in enumerate([prompts[0], *prompts]):
         for method in methods:
             with method.ready():
@@ -105,21 +131,7 @@ def main() -> None:
                 method.texts.append(done.token_ids)
             else:  # the first prompt warms up
                 method.rounds.clear()
-    with given.out.open("a", encoding="utf-8") as out:
-        for method in methods:
-            line = {
-                "model": given.model,
-                "dtype": given.dtype,
-                "quantization": given.quantization,
-                "kernels": loaded.kernels,
-                "threads": torch.get_num_threads(),
-                "temperature": given.temperature,
-                "prompts": [given.prompts.name, len(prompts)],
-                "note": given.note,
-                **method.result(methods[0].texts),
-            }
-            out.write(json.dumps(line) + "\n")
-            print({key: line[key] for key in list(line)[8:]}, flush=True)
+    return methods
 
 
 if __name__ == "__main__":

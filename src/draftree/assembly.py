@@ -18,10 +18,12 @@ from draftree.core.tree import Draw
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.wrappers.apart import apart_reader
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
+from draftree.drafters.wrappers.overlap import ahead_of
 from draftree.engine.costs import costs_of
-from draftree.engine.parts import Parts, agree
+from draftree.engine.parts import Parts, agree, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel, load_model
@@ -227,6 +229,7 @@ def build_parts(
         ConfigurationError: the drafter does not fit the target.
         ModelError: the drafter's model cannot be found or used.
     """
+    require_picks(target.model, methods.verifier, methods.traits)
     if not methods.drafters:
         return Parts(target.model, methods.verifier, methods.planner, clock=clock)
     if methods.planner.wants_costs:
@@ -242,7 +245,8 @@ def build_parts(
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
 
-    drafter = _drafter(methods, target.model, tokenizer, load=load, clock=clock, learning=learning)
+    apart = apart_reader(target.quantization, trust_remote_code=trust_remote_code)
+    drafter = _drafter(methods, target.model, tokenizer, load=load, apart=apart, clock=clock, learning=learning)
     return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
 
 
@@ -287,6 +291,7 @@ def _drafter(
     tokenizer: Tokenizer | None,
     *,
     load: Callable[[str], LoadedDraftModel],
+    apart: Callable[[str], LoadedDraftModel],
     clock: Clock,
     learning: LearningStore | None,
 ) -> GuidedDrafter:
@@ -295,9 +300,11 @@ def _drafter(
     num_drawing = 0
     for method in methods.drafters:
         draw = part_draw(method.traits.draws, methods.draw)
-        context = DraftContext(target, tokenizer, draw, methods.verifier.shares_noise, load, num_drawing, learning)
+        shares = methods.verifier.shares_noise
+        context = DraftContext(target, tokenizer, draw, shares, load, num_drawing, learning, apart)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
-        built.append(method.cls(method.config, context))
+        own = method.cls(method.config, context)
+        built.append(ahead_of(own, method.traits, target, clock) if method.traits.ahead else own)
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:

@@ -24,10 +24,12 @@ from draftree.arguments import (
     require_one_conversation,
 )
 from draftree.async_beams import AsyncBeamSearching, BeamWork
+from draftree.async_given import AsyncGiven
 from draftree.async_prompts import AsyncPromptEncoder
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
+from draftree.engine.given import GivenTrees
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
@@ -46,7 +48,7 @@ MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncStreams, AsyncBeamSearching):
+class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven):
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -126,6 +128,8 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
+        given: GivenTrees | None = None,
+        written: Sequence[int] = (),
         **decoder: Unpack[DecoderOptions],
     ) -> Submission:
         """Encode and queue a request, and return its updates. Cancelling the task aborts it.
@@ -139,6 +143,8 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
             request_id: name of the request in records and errors; None for a new one.
             trace: whether updates hold a record of every round of their sequence.
             owner: whose text it is, for drafters that learn; None to leave it out.
+            given: trees that `give` supplies, in place of a drafter; for one text with draft "none".
+            written: tokens of the text that were written before, elsewhere.
             **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `LLM.generate`.
 
         Raises:
@@ -146,7 +152,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
             QueueFullError: the queue is full, and `wait` is False.
             EngineClosedError: the engine was closed, or failed.
         """
-        requests, given = self._llm.requests, one_params(params)
+        requests, checked = self._llm.requests, one_params(params)
 
         def make() -> list[WritingSequence]:
             with self._encoding:
@@ -158,12 +164,17 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching):
                     else self._llm.prompts.encode(prompt, source_lang=spoken)
                 )
                 told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
-                return requests.sequences(ids, given, draft=draft, priority=priority, decoder_prompt=start, **told)
+                made = requests.sequences(ids, checked, draft=draft, priority=priority, decoder_prompt=start, **told)
+                for sequence in made:
+                    sequence.given = given
+                    if written:
+                        sequence.write(written, 0)
+                return made
 
         loop = asyncio.get_running_loop()
-        if not requests.has_grammar(given):
+        if not requests.has_grammar(checked):
             # on separate threads and without the lock: a grammar may take long to compile
-            await loop.run_in_executor(self._compiling, requests.compile_grammar, given, self._encoding)
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, checked, self._encoding)
         # long prompts take long to encode: the event loop stays free
         request = Request(await asyncio.to_thread(make), loop)
         try:

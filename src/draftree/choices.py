@@ -227,6 +227,7 @@ def build_each(
             tokenizer,
             dtype=dtype,
             device=device,
+            trust_remote_code=trust_remote_code,
             load_draft=load,
             clock=clock,
             learning=learning,

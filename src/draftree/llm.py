@@ -34,6 +34,8 @@ from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
+from draftree.parallel.entry import load_divided
+from draftree.parallel.options import ParallelOptions
 from draftree.planners.base import Planner
 from draftree.progress import write_all
 from draftree.prompts import DecoderOptions, PromptEncoder, encoder_of
@@ -64,6 +66,10 @@ class LLM(BeamSearching, Streams, Transcribes):
         kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU (never timed).
         quantization: "int8" for 8-bit weights, which make a different, faster model; None for none.
+        tp: processes that share each layer; the script is started by torchrun, and only rank 0 returns from this
+            constructor: the other ranks run its passes, and exit when it ends.
+        pp: stages of layers, one for each process; not together with `tp`.
+        strict_sums: add the partial sums of processes in one order, whatever else is in a pass.
         exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`).
         trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
         tokenizer: the transformers tokenizer of a loaded model; None for a model that is loaded from files.
@@ -75,6 +81,8 @@ class LLM(BeamSearching, Streams, Transcribes):
             when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
+        offload: memory for the target's weights, such as "8GB"; layers that do not fit are read from a file in every
+            pass. None keeps all weights in memory.
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
@@ -94,6 +102,9 @@ class LLM(BeamSearching, Streams, Transcribes):
         device: str = "auto",
         kernels: str = "auto",
         quantization: str | None = None,
+        tp: int = 1,
+        pp: int = 1,
+        strict_sums: bool = False,
         exact: bool = False,
         trust_remote_code: bool = False,
         tokenizer: Any = None,
@@ -103,6 +114,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         sequence_memory: int | None = None,
         allow_control_tokens: bool = False,
         learn: str | None = None,
+        offload: str | int | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -112,9 +124,12 @@ class LLM(BeamSearching, Streams, Transcribes):
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
+        division = ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)
-        loaded = load_target(model, dtype, device, kernels=kernels, quantization=quantization, trust_remote_code=trusts)
+        given: dict[str, Any] = {"dtype": dtype, "device": device, "kernels": kernels, "quantization": quantization}
+        given |= {"offload": offload, "trust_remote_code": trusts}
+        loaded = load_divided(load_target, model, division, given)
         require_exact(loaded, asked=exact)
         methods, auto = decide_each(methods, loaded, verify, plan, learn)
         self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""

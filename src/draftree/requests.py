@@ -17,6 +17,7 @@ from draftree.drafters.base import NO_DRAFTS
 from draftree.engine.openings import DecoderPrompt, Opening, Prompt, opening_of
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
+from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.processor import Grammars
@@ -130,7 +131,10 @@ class Requests:
             )
             for index in range(params.n)
         ]
+        is_plain = self._parts.traits_of(chosen) is NO_DRAFTS
         for sequence in made:
+            asked = SlotRequest(sequence.history, sequence.controls, limit, is_plain)
+            sequence.opens = self._parts.target.opener(asked)
             sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
             sequence.rounds = [] if trace else None
         return made

@@ -114,7 +114,7 @@ def is_cheap(line: str) -> bool:
     words = line.split()
     large = [name for name in CATALOGUE if name != SMALL]
     changes = {"get", "remove", "bench", "demo", "watch"} & set(words)
-    return words[0] in ("draftree", "echo") and not changes and not any(name in line for name in large)
+    return words[0] in ("draftree", "echo") and not changes and not any(name in line for name in (*large, "remote:"))
 
 
 CHEAP = [(block, line) for block, line in commands(guide("command-line")) if is_cheap(line)]

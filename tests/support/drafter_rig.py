@@ -77,11 +77,19 @@ SPECS = {
     ],
     "ngram": ["ngram", "ngram,min=1", "ngram,min=2,max=6,k=3"],
     "prediction": ["prediction", "prediction,width=1,k=5", "prediction,k=3,nodes=9,width=4,floor=0"],
+    "quantized": [
+        "quantized",
+        "quantized:int8,k=2",
+        "quantized:int8,tree=1-2-3",
+        "quantized:int8,tree=best-9,k=4",
+        "quantized:int8,tree=iid-2-2",
+        "quantized:int8,tree=wor-3-1-1",
+    ],
     "suffix": ["suffix", "suffix,min=2,width=1,k=5", "suffix,k=3,nodes=9,width=4,floor=0", "suffix,memory=0"],
     "synthetic": ["synthetic", "synthetic,accept=0,k=3", "synthetic,accept=1", "synthetic,accept=0.5,k=5,width=3"],
 }
 """Specs of each drafter that its name alone does not give: add those of a new one, its shapes and limits included."""
-SELF_DRAFTING = ("early-exit", "layer-skip")
+SELF_DRAFTING = ("early-exit", "layer-skip", "quantized")
 NAMES = DRAFTERS.names()
 BUDGETS = [Budget(0, 0), Budget(0, 4), Budget(4, 0), Budget(1, 1), Budget(3, 2), Budget(2, 9), Budget(60, 60)]
 PREDICTION = [5, 1, 5, 2, 2, 5, 8, 0, 5, 5, 1, 3, 7, 6]

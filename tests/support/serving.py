@@ -22,9 +22,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from draftree import LLM, AsyncLLM
 from draftree.serve.app import create_app
 from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.security import KeyRing
 from draftree.serve.served import ModelChoice
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
+from draftree.serve.verify.settings import VerifySettings
 from text_backends import byte_level
 
 NAME, ALIAS = "tiny", "tiny-alias"
@@ -102,6 +104,8 @@ def running_server(
     *,
     draft: Any = "ngram",
     settings_given: ServerSettings | None = None,
+    verify: VerifySettings | None = None,
+    keys: KeyRing | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Run a server until the block ends.
@@ -110,13 +114,15 @@ def running_server(
         models: the served models; None for the tiny one, named `tiny` and `tiny-alias`.
         draft: drafter of the tiny model.
         settings_given: settings of the server.
+        verify: limits of devices that draft; None for a server without them.
+        keys: API keys.
         **options: of the tiny model's `AsyncLLM`.
     """
     if models is None:
         models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,))]
     pool = ModelPool(models)
-    app = create_app(settings_given or settings(), pool)
-    with _serving(app) as (url, loop):
+    app = create_app(settings_given or settings(), pool, keys=keys, verify=verify)
+    with _serving(app, "auto" if verify is None else "websockets-sansio") as (url, loop):
         yield Running(url, app.state.server, pool, app, loop)
 
 
@@ -150,9 +156,9 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def _serving(app: Any) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+def _serving(app: Any, ws: Any = "auto") -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     bound, loop = socket.create_server(("127.0.0.1", 0)), asyncio.new_event_loop()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws=ws))
 
     def run() -> None:
         loop.run_until_complete(server.serve(sockets=[bound]))

@@ -126,6 +126,8 @@ def prepare(
     """
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
+    if settings.peer and settings.parallel.is_parallel:
+        raise ConfigurationError(f"{settings.parallel} is for our methods only: leave the peer out")
     workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     for name in (settings.model, *_draft_models([*ours, *peers])):
         fetch(name)
@@ -242,6 +244,7 @@ def _header(
         "quantization": target.quantization,
         "exact": target.model.is_exact,
         "threads": torch.get_num_threads(),
+        "processes": {"tp": settings.parallel.tp, "pp": settings.parallel.pp},
         "prompts": {
             "name": workload.name,
             "sha256": workload.sha256,

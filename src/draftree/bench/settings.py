@@ -9,6 +9,8 @@ import torch
 
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel, load_model
+from draftree.parallel.entry import load_divided
+from draftree.parallel.options import SINGLE, ParallelOptions
 
 
 class NamesModel(Protocol):
@@ -35,8 +37,16 @@ class NamesModel(Protocol):
         """Quantization of the weights; None for no quantization."""
 
     @property
+    def offload(self) -> str | None:
+        """Memory for the target's weights; None for all in memory."""
+
+    @property
     def trust_remote_code(self) -> bool:
         """Whether Python code in the model's folder may run."""
+
+    @property
+    def parallel(self) -> ParallelOptions:
+        """How the model is divided among processes."""
 
 
 class RunsModel(NamesModel, Protocol):
@@ -56,16 +66,20 @@ class ExecutionSettings:
         device: device of all models.
         kernels: kernels of passes: "auto", "native", "torch" or "graphs".
         quantization: of the target's weights; None for no quantization.
+        offload: memory for the target's weights, such as "8GB"; None for all in memory.
         threads: CPU threads; None keeps torch's own choice.
         trust_remote_code: whether Python code in the folders of the models may run.
+        parallel: how the target is divided among processes.
     """
 
     dtype: str = "auto"
     device: str = "auto"
     kernels: str = "auto"
     quantization: str | None = None
+    offload: str | None = None
     threads: int | None = None
     trust_remote_code: bool = False
+    parallel: ParallelOptions = SINGLE
 
 
 def require_positive(settings: object, *names: str) -> None:
@@ -92,14 +106,15 @@ def load_named(settings: NamesModel) -> LoadedModel:
     Raises:
         ModelError: it cannot be found or used.
     """
-    return load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=settings.device,
-        kernels=settings.kernels,
-        quantization=settings.quantization,
-        trust_remote_code=settings.trust_remote_code,
-    )
+    options = {
+        "dtype": settings.dtype,
+        "device": settings.device,
+        "kernels": settings.kernels,
+        "quantization": settings.quantization,
+        "offload": settings.offload,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    return load_divided(load_model, settings.model, settings.parallel, options)
 
 
 def load_for(settings: RunsModel) -> LoadedModel:

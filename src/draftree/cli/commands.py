@@ -112,6 +112,12 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "verify-server",
+            "draftree.cli.verify_server:verify_server",
+            "Serve models to devices that draft.",
+            ("draftree verify-server smollm2-135m-instruct",),
+        ),
+        Entry(
             "watch",
             "draftree.cli.watch:watch",
             "Show the load and the rounds of a running server.",
@@ -165,6 +171,15 @@ COMMANDS = {
             (
                 "draftree bench smollm2-135m-instruct --draft none --draft ngram",
                 "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
+            ),
+        ),
+        Entry(
+            "plan",
+            "draftree.cli.plan:plan",
+            "Estimate the devices that serve a rate of requests.",
+            (
+                "draftree plan --model-size 8B --device h100 --devices 4 --rate 10",
+                "draftree plan --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
             ),
         ),
         Entry(
@@ -289,6 +304,5 @@ def message_of(error: Any) -> str:
 def usage_sentence(error: Any) -> str:
     """Return the usage error and a pointer to the help in one line."""
     text = " ".join(message_of(error).split()).rstrip(".")
-    text = text[:1].lower() + text[1:]
     place = PROGRAM if error.ctx is None else error.ctx.command_path
-    return f"{text} (see '{place} --help')"
+    return f"{text[:1].lower()}{text[1:]} (see '{place} --help')"

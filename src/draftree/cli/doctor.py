@@ -90,6 +90,7 @@ def doctor(
             "--dtype": execution.dtype,
             "--kernels": execution.kernels,
             "--quantization": execution.quantization,
+            "--offload": execution.offload,
             "--measure": measure,
             "--trust-remote-code": execution.trust_remote_code,
         }

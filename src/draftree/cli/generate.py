@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.decoder import decoder_of
+from draftree.cli.dividing import parallel_of
 from draftree.cli.flags import takes_sampling
 from draftree.cli.made import takes
 from draftree.cli.options import (
@@ -27,6 +28,8 @@ from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.cli.running import How, how_of
 from draftree.loading.resolve import require_sound
+from draftree.parallel.entry import leave_to_rank_zero
+from draftree.parallel.options import ParallelOptions
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,6 +62,7 @@ Record = Annotated[
 
 @takes_sampling
 @takes("how", how_of)
+@takes("parallel", parallel_of)
 @takes("decoder", decoder_of)
 def generate(
     context: typer.Context,
@@ -67,6 +71,7 @@ def generate(
     *,
     prompts: Prompts = None,
     how: How,
+    parallel: ParallelOptions,
     decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
@@ -78,6 +83,7 @@ def generate(
     params: SamplingParams,
 ) -> None:
     """Generate text. The text goes to standard output, everything else to standard error."""
+    leave_to_rank_zero(model, parallel, how.loading, threads=how.threads)
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
@@ -96,7 +102,7 @@ def generate(
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen
 
-    setup = how.setup(model)
+    setup = how.setup(model, parallel=parallel)
     check_material(setup, params)
     check_beside(setup, compare=compare, record=record)
     live = params.n == 1 and (is_terminal(sys.stdout) if stream is None else stream)
@@ -197,6 +203,8 @@ def write_and_report(
     else:
         say_choice(setup, notes)
         note(notes.dim(run.summary))
+        if llm.model.note:
+            note(notes.dim(llm.model.note))
 
 
 def write_batch_and_report(

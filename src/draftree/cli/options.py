@@ -52,6 +52,14 @@ Quantization = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+Offload = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for weights, such as 8GB: other layers are read from a file in every pass.",
+        metavar="SIZE",
+        rich_help_panel=RUNNING,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

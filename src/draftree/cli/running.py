@@ -17,6 +17,7 @@ from draftree.cli.options import (
     Dtype,
     Kernels,
     Learn,
+    Offload,
     Plan,
     Quantization,
     Threads,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from draftree.cli.writing import Setup
 
 __all__ = ["Exact", "Execution", "How", "execution_of", "how_of"]
+
+LOADING = ("dtype", "device", "kernels", "quantization", "trust_remote_code")
 
 Exact = Annotated[
     bool,
@@ -48,6 +51,7 @@ class Execution:
     device: str
     kernels: str
     quantization: str | None
+    offload: str | None
     threads: int | None
     trust_remote_code: bool
 
@@ -55,6 +59,11 @@ class Execution:
     def values(self) -> dict[str, Any]:
         """The options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options with which a model is loaded, by name."""
+        return {name: value for name, value in self.values.items() if name in LOADING}
 
     def setup(self, model: str, **others: Any) -> Setup:
         """Return the setup of a model, with other fields of `Setup`; imports torch."""
@@ -69,6 +78,7 @@ def execution_of(
     device: Device = "auto",
     kernels: Kernels = "auto",
     quantization: Quantization = None,
+    offload: Offload = None,
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Execution:
@@ -78,6 +88,7 @@ def execution_of(
         device=device,
         kernels=kernels,
         quantization=quantization,
+        offload=offload,
         threads=threads,
         trust_remote_code=trust_remote_code,
     )

@@ -13,6 +13,7 @@ from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.loading.resolve import require_sound
+from draftree.parallel.entry import leave_to_rank_zero
 from draftree.serve.served import choose_models
 from draftree.serve.settings import Group, ServerSettings
 
@@ -70,6 +71,9 @@ def serve(
     Ctrl-C or SIGTERM finishes running requests, for up to --drain-timeout; a second one ends at once.
     """
     settings = ServerSettings(models=choose_models(models, draft), **options)
+    if replicas is None:
+        loading = {name: getattr(settings, name) for name in ("dtype", "device", "kernels", "quantization")}
+        leave_to_rank_zero(settings.models[0].source, settings.parallel, loading, threads=settings.threads)
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
     from draftree.serve.security import KeyRing
 

@@ -23,6 +23,8 @@ from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
+from draftree.parallel.options import SINGLE, ParallelOptions
+from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 
@@ -52,11 +54,13 @@ class Setup:
     device: str = "auto"
     kernels: str = "auto"
     quantization: str | None = None
+    offload: str | None = None
     threads: int | None = None
     exact: bool = False
     allow_control_tokens: bool = False
     trust_remote_code: bool = False
     learn: str | None = None
+    parallel: ParallelOptions = SINGLE
     auto_note: str = ""
 
     @property
@@ -198,7 +202,8 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     require_known(setup.kernels, setup.quantization)
     require_positive(setup, "threads")
     for name in (setup.model, *methods.draft_models):
-        resolve_with_bar(name)
+        if not is_remote(name):
+            resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
         loaded = load_for(setup)
     if loaded.kernels_note is not None:

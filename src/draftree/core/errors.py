@@ -11,6 +11,7 @@
     ├── WeightsError (RuntimeError)         weights could not be fetched, checked or converted
     ├── QueueFullError (RuntimeError)       the waiting queue is full
     ├── EngineClosedError (RuntimeError)    the engine accepts no more requests
+    ├── RankError (RuntimeError)            a process of a model that several compute together ended
     └── GenerationError (RuntimeError)      a request failed during generation
         └── NonFiniteLogitsError            NaN or infinite logits, or every token was filtered out
 
@@ -36,6 +37,7 @@ __all__ = [
     "ModelNotFoundError",
     "NonFiniteLogitsError",
     "QueueFullError",
+    "RankError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "WeightsError",
@@ -111,6 +113,10 @@ class QueueFullError(DraftreeError, RuntimeError):
 
 class EngineClosedError(DraftreeError, RuntimeError):
     """The engine was closed or failed; it accepts no more requests."""
+
+
+class RankError(DraftreeError, RuntimeError):
+    """A process of a model that several processes compute together ended or failed."""
 
 
 class GenerationError(DraftreeError, RuntimeError):

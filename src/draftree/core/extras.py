@@ -14,8 +14,10 @@ __all__ = ["EXTRAS", "import_extra", "require_extra"]
 EXTRAS = {
     "gguf": "gguf",
     "grammar": "xgrammar",
+    "parallel": "accelerate",
     "plots": "matplotlib",
     "ray": "ray",
+    "remote": "websockets",
     "serve": "fastapi",
     "train": "accelerate",
     "tune": "optuna",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from draftree.core.conditions import DraftCondition
 from draftree.core.tree import EMPTY, TokenTree
 
-MAX_NODES = 256
+MAX_NODES = 1024
 """Upper limit of the nodes of a sequence's tree, for every planner."""
 
 

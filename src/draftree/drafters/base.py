@@ -84,6 +84,7 @@ class DraftContext:
         load_model: loads the model that a spec names.
         place: index among merged drafters that draw from a distribution, from 0; each has its own noise.
         learning: store of what is learned from verified texts; None unless learning is requested.
+        load_apart: loads the model that a spec names in a process of its own; None if that is not possible.
     """
 
     target: LanguageModel
@@ -93,6 +94,7 @@ class DraftContext:
     load_model: Callable[[str], LoadedDraftModel]
     place: int = 0
     learning: LearningStore | None = None
+    load_apart: Callable[[str], LoadedDraftModel] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class DraftTraits:
         features: hidden states of the target that `observe` needs, in this order: index l is the residual stream that
             enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
         learns: whether it can learn from verified texts (`DraftContext.learning`).
+        ahead: number of places of a tree after which it drafts while the target verifies; 0 for none.
     """
 
     draws: frozenset[Draw]
@@ -137,6 +140,7 @@ class DraftTraits:
     wants_picks: bool = False
     features: tuple[int, ...] = ()
     learns: bool = False
+    ahead: int = 0
 
     def part(self, name: str) -> DraftPart:
         """Return the facts that a planner needs."""

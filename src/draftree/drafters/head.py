@@ -44,6 +44,8 @@ from draftree.models.torch.identity import fingerprint
 
 LEARNING_KINDS = (EAGLE, EAGLE3, MTP)
 """Kinds that learn from verified texts: those that draft level by level."""
+MOST_SHARP = 10.0
+"""Largest factor of logits; the smallest one is its inverse."""
 
 
 @final
@@ -55,15 +57,22 @@ class HeadDrafter(GrowingDrafter):
         """`head:PATH`: the folder of a head in any layout of the guide on heads of others; for MTP, that of the target;
         or the name of a head of this package, as `draft="auto"` shows it.
 
-        `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1;
+        `sharpness`: factor of the head's logits in sampled texts, above 1 for more confident drafts.
         """
 
         path: str = field(metadata={"argument": True})
         k: int | None = None
         tree: str = "chain"
+        sharpness: float = 1.0
 
         def __post_init__(self) -> None:
             parse_shape(self.tree, self.k)
+            if not MOST_SHARP**-1 <= self.sharpness <= MOST_SHARP:
+                raise ConfigurationError(
+                    f"drafter 'head': sharpness is {self.sharpness:g}: it must be from {1 / MOST_SHARP:g} to "
+                    f"{MOST_SHARP:g}"
+                )
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
@@ -103,6 +112,7 @@ class HeadDrafter(GrowingDrafter):
             shares_noise=context.shares_noise,
             place=context.place,
             calibration=read_calibration(folder),
+            sharpness=config.sharpness,
         )
 
     @property

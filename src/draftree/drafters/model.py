@@ -31,6 +31,9 @@ from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.memory import Footprint
 from draftree.models.source import EncoderDecoder
 
+MAX_STOPS = 16
+"""Largest value of `ahead`: each place is a text that the draft model reads."""
+
 
 @final
 class ModelDrafter(GrowingDrafter):
@@ -41,16 +44,29 @@ class ModelDrafter(GrowingDrafter):
         """`model:NAME`: a catalogue name, a folder, a GGUF file or a hub id.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the
-        mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common.
+        mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common; `ahead`:
+        number of places of a tree after which the model, in a process of its own, drafts while the target verifies.
         """
 
         name: str = field(metadata={"argument": True, "names_model": True})
         k: int | None = None
         tree: str = "chain"
         map: str = "auto"
+        ahead: int = 0
 
         def __post_init__(self) -> None:
             require_map(self.map)
+            if not 0 <= self.ahead <= MAX_STOPS:
+                raise ConfigurationError(f"drafter 'model' has ahead={self.ahead}: it must be from 0 to {MAX_STOPS}")
+            if self.ahead and Draw.FREE not in self.draws:
+                raise ConfigurationError(
+                    f"drafter 'model' has tree={self.tree} with ahead={self.ahead}: draws belong to one text, and "
+                    "trees that are drafted ahead to several; use a tree of free choices such as chain or best-32"
+                )
+            if self.ahead and self.map == STRINGS:
+                raise ConfigurationError(
+                    f"drafter 'model' has map={STRINGS} with ahead={self.ahead}: use map={TOKENS}, or ahead=0"
+                )
             if not self.draws:
                 raise ConfigurationError(
                     f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
@@ -65,15 +81,20 @@ class ModelDrafter(GrowingDrafter):
         @property
         def draws(self) -> frozenset[Draw]:
             """Draws of the shape; free choices only with strings."""
-            return self.shape.draws & {Draw.FREE} if self.map == STRINGS else self.shape.draws
+            return self.shape.draws & {Draw.FREE} if self.map == STRINGS or self.ahead else self.shape.draws
 
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits of the shape and the mapping."""
-        return replace(super().describe(config), draws=config.draws, reads_sources=True)
+        return replace(super().describe(config), draws=config.draws, reads_sources=True, ahead=config.ahead)
 
     def __init__(self, config: Config, context: DraftContext) -> None:
-        loaded = context.load_model(config.name)
+        load = context.load_model
+        if config.ahead:
+            if context.load_apart is None or isinstance(context.target, EncoderDecoder):
+                raise ConfigurationError("drafter 'model' cannot draft ahead of this target: leave ahead out")
+            load = context.load_apart
+        loaded = load(config.name)
         require_same_source(loaded, context.target)
         self._model = loaded.model
         translation = translation_between(config.map, loaded, context)

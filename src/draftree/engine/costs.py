@@ -9,6 +9,8 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)
+WIDE_ROWS = (*ROWS, 128, 256, 512, 1024)
+"""Numbers of rows that are measured for models whose passes wait for their weights: large trees pay there."""
 PREFIX = 64
 REPEATS = 3
 ENOUGH_SECONDS = 0.02
@@ -19,8 +21,12 @@ _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = Wea
 
 def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK) -> Mapping[int, float]:
     """Return seconds of passes by rows, up to at least `max_rows`; measured once per clock and model."""
+    given = model.known_costs(max_rows)
+    if given is not None:
+        return given
     known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
-    needed = tuple(count for count in ROWS if count not in known and count <= _enough(max_rows, ROWS))
+    rows = WIDE_ROWS if model.streams_weights else ROWS
+    needed = tuple(count for count in rows if count not in known and count <= _enough(max_rows, rows))
     if needed:
         known.update(measure_costs(model, max_rows=max_rows, rows=needed, clock=clock))
     return known

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
-from draftree.engine.logprobs import scored_rows
+from draftree.engine.given import HeldSequences, is_held
 from draftree.engine.memory import slot_budget
 from draftree.engine.parts import Parts
-from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
+from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, reading_sizes
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
@@ -76,8 +76,11 @@ class Engine:
         self._parts = parts
         self._limits = limits or Limits()
         self._budget = slot_budget(parts, self._limits.memory)
-        self._scheduler = Scheduler(self._limits.max_batch_size or MAX_BATCH, self._limits.max_waiting)
+        most = self._limits.max_batch_size or MAX_BATCH
+        self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
+        self.held = HeldSequences(self._scheduler, self._allocator)
+        """Sequences whose trees come from clients."""
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
         self._listeners = [] if on_round is None else [on_round]
@@ -91,8 +94,13 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence is running or waiting."""
+        """Whether there is no unfinished sequence."""
         return self._scheduler.is_idle
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step can advance a sequence: there is one, and not all wait for trees of their clients."""
+        return not (self._scheduler.is_idle or self.held.is_stalled)
 
     @property
     def max_waiting(self) -> int | None:
@@ -119,8 +127,8 @@ class Engine:
 
     @property
     def waiting(self) -> Sequence[WritingSequence]:
-        """Sequences in the queue, in the order of service."""
-        return tuple(self._scheduler.waiting)
+        """Sequences in the queue, in the order of service, and parked ones."""
+        return (*self._scheduler.waiting, *self._scheduler.parked)
 
     @property
     def longest(self) -> int:
@@ -153,7 +161,7 @@ class Engine:
             InvalidRequestError: a sequence never fits into memory, is finished, or was added before.
             QueueFullError: the queue has no room for them.
         """
-        here = {id(sequence) for sequence in (*self._scheduler.running, *self._scheduler.waiting)}
+        here = {id(sequence) for sequence in (*self._scheduler.running, *self.waiting)}
         for sequence in sequences:
             if sequence.is_finished or id(sequence) in here:
                 state = "finished" if sequence.is_finished else "being written"
@@ -161,12 +169,14 @@ class Engine:
             here.add(id(sequence))
             self._allocator.require_fit(sequence)
         self._scheduler.add(sequences)
+        self.held.is_stalled = False
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
         """End these sequences now and free their slots; finished ones are unchanged."""
         for sequence in sequences:
             if not sequence.is_finished:
                 sequence.abort()
+        self.held.is_stalled = False
         self._release()
 
     def stream(self, sequence: WritingSequence) -> Generator[Update, None, None]:
@@ -199,7 +209,7 @@ class Engine:
                 with it and their slots are freed.
         """
         try:
-            self._scheduler.admit(lambda sequence: self._allocator.fits([*self._scheduler.running, sequence]))
+            has_admitted = self.held.admit()
             self._make_room()
             self._allocator.open(self._scheduler.running)
             ready, chunks = self._share_pass()
@@ -213,6 +223,7 @@ class Engine:
             self._release()
             raise
         stepped = list(self._scheduler.running)
+        self.held.note_step(was_active=bool(has_admitted or ready or chunks or any(s.is_finished for s in stepped)))
         self._release()
         return stepped
 
@@ -228,26 +239,16 @@ class Engine:
         """Return the sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
         writing = [s for s in running if s.num_pending <= PENDING_TOKENS_IN_ROUND and not s.scores_prompt]
+        writing = [s for s in writing if not is_held(s)]
         reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
         beside = any(s.counts.rounds for s in writing) and not self._together
-        given = self._reading_sizes(reading, self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE)
+        budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE
+        given = reading_sizes(reading, budget, vocab_size=self._parts.target.vocab_size)
         chunks = [Chunk(s, count) for s, count in zip(reading, given, strict=True) if 0 < count < s.num_pending]
         ready = writing + [s for s, count in zip(reading, given, strict=True) if count == s.num_pending]
         if self._together and len(ready) < len(self._scheduler.running):
             return [], chunks
         return ready, chunks
-
-    def _reading_sizes(self, reading: Sequence[WritingSequence], budget: int) -> list[int]:
-        """Return how many tokens each sequence prefills; scored prompts are limited by the memory for logits."""
-        rows = scored_rows(self._parts.target.vocab_size)
-        # the root is not part of a scored chunk: a round reads it
-        wanted = [min(s.num_pending - 1, rows) if s.scores_prompt else s.num_pending for s in reading]
-        given = split_prefill_budget(wanted, budget)
-        for place, sequence in enumerate(reading):
-            if sequence.scores_prompt:
-                given[place] = min(given[place], rows)
-                rows -= given[place]
-        return given
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
@@ -294,5 +295,5 @@ class Engine:
     def check_integrity(self) -> None:
         """Raise AssertionError if requests, slots and cached prefixes are inconsistent; call between steps."""
         self._scheduler.check_integrity()
-        self._allocator.check_integrity(self._scheduler.running, self._scheduler.waiting)
+        self._allocator.check_integrity(self._scheduler.running, self.waiting)
         self._parts.target.check_integrity()

@@ -64,6 +64,28 @@ class Parts:
         return Promise.SAME_TEXT if kept is Promise.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
 
 
+def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits) -> None:
+    """Refuse methods that need more of a target than final picks, if it returns nothing else.
+
+    Raises:
+        ConfigurationError: the verifier needs distributions, or the drafter picks beside the accepted path.
+    """
+    if not target.applies_controls:
+        return
+    if not verifier.follows_picks:
+        name = type(verifier).__name__.lower()
+        raise ConfigurationError(
+            f"verifier '{name}' was chosen, but this target verifies drafts itself and returns accepted tokens: use "
+            "verifier 'coupled'"
+        )
+    if traits.wants_picks or traits.features:
+        needed = "the target's picks beside the accepted path" if traits.wants_picks else "the target's hidden states"
+        raise ConfigurationError(
+            f"this drafter needs {needed}, and this target returns the accepted tokens only: use 'suffix', 'ngram' or "
+            "'model:NAME'"
+        )
+
+
 def agree(drafter: str, traits: DraftTraits, verifier: str, rule: type[Verifier]) -> Draw:
     """Return the least restrictive draw that drafter and rule have in common; if the rule can use distributions, one
     with a distribution if there is one.

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from draftree.engine.given import is_held
+from draftree.engine.logprobs import scored_rows
+from draftree.engine.sequence import WritingSequence
+
 PREFILL_TOKENS_IDLE = 512
 """Prompt tokens per pass while no sequence is decoding."""
 PREFILL_TOKENS_BUSY = 64
@@ -34,3 +38,27 @@ def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:
         left -= given[place]
     given[0] += min(pending[0] - given[0], left)
     return given
+
+
+def reading_sizes(reading: Sequence[WritingSequence], budget: int, *, vocab_size: int) -> list[int]:
+    """Return how many tokens each sequence prefills; scored prompts are limited by the memory for logits.
+
+    Args:
+        reading: sequences with unread tokens, in the order of service.
+        budget: as for `split_prefill_budget`.
+        vocab_size: width of a row of logits.
+    """
+    rows = scored_rows(vocab_size)
+    given = split_prefill_budget([_wanted(sequence, rows) for sequence in reading], budget)
+    for place, sequence in enumerate(reading):
+        if sequence.scores_prompt:
+            given[place] = min(given[place], rows)
+            rows -= given[place]
+    return given
+
+
+def _wanted(sequence: WritingSequence, rows: int) -> int:
+    # the root is not part of a scored chunk, nor read before the client's tree: a round reads it
+    if sequence.scores_prompt:
+        return min(sequence.num_pending - 1, rows)
+    return sequence.num_pending - is_held(sequence)

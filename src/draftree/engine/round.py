@@ -109,7 +109,7 @@ def _record(
     parts: Parts, times: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
 ) -> RoundRecord:
     plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(times))
-    has_drafted = parts.drafter is not None and any(len(turn.drafted) for turn in turns)
+    has_drafted = parts.drafter is not None and any(len(t.drafted) for t in turns if t.sequence.given is None)
     return RoundRecord(
         plan_seconds=plan + trim,
         draft_seconds=draft,
@@ -170,6 +170,9 @@ def _held(budget: Budget, sequence: WritingSequence) -> Budget:
 
 
 def _draft(parts: Parts, turns: Series[Turn], budgets: Series[Budget]) -> None:
+    for turn in turns:
+        if turn.sequence.given is not None:
+            turn.drafted = turn.tree = turn.sequence.given.take()
     asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
     if parts.drafter is None or not asked:
         return
@@ -181,7 +184,9 @@ def _draft(parts: Parts, turns: Series[Turn], budgets: Series[Budget]) -> None:
 
 
 def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
-    """Whether there is a budget, or room for what a grammar forces, which needs none."""
+    """Whether there is a budget, or room for what a grammar forces, which needs none; not if a client drafts."""
+    if sequence.given is not None:
+        return False
     return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
 
 

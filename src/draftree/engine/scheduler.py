@@ -25,6 +25,8 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.waiting: list[WritingSequence] = []
         self.running: list[WritingSequence] = []
+        self.parked: list[WritingSequence] = []
+        """Sequences that left the batch until their client sends a tree."""
         self._num_added = 0
 
     def takes(self, count: int) -> bool:
@@ -65,23 +67,35 @@ class Scheduler:
         self.running.remove(sequence)
         bisect.insort(self.waiting, sequence, key=_rank)
 
+    def park(self, sequence: WritingSequence) -> None:
+        """Take a running sequence out of the batch and out of the queue."""
+        self.running.remove(sequence)
+        self.parked.append(sequence)
+
+    def unpark(self, sequence: WritingSequence) -> None:
+        """Return a parked sequence to its place in the queue; without effect on others."""
+        if sequence in self.parked:
+            self.parked.remove(sequence)
+            bisect.insort(self.waiting, sequence, key=_rank)
+
     def drop_finished(self) -> list[WritingSequence]:
-        """Remove finished sequences from the batch and the queue; returns them."""
-        finished = [s for s in (*self.running, *self.waiting) if s.is_finished]
+        """Remove finished sequences from the batch, the queue and the parked ones; returns them."""
+        finished = [s for s in (*self.running, *self.waiting, *self.parked) if s.is_finished]
         if finished:
             self.running = [s for s in self.running if not s.is_finished]
             self.waiting = [s for s in self.waiting if not s.is_finished]
+            self.parked = [s for s in self.parked if not s.is_finished]
         return finished
 
     @property
     def is_idle(self) -> bool:
-        """Whether no sequence is running or waiting."""
-        return not self.running and not self.waiting
+        """Whether no sequence is running, waiting or parked."""
+        return not self.running and not self.waiting and not self.parked
 
     def check_integrity(self) -> None:
         """Raise AssertionError if sequences are lost, duplicated, or out of order."""
-        everything = [*self.running, *self.waiting]
-        assert len({id(s) for s in everything}) == len(everything), "a sequence is waiting or running, once"
+        everything = [*self.running, *self.waiting, *self.parked]
+        assert len({id(s) for s in everything}) == len(everything), "a sequence is waiting, running or parked, once"
         assert not any(s.is_finished for s in everything), "finished sequences are removed"
         assert len(self.running) <= self.max_batch_size, "the batch is bounded"
         for queue in (self.running, self.waiting):

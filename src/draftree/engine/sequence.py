@@ -12,6 +12,7 @@ from typing import Any
 from draftree.core.types import SequenceRecord
 from draftree.drafters.base import SequenceView
 from draftree.engine.counts import SequenceCounts
+from draftree.engine.given import GivenTrees
 from draftree.models.base import Slot
 from draftree.models.source import Source
 from draftree.sampling.controls import Controls
@@ -148,6 +149,8 @@ class WritingSequence:
         self.slot: Slot | None = None
         self.opens: Callable[[], Slot] | None = None
         """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
+        self.given: GivenTrees | None = None
+        """Trees of a client, which replace the drafter's; None for the drafter's."""
         self.draft_state: Any = None
         self.plan_state: Any = None
         self.counts = SequenceCounts()

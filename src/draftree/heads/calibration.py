@@ -27,8 +27,6 @@ CONFIDENCE = "confidence.json"
 FORMAT = 1
 MOST_SURE = 1e-6
 """Shares closer to 0 or 1 count as this far away."""
-ROUNDING = 1e-6
-"""Bound of rounding errors of logarithms of shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +64,13 @@ class Calibration:
         """
         if not log_share > -math.inf:
             return log_share
-        pairs = self.sampled if is_sampled else self.greedy
-        slope, offset = pairs[min(level, len(pairs) - 1)]
+        slope, offset = self.map_of(level, is_sampled=is_sampled)
         return _log_sigmoid(slope * _logit(math.exp(log_share)) + offset)
 
-    def least_log_share(self, probability: float, level: int, *, is_sampled: bool) -> float:
-        """Return a logarithm of a share that no token of at least this probability has less than.
-
-        Args:
-            probability: from 0 to 1.
-            level: as for `log_probability`.
-            is_sampled: as for `log_probability`.
-        """
+    def map_of(self, level: int, *, is_sampled: bool) -> tuple[float, float]:
+        """Return slope and offset of a level, counted from 0."""
         pairs = self.sampled if is_sampled else self.greedy
-        slope, offset = pairs[min(level, len(pairs) - 1)]
-        least = _log_sigmoid((_logit(probability) - offset) / slope) - ROUNDING
-        return least if min(probability, math.exp(least)) > MOST_SURE else -math.inf
+        return pairs[min(level, len(pairs) - 1)]
 
 
 def with_confidence(log_shares: Sequence[float], confidence: float) -> list[float]:

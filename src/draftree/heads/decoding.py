@@ -19,8 +19,8 @@ from draftree.models.base import Commit, Extend
 from draftree.models.kv.pool import SlotPool
 from draftree.models.kv.slots import KVSlot, LayerShape
 from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 @final
@@ -78,18 +78,20 @@ class HeadDecoder:
         return found
 
     @property
-    def grows_chains(self) -> bool:
-        """Whether there is `read_and_chain`."""
-        return self._passes.grows_chains
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `read_and_grow`; 0 if there is no `read_and_grow`."""
+        return self._passes.most_children
 
-    def read_and_chain(self, jobs: Sequence[RowJob], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
-        """Append rows as `read` does, and return chains after the last row of each job, whose rows are not kept."""
+    def read_and_grow(
+        self, jobs: Sequence[RowJob], shape: TreeWidths, searches: Sequence[TreeSearch]
+    ) -> list[FoundTree]:
+        """Append rows as `read` does, and return trees after the last row of each job, whose rows are not kept."""
         slots = [job.slot for job in jobs]
-        # rows of the chains need room: they are appended and dropped
-        lengths = [len(job.tokens) + len(search.noise) - 1 for job, search in zip(jobs, searches, strict=True)]
+        # rows of the trees need room: they are appended and dropped
+        lengths = [len(job.tokens) + shape.sizes(search).read for job, search in zip(jobs, searches, strict=True)]
         self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
         nodes = [range(len(job.tokens)) for job in jobs]
-        found = self._passes.chains(self.pool.memory, slots, nodes, jobs, searches)
+        found = self._passes.trees(self.pool.memory, slots, nodes, jobs, shape, searches)
         self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
         return found
 

@@ -20,15 +20,14 @@ from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.chains import NativeChains
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.logits import NativeLogits
 from draftree.models.native.model import NativeModel
 from draftree.models.native.rows import Rows, plan_rows
 from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
-from draftree.sampling.chains import ChainSearch, Choice
+from draftree.models.native.trees import NativeTrees
 from draftree.sampling.logits import Logits
-from draftree.sampling.subset_logits import TokenSubset
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +73,7 @@ class NativePasses(HeadPasses):
         self.quantization = quantization
         self._norms_output = head.config.norm_output
         self._decoder = NativeDecoder(plan, HeadWeights(head), quantization=quantization)
-        vocabulary = head.vocabulary
-        tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
-        self._subset = None if tokens is None else NativeSubset(tokens)
+        self._subset = None if self.tokens is None else NativeSubset(self.tokens)
 
     @property
     def kernels(self) -> str:
@@ -86,8 +83,7 @@ class NativePasses(HeadPasses):
     @property
     def weight_bytes(self) -> int:
         """Size of packed weights and of the parameters in torch in bytes."""
-        rest = self.head.state_dict().values()
-        return self._decoder.weight_bytes + sum(tensor.numel() * tensor.element_size() for tensor in rest)
+        return self._decoder.weight_bytes + self.parameter_bytes
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
@@ -135,34 +131,35 @@ class NativePasses(HeadPasses):
         return RowResult(before, found.hidden, requested, self._answered(found))
 
     @property
-    def grows_chains(self) -> bool:
-        """True."""
-        return True
+    def most_children(self) -> int:
+        """Maximum count of a search in C."""
+        return self._decoder.max_count
 
-    def chains(
+    def trees(
         self,
         memory: KVMemory,
         slots: Sequence[KVSlot],
         nodes: Sequence[Sequence[int]],
         jobs: Sequence[RowJob],
-        searches: Sequence[ChainSearch],
-    ) -> list[list[Choice]]:
-        """Run a pass over new rows, and grow chains after them in the same call."""
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+    ) -> list[FoundTree]:
+        """Run a pass over new rows, and grow trees after them in the same call."""
         tokens, states, before = [job.tokens for job in jobs], memory.keys[STATES], joined_before(jobs)
         if before.dtype != torch.float32 or not before.is_contiguous():
             before = before.float().contiguous()
         places = [slot.length + len(row) for slot, row in zip(slots, tokens, strict=True)]
-        chains = NativeChains(searches, slots, places, [job.positions[-1] + 1 for job in jobs])
-        structure = chains.structure
+        trees = NativeTrees(shape, searches, slots, places, [job.positions[-1] + 1 for job in jobs])
+        structure = trees.structure
         structure.ids = None if self._subset is None else self._subset.address
         structure.is_normed = self._norms_output
         structure.kept, structure.kept_step = states.data_ptr(), states.stride(0)
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens))))
         rope_positions = [position for job in jobs for position in job.positions]
-        self._decoder.grow_chains(
-            memory, rows, requested_rows(jobs), chains, before=before, rope_positions=rope_positions
+        self._decoder.grow_trees(
+            memory, rows, requested_rows(jobs), trees, before=before, rope_positions=rope_positions
         )
-        return chains.choices()
+        return trees.trees()
 
     def _answered(self, found: RangeOutput) -> Logits:
         columns = found.logits

@@ -12,8 +12,9 @@ from torch import Tensor
 from draftree.heads.base import FeatureHead
 from draftree.models.kv.pool import Leftovers
 from draftree.models.kv.slots import KVMemory, KVSlot
-from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+from draftree.sampling.subset_logits import TokenSubset
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 STATES = -1
 """Key of the states before the rows in the memory of the slots, beside the layers."""
@@ -76,6 +77,7 @@ class HeadPasses(ABC):
         device: as above.
         dtype: dtype of keys, values and stored states.
         leftovers: as above.
+        tokens: the draft vocabulary as columns of the logits; None if it has all tokens.
     """
 
     def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
@@ -83,6 +85,14 @@ class HeadPasses(ABC):
         self.device = device
         self.dtype = next(head.parameters()).dtype
         self.leftovers = leftovers
+
+        vocabulary = head.vocabulary
+        self.tokens = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Size of the parameters of the head's module in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.head.state_dict().values())
 
     @property
     @abstractmethod
@@ -120,34 +130,36 @@ class HeadPasses(ABC):
         """
 
     @property
-    def grows_chains(self) -> bool:
-        """Whether there is `chains`."""
-        return False
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `trees`; 0 if there is no `trees`."""
+        return 0
 
-    def chains(
+    def trees(
         self,
         memory: KVMemory,
         slots: Sequence[KVSlot],
         nodes: Sequence[Sequence[int]],
         jobs: Sequence[RowJob],
-        searches: Sequence[ChainSearch],
-    ) -> list[list[Choice]]:
-        """Run a pass over new rows, and grow a chain of first choices after the last row of each job.
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+    ) -> list[FoundTree]:
+        """Run a pass over new rows, and grow a tree after the last row of each job.
 
-        Keys, values and states before the rows are stored. The memory has room for a row for every level but one after
-        those of each slot.
+        Keys, values and states before the rows are stored. The memory has room for the nodes that are read
+        (`TreeWidths.sizes`) after the rows of each slot.
 
         Args:
             memory: as for `run`.
             slots: as for `run`.
             nodes: as for `run`.
             jobs: the rows, with logits at the last one only.
-            searches: of each chain.
+            shape: shape of the trees.
+            searches: of each tree.
 
         Returns:
-            The tokens of each chain; it ends early after a share that is too small, NaN or minus infinity.
+            The trees; a node whose share is NaN or minus infinity is left out.
         """
-        raise NotImplementedError("chains grow level by level")
+        raise NotImplementedError("trees grow level by level")
 
 
 def requested_rows(jobs: Sequence[RowJob]) -> list[int]:

@@ -19,7 +19,7 @@ from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall
 from draftree.models.torch.dynamic import SlotPass, plan_pass
 from draftree.sampling.logits import Logits, TensorLogits
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.subset_logits import SubsetLogits
 
 
 @final
@@ -33,8 +33,6 @@ class TorchPasses(HeadPasses):
 
     def __init__(self, head: FeatureHead, device: torch.device) -> None:
         super().__init__(head, device, Leftovers.MASKED)
-        vocabulary = head.vocabulary
-        self._subset = None if vocabulary.is_full else TokenSubset(vocabulary.ids, vocabulary.vocab_size)
 
     @property
     def kernels(self) -> str:
@@ -44,7 +42,7 @@ class TorchPasses(HeadPasses):
     @property
     def weight_bytes(self) -> int:
         """Size of the parameters in bytes."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.head.state_dict().values())
+        return self.parameter_bytes
 
     @torch.inference_mode()
     def project(self, features: Tensor) -> Tensor:
@@ -60,7 +58,7 @@ class TorchPasses(HeadPasses):
     def logits(self, states: Tensor) -> Logits:
         """Return logits of states."""
         found = self.head.logits(states)
-        return TensorLogits(found) if self._subset is None else SubsetLogits(found, self._subset)
+        return TensorLogits(found) if self.tokens is None else SubsetLogits(found, self.tokens)
 
     @torch.inference_mode()
     def run(

@@ -82,6 +82,19 @@ def refuse_kernels(name: str, kernels: str, quantization: str | None) -> None:
         )
 
 
+def refuse_offload(offload: str | int | None, name: str) -> None:
+    """Raise for offloaded weights of encoder-decoder models.
+
+    Raises:
+        ConfigurationError: offload was requested.
+    """
+    if offload is not None:
+        raise ConfigurationError(
+            f"offload is {offload!r}, but '{name}' is an encoder-decoder model, whose weights stay in memory: "
+            "leave offload out"
+        )
+
+
 class SourceTraits(Protocol):
     """What a drafter does with models and sources."""
 

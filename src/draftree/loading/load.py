@@ -19,8 +19,10 @@ from draftree.loading.encoder_decoder import (
     is_encoder_decoder,
     reader_class,
     refuse_kernels,
+    refuse_offload,
     wrap_encoder_decoder,
 )
+from draftree.loading.offloading import NO_STREAM, Offload, OffloadedStart, offload_folder, torch_placement
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -37,11 +39,14 @@ from draftree.models.check import (
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
+from draftree.models.native.streaming.budget import BudgetError
+from draftree.models.native.streaming.model import StreamedModel
 from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.static.buckets import Shapes
+from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
 from draftree.weights.sums import is_distrusted
 
@@ -62,6 +67,7 @@ class LoadedModel:
         quantization: of its weights; None for no quantization.
         why_torch: why the native kernels are not used; None if they are, or were not requested.
         runs_code: whether its files name Python code of their own that may run.
+        tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
     """
 
     model: LanguageModel
@@ -72,6 +78,7 @@ class LoadedModel:
     quantization: str | None = None
     why_torch: str | None = None
     runs_code: bool = False
+    tokenizer_sha: str | None = None
 
     @property
     def kernels_note(self) -> str | None:
@@ -90,6 +97,7 @@ def load_model(
     quantization: str | None = None,
     packed: bool = True,
     trust_remote_code: bool = False,
+    offload: str | int | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
@@ -102,6 +110,7 @@ def load_model(
         quantization: "int8" for 8-bit weights with native kernels; None for no quantization.
         packed: whether float32 weights on a CPU are prepacked for torch.
         trust_remote_code: whether Python code in the model's folder may run.
+        offload: memory for weights, such as "8GB"; the other weights are read in every pass. None for all in memory.
 
     Raises:
         ConfigurationError: unknown options, or native kernels were requested but are not available.
@@ -110,16 +119,26 @@ def load_model(
         UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
+    if is_remote(name):
+        from draftree.loading.remote import load_remote
+
+        return load_remote(
+            str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization, offload=offload
+        )
+    options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     folder = resolve_model(name)
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
+        refuse_offload(offload, str(name))
         model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
         return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=WHY_TORCH)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
-    key = start_key(folder, kind, quantization) if lowers else None
+    key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
+    if options is not None:
+        return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, key=key)
     if key is not None and (found := load_start(key)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
     if key is not None and is_distrusted(folder, Cache().root):
@@ -144,6 +163,28 @@ def load_model(
     return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
 
 
+def _load_offloaded(
+    options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, key: StartKey | None
+) -> LoadedModel:
+    """Load a model whose weights are read in every pass: through passes in C, else through accelerate."""
+    start = None if key is None else OffloadedStart(key, options.memory)
+    if start is not None and (found := start.load()) is not None:
+        return _lowered(found[0], folder, found[1].eos_ids, name=name, quantization=options.quantization)
+    trusts, why = options.trust_remote_code, None
+    if start is not None:
+        model = read_model(folder, kind, where, trust_remote_code=trusts)
+        try:
+            return lower_model(model, folder=folder, name=name, quantization=options.quantization, start=start)
+        except NativeUnavailableError as reason:
+            why = str(reason)
+            del model
+    if options.kernels == "native" or options.quantization is not None:
+        raise NativeUnavailableError(f"model '{name}' cannot stream its weights to native kernels: {why or NO_STREAM}")
+    placement = torch_placement(where, options.memory, offload_folder())
+    model = read_model(folder, kind, where, trust_remote_code=trusts, placement=placement)
+    return replace(wrap_model(model, folder=folder, name=name), why_torch=why or NO_STREAM)
+
+
 def lower_model(
     model: Any,
     *,
@@ -151,6 +192,7 @@ def lower_model(
     name: str = "",
     quantization: str | None = None,
     key: StartKey | None = None,
+    start: OffloadedStart | None = None,
 ) -> LoadedModel:
     """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
@@ -160,6 +202,7 @@ def lower_model(
         name: name in messages.
         quantization: "int8" for 8-bit weights, None for the model's own.
         key: key of the record for the next start; None records nothing.
+        start: packs the weights into a file from which passes read them; None to keep them in memory.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
@@ -167,7 +210,7 @@ def lower_model(
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
-    eos_ids, found = _eos_ids(model), name or type(model).__name__
+    eos_ids, found = eos_ids_in(model), name or type(model).__name__
     try:
         with in_float32(
             model
@@ -175,7 +218,10 @@ def lower_model(
             reference = reference_logits(model)
         blueprint = plan_lowering(HFModel(model))
         places = None if key is None else places_in_files(model, blueprint.names, key.folder)
-        ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+        build = NativeModel if start is None else start.build
+        ours = build(blueprint, ModelWeights(model), quantization=quantization)
+    except (ModelLoadError, BudgetError):
+        raise
     except NativeUnavailableError:
         model.set_attn_implementation(implementation)
         raise
@@ -190,6 +236,8 @@ def lower_model(
     ours.is_exact, ours.self_check = result.is_exact, result
     if key is not None and places is not None:
         save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
+    if start is not None and isinstance(ours, StreamedModel):
+        start.record(ours, eos_ids)
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 
 
@@ -219,7 +267,7 @@ def wrap_model(
         if shapes is not None:
             raise UnsupportedModelError(f"kernels 'graphs' were requested, but {WHY_TORCH}: use kernels 'torch'")
         ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
-        return LoadedModel(ours, folder, _eos_ids(model), name or type(model).__name__)
+        return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
     known = None
     if packed and can_pack(model.device, next(model.parameters()).dtype):
         known = fingerprint(model)  # packed weights are not readable afterwards
@@ -227,7 +275,7 @@ def wrap_model(
     wrapped = wrap_checked(model, name, shapes=shapes)
     if known is not None:
         wrapped.fingerprint = known
-    loaded = LoadedModel(wrapped, folder, _eos_ids(model), name or type(model).__name__)
+    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name or type(model).__name__)
     if shapes is None:
         return loaded
     if not isinstance(wrapped, HFModel) or wrapped.static is None:
@@ -239,7 +287,8 @@ def wrap_model(
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
 
 
-def _eos_ids(model: Any) -> tuple[int, ...]:
+def eos_ids_in(model: Any) -> tuple[int, ...]:
+    """Return ids of the tokens that end a text, from the settings of a transformers model; empty for none."""
     configs = (getattr(model, "generation_config", None), model.config.get_text_config())
     known = (getattr(config, "eos_token_id", None) for config in configs)
     eos = next((token for token in known if token is not None), None)

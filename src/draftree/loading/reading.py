@@ -38,6 +38,7 @@ def read_model(
     *,
     trust_remote_code: bool = False,
     reader: Any = None,
+    placement: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load the transformers model of a folder.
 
@@ -47,6 +48,7 @@ def read_model(
         device: target device.
         trust_remote_code: whether Python code of the folder may run.
         reader: the class of transformers that reads it; None for the one of causal models.
+        placement: arguments that place its modules on several devices or in files; None for all on `device`.
 
     Raises:
         ModelLoadError: its files are damaged, it does not fit into memory, or it needs code of its own.
@@ -66,8 +68,9 @@ def read_model(
                 weights_only=True,  # pickled weights: only tensors are unpickled
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported as well, and then refused below
+                **(placement or {}),
             )
-            model = model.to(device)
+            model = model.to(device) if placement is None else model
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
     except Exception as error:  # the libraries raise various exceptions for damaged files

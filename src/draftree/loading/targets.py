@@ -25,6 +25,7 @@ def load_target(
     kernels: str,
     quantization: str | None,
     trust_remote_code: bool = False,
+    offload: str | int | None = None,
 ) -> LoadedModel:
     """Load or wrap the target model.
 
@@ -41,6 +42,11 @@ def load_target(
             kernels=kernels,
             quantization=quantization,
             trust_remote_code=trust_remote_code,
+            offload=offload,
+        )
+    if offload is not None:
+        raise ConfigurationError(
+            "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
         )
     is_wrapped = isinstance(model, LoadedModel | LanguageModel)
     if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):
@@ -117,7 +123,12 @@ def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = F
             f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
         )
     if given is not None:
-        return given if isinstance(given, Tokenizer) else Tokenizer(given)
+        found = given if isinstance(given, Tokenizer) else Tokenizer(given)
+        if loaded.tokenizer_sha is not None:
+            from draftree.loading.remote import require_same_tokenizer
+
+            require_same_tokenizer(found, loaded.tokenizer_sha)
+        return found
     if loaded.folder is None:
         return None
     return load_tokenizer(Path(loaded.folder), trust_remote_code=trust_remote_code)

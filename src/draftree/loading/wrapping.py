@@ -42,7 +42,7 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
             f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
         ) from error
     try:
-        ours = HFModel(model, row_buckets=_buckets(model), shapes=shapes)
+        ours = HFModel(model, row_buckets=row_buckets(model), shapes=shapes)
         result = check(ours, reference)
     except UnsupportedModelError as reason:
         logger.info("%s: %s; trying transformers' own cache, chains only", name, reason)
@@ -81,6 +81,7 @@ def _wrap_with_cache(model: Any, reference: ReferenceLogits) -> CachedModel:
     return cached
 
 
-def _buckets(model: Any) -> tuple[int, ...]:
+def row_buckets(model: Any) -> tuple[int, ...]:
+    """Return the numbers of rows that passes of a transformers model are padded to; empty for no padding."""
     half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     return ROW_BUCKETS if half and has_native_bfloat16(model.device) else ()

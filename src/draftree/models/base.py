@@ -7,7 +7,7 @@ are plain data (`models/operations.py`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -28,6 +28,7 @@ from draftree.models.operations import (
     Pass,
     PassResult,
     Slot,
+    SlotRequest,
     Truncate,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "Pass",
     "PassResult",
     "Slot",
+    "SlotRequest",
     "Truncate",
 ]
 
@@ -66,15 +68,38 @@ class LanguageModel(ABC):
     """Identity of the weights, independent of the name; empty if unknown."""
     num_layers: int = 0
     """Number of layers that `LayerSubset` can select from; 0 if only whole passes are supported."""
+    applies_controls: bool = False
+    """Whether passes return final picks in place of logits: the model applies controls and noise of requests itself."""
+    max_open: int | None = None
+    """Most slots that may be open at the same time; None if only memory limits them."""
     num_sublayer_runs: int = 0
     """Rows computed by attentions and perceptrons so far, summed over sublayers."""
     self_check: CheckResult | None = None
     """Result of the self-check at load; None if it was not run."""
+    streams_weights: bool = False
+    """Whether passes read weights from a file, so that one over hundreds of rows costs hardly more than over one."""
 
     @property
     def footprint(self) -> Footprint:
         """Memory of the model in bytes; zero if negligible."""
         return NOTHING
+
+    @property
+    def note(self) -> str:
+        """Message for the user about the passes so far; empty if there is none."""
+        return ""
+
+    def known_costs(self, max_rows: int) -> Mapping[int, float] | None:
+        """Return seconds of passes by rows, up to at least `max_rows`; None if they have to be measured."""
+        return None
+
+    def opener(self, request: SlotRequest) -> Callable[[], Slot] | None:
+        """Return a function that opens the slot of a request; None if token ids alone determine a slot.
+
+        Raises:
+            InvalidRequestError: the model cannot honour a parameter of the request.
+        """
+        return None
 
     @property
     def num_warm_ups(self) -> int:
@@ -122,6 +147,16 @@ class LanguageModel(ABC):
         """Raise UnsupportedModelError if this part cannot be run."""
         raise UnsupportedModelError(
             f"{type(self).__name__} cannot run a part of its layers: choose a drafter that runs none"
+        )
+
+    def quantized_copy(self, quantization: str) -> LanguageModel:
+        """Return a copy with weights of fewer bits that appends partial nodes to this model's slots.
+
+        Raises:
+            UnsupportedModelError: the model has none.
+        """
+        raise UnsupportedModelError(
+            f"{type(self).__name__} has no copy with {quantization} weights: that needs passes in C (kernels 'native')"
         )
 
     def input_embedding(self) -> Tensor:

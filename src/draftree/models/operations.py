@@ -9,6 +9,8 @@ from itertools import accumulate
 
 from torch import Tensor
 
+from draftree.sampling.controls import Controls
+from draftree.sampling.history import History
 from draftree.sampling.logits import Logits
 
 
@@ -29,6 +31,23 @@ class Slot(ABC):
     @abstractmethod
     def num_tentative(self) -> int:
         """Number of tokens in the tentative tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """What a model that applies controls itself must know of a text.
+
+    Attributes:
+        history: prompt and written tokens, read only.
+        controls: controls of the request.
+        limit: maximum tokens of prompt and output.
+        is_plain: whether no drafter drafts for this text.
+    """
+
+    history: History
+    controls: Controls
+    limit: int
+    is_plain: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,6 +226,10 @@ class TableLM(LanguageModel):
         if self._partial is None:
             super().require_part(part)
 
+    def quantized_copy(self, quantization: str) -> LanguageModel:
+        """Return this model: its passes through a subset of the layers use another table, as those of a copy would."""
+        return super().quantized_copy(quantization) if self._partial is None else self
+
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the layers have hidden states."""
         if any(layer >= self._num_features for layer in layers):

@@ -9,7 +9,7 @@ effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftree.core.errors import InvalidRequestError, blaming
 from draftree.core.noise import Noise
@@ -59,6 +59,12 @@ class Controls:
     def only_bans(self) -> bool:
         """Whether nothing but a temperature and forbidden tokens changes the model's logits."""
         return not self.filters and all(isinstance(processor, Ban) for processor in self.processors)
+
+    def sharpened(self, factor: float) -> Controls:
+        """Return controls whose logits are multiplied by a factor if the text is sampled; filters come after it."""
+        if factor == 1.0 or not self.temperature:
+            return self
+        return replace(self, temperature=self.temperature / factor)
 
 
 def build_controls(

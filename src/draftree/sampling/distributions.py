@@ -182,6 +182,8 @@ class Distributions:
 
     def picks(self) -> list[int]:
         """The pick of every row under its request's own noise; one transfer from the device."""
+        if self._picks is None and self._source.has_controls:
+            self._picks, self._is_sound = self._source.picks(())
         if self._picks is None:
             with self._searched([entry.controls.noise for entry in self.rows]) as search:
                 self._picks, self._is_sound = search.logits.picks(search.noise)

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -49,6 +49,8 @@ class Logits(ABC):
     """Rows of logits. Reading them leaves them as they are; a caller may overwrite what `tensor` returns."""
 
     __slots__ = ()
+    has_controls: ClassVar[bool] = False
+    """Whether controls and noise are applied already: `picks` ignores the noise, and there is no tensor."""
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ from draftree.serve.pool import ModelPool
 from draftree.serve.security import KeyRing
 from draftree.serve.server import Server, guarded
 from draftree.serve.settings import ServerSettings
+from draftree.serve.verify.settings import VerifySettings
 from draftree.version import __version__
 
 ROUTERS = tuple(
@@ -33,13 +34,16 @@ class GuardedApp(FastAPI):
         return guarded(super().build_middleware_stack(), self.state.server)
 
 
-def create_app(settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | None = None) -> FastAPI:
+def create_app(
+    settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | None = None, verify: VerifySettings | None = None
+) -> FastAPI:
     """Return the application of a server.
 
     Args:
         settings: of the server.
         pool: the served models; closed when the application ends.
         keys: API keys; None reads those of the settings and the environment.
+        verify: settings for devices that draft; None verifies no drafts of clients.
 
     Raises:
         ConfigurationError: the keys cannot be read.
@@ -60,6 +64,10 @@ def create_app(settings: ServerSettings, pool: ModelPool, *, keys: KeyRing | Non
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
+    if verify is not None:
+        from draftree.serve.verify.endpoint import mount
+
+        mount(app, server, verify)
     if settings.page:
         page.mount(app)
     _describe_truly(app)

@@ -10,6 +10,7 @@ from draftree.async_llm import AsyncLLM
 from draftree.engine.memory import SHARE
 from draftree.loading.load import LoadedModel, load_model
 from draftree.models.memory import free_memory
+from draftree.parallel.entry import load_divided
 from draftree.serve.pool import ServedModel
 from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings
@@ -17,7 +18,7 @@ from draftree.serve.settings import ServerSettings
 __all__ = ["load_models", "split_memory"]
 
 logger = logging.getLogger(__name__)
-LOADING = ("dtype", "device", "kernels", "quantization")
+LOADING = ("dtype", "device", "kernels", "quantization", "offload")
 """Options that are used up when a model is loaded."""
 
 
@@ -53,7 +54,7 @@ def _shares(total: int | None, loaded: Sequence[LoadedModel]) -> list[int | None
 
 def _weights(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
     options = settings.llm_options(choice)
-    loaded = load_model(choice.source, **{name: options[name] for name in LOADING})
+    loaded = load_divided(load_model, choice.source, settings.parallel, {name: options[name] for name in LOADING})
     if loaded.kernels_note is not None:
         logger.warning("'%s': %s", choice.name, loaded.kernels_note)
     return loaded

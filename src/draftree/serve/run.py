@@ -24,6 +24,7 @@ from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.security import KeyRing
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
+from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 
 __all__ = ["DrainingServer", "run_server"]
 
@@ -110,6 +111,7 @@ def run_server(
     *,
     listener: socket.socket,
     on_ready: Callable[[str, Sequence[ServedModel]], None],
+    verify: VerifySettings | None = None,
 ) -> int:
     """Serve until a signal arrives.
 
@@ -118,6 +120,7 @@ def run_server(
         keys: API keys.
         listener: a bound socket.
         on_ready: called with the server's URL and the models when all are loaded.
+        verify: settings for devices that draft; None verifies no drafts of clients.
 
     Returns:
         The exit status.
@@ -126,12 +129,13 @@ def run_server(
         DraftreeError: a model cannot be loaded.
     """
     pool = ModelPool()
-    app = create_app(settings, pool, keys=keys)
+    app = create_app(settings, pool, keys=keys, verify=verify)
     protocol = type("Protocol", (TimedProtocol,), {"head_timeout": settings.body_timeout})
     config = uvicorn.Config(
         app,
         http=protocol,
-        ws="none",
+        ws="none" if verify is None else "websockets-sansio",
+        ws_max_size=MAX_FRAME_BYTES,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -24,6 +25,9 @@ from draftree.serve.records import RequestRecord, record_of
 from draftree.serve.rounds import RoundFeed
 from draftree.serve.security import KeyRing
 from draftree.serve.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from draftree.serve.verify.service import VerifyService
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,8 @@ class Server:
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}
         self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
+        self.verify: VerifyService | None = None
+        """Sessions of devices that draft; None unless drafts of clients are verified."""
         self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
         if pool.is_open:
@@ -70,7 +76,8 @@ class Server:
     @property
     def num_active(self) -> int:
         """Number of requests that generate or wait."""
-        return self.gate.num_running + self.gate.num_waiting
+        texts = 0 if self.verify is None else self.verify.num_texts
+        return self.gate.num_running + self.gate.num_waiting + texts
 
     def open(self, models: Sequence[ServedModel]) -> None:
         """Offer models that were loaded after the start.
@@ -134,6 +141,8 @@ class Server:
         """End all requests, and free the models."""
         self.begin_drain()
         self._is_closed = True
+        if self.verify is not None:
+            await self.verify.close()
         for stop in self._stop_listening:
             stop()
         await self.pool.close()

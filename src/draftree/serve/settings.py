@@ -13,6 +13,7 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.drafters.learning.settings import parse_learning
+from draftree.parallel.options import ParallelOptions
 from draftree.serve.served import ModelChoice
 
 __all__ = ["BYTES_WORD", "LOG_FORMATS", "LOG_LEVELS", "Group", "ServerSettings", "read_bytes"]
@@ -131,6 +132,17 @@ class ServerSettings:
     dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
     kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
     quantization: str | None = _option(None, "int8 for 8-bit weights.", EXECUTION, word="NAME")
+    offload: str | None = _option(
+        None, "Memory for the weights of a model, such as 8GB: other layers are read from a file in every pass.",
+        EXECUTION, word="SIZE",
+    )  # fmt: skip
+    tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, least=1)
+    pp: int = _option(
+        1, "Stages of layers, one for each process (pipeline parallel); not together with --tp.", EXECUTION, least=1
+    )
+    strict_sums: bool = _option(
+        False, "Add the partial sums of processes in one order, whatever else is in a pass.", EXECUTION
+    )
     exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
     threads: int | None = _option(None, "CPU threads of passes.", EXECUTION, least=1)
     max_batch_size: int | None = _option(
@@ -147,6 +159,8 @@ class ServerSettings:
                 _require_number(field, getattr(self, field.name))
         if self.port > MAX_PORT:
             raise ConfigurationError(f"port is {self.port}: it must be at most {MAX_PORT}; 0 takes a free one")
+        if self.parallel.is_parallel and len(self.models) > 1:
+            raise ConfigurationError(f"{self.parallel} divides one model, and {len(self.models)} are named: name one")
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
         _require_member("log_format", self.log_format, LOG_FORMATS)
@@ -155,6 +169,11 @@ class ServerSettings:
             parse_learning(self.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
+
+    @property
+    def parallel(self) -> ParallelOptions:
+        """How the model is divided among processes."""
+        return ParallelOptions(tp=self.tp, pp=self.pp, strict_sums=self.strict_sums)
 
     @property
     def is_loopback(self) -> bool:
@@ -186,6 +205,7 @@ class ServerSettings:
             "device": self.device,
             "kernels": self.kernels,
             "quantization": self.quantization,
+            "offload": self.offload,
             "exact": self.exact,
             "max_batch_size": self.max_batch_size,
             "prefill_chunk_size": self.prefill_chunk_size,

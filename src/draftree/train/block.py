@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -20,42 +20,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from draftree.core.errors import ConfigurationError
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.heads.calibration import write_calibration
-from draftree.heads.config import DSPARK, HeadConfig
-from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import write_head
-from draftree.heads.target_parts import TargetParts
-from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch
+from draftree.train.block_start import BlockOptions, fresh_block_head, start_block
 from draftree.train.confidence import ConfidenceFit
 from draftree.train.evaluate import Evaluation
-from draftree.train.finishing import finish
-from draftree.train.fresh_head import HeadShape, fill_fresh, head_config
-from draftree.train.head import HeadOptions, HeadResult, json_ready, scaled
+from draftree.train.finishing import earlier_runs, finish
+from draftree.train.head import HeadResult, json_ready
 from draftree.train.head_trainee import TextTrainee
 from draftree.train.loop import TrainingRun
-from draftree.train.preparing import Prepared, TrainingJob, answer_vocabulary, prepare
+from draftree.train.preparing import TrainingJob, prepare
 from draftree.train.run_state import Progress
 from draftree.train.scaling import fold
 from draftree.train.settings import TrainSettings
 
 __all__ = ["BlockOptions", "BlockTrainee", "fresh_block_head", "train_block"]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockOptions:
-    """What a new block head looks like.
-
-    Attributes:
-        head: options that it shares with other heads.
-        markov_rank: rank of the bias by the token before; 0 for none.
-    """
-
-    head: HeadOptions = field(default_factory=HeadOptions)
-    markov_rank: int = 64
-
-    def __post_init__(self) -> None:
-        if self.markov_rank < 0:
-            raise ConfigurationError(f"markov_rank is {self.markov_rank}: it must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +137,6 @@ class BlockTrainee(TextTrainee):
         return found + self.head.follow(None, tokens, states)[0]
 
 
-def fresh_block_head(
-    config: HeadConfig,
-    vocabulary: DraftVocabulary,
-    parts: TargetParts,
-    *,
-    trains_output: bool,
-    seed: int,
-) -> DFlashHead:
-    """Return a new block head, bound to its target; as `fresh_head`."""
-    head = DFlashHead(config, vocabulary)
-    fill_fresh(head, parts, trains_output=trains_output, seed=seed)
-    return head
-
-
 def train_block(
     job: TrainingJob,
     settings: TrainSettings,
@@ -192,8 +157,7 @@ def train_block(
             "set both to its length"
         )
     prepared = prepare(job)
-    head = new_block_head(prepared, settings, options, note)
-    data = scaled(prepared, head.config, range(len(head.config.features)))
+    head, data = start_block(prepared, settings, options, note)
     trainee = BlockTrainee(head, prepared.parts, data, prepared.seen, prepared.unseen, settings)
     if prepared.processes.count == 1:
         trainee.keep_rows(prepared.data)
@@ -211,7 +175,8 @@ def train_block(
     write_head(head.to(prepared.loaded.model.dtype), job.output)
     calibration = fit.fit()
     write_calibration(calibration, job.output)
-    more = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)}
+    facts = {"head": {"config": asdict(head.config)}, "confidence": fit.report(calibration)}
+    more = facts | earlier_runs(options.head.start)
     notes = finish(
         prepared,
         settings,
@@ -222,44 +187,3 @@ def train_block(
         more=json_ready(more),
     )
     return HeadResult(job.output, evaluation, tuple(notes))
-
-
-def new_block_head(
-    prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
-) -> DFlashHead:
-    """Return the head before training, in the dtype of computation."""
-    if options.head.start is not None or options.head.features is not None:
-        raise ConfigurationError("block heads are new and read all hidden states of the data: leave these options out")
-    vocabulary, share = answer_vocabulary(prepared, options.head.draft_vocab)
-    note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
-    counts = prepared.data.counts(answers_only=False)
-    base = head_config(
-        prepared.config,
-        prepared.parts,
-        prepared.data.recipe.features,
-        HeadShape(options.head.shape.layers, options.head.shape.intermediate),
-        draft_vocab=len(vocabulary),
-        depth=settings.depth,
-        name=prepared.loaded.name,
-    )
-    config = base.changed(
-        kind=DSPARK,
-        qk_norm=True,
-        block_size=settings.depth,
-        # a token that texts do not use stands for what is to be predicted
-        mask_token_id=int((counts == counts.min()).nonzero()[-1]),
-        markov_rank=options.markov_rank,
-        anchor_predicts=True,
-    )
-    device = prepared.processes.device
-    head = fresh_block_head(
-        config,
-        vocabulary,
-        prepared.parts,
-        trains_output=options.head.shape.trains_output,
-        seed=settings.seed,
-    )
-    head.to(device=device, dtype=prepared.dtype)
-    head.vocabulary = head.vocabulary.to(device)
-    head.bind(prepared.parts)
-    return head

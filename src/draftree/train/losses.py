@@ -87,13 +87,20 @@ def coupled(rows: Rows) -> Tensor:
     return -accepted.clamp_min(LEAST_ACCEPTANCE).log().to(rows.log_q.dtype)
 
 
+def coupled_miss(rows: Rows) -> Tensor:
+    """Rejections 1 - J of the rule `coupled`: what `coupled` is the logarithm of, so hopeless rows count less."""
+    accepted = coupled_acceptance(*condensed(rows.log_p, rows.log_q, MOST_TOKENS), rows.log_outside)
+    return (1 - accepted).to(rows.log_q.dtype)
+
+
 def cross_entropy(rows: Rows) -> Tensor:
     """Cross-entropy -log q of the target's most likely token."""
     return -rows.log_q.gather(-1, rows.log_p.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 LOSSES: dict[str, Loss] = {
-    function.__name__: function for function in (kl, reverse_kl, tv, lk, lk_hybrid, coupled, cross_entropy)
+    function.__name__: function
+    for function in (kl, reverse_kl, tv, lk, lk_hybrid, coupled, coupled_miss, cross_entropy)
 }
 """Losses by name."""
 

@@ -44,6 +44,8 @@ class Verifier(ABC):
     share it: given the verifier's noise, such a draw would be determined."""
     needs_distributions: ClassVar[bool] = False
     """Whether trees must carry the distributions that their nodes were drawn from (point draws need none)."""
+    follows_picks: ClassVar[bool] = False
+    """Whether the verdict follows from the picks on the accepted path alone."""
     wants_distributions: ClassVar[bool] = False
     """Whether the rule, though it takes all draws, performs better with distributions, which the drafter then supplies
     if it can."""

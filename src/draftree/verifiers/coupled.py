@@ -34,6 +34,7 @@ class Coupled(Verifier):
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     shares_noise: ClassVar[bool] = True
+    follows_picks: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""

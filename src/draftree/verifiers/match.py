@@ -31,6 +31,7 @@ class Match(Verifier):
         """No options."""
 
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    follows_picks: ClassVar[bool] = True
 
     def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""

@@ -55,7 +55,7 @@ def test_a_model_folder_is_not_shown(tmp_path):
         (["ngram", "ngram"], [], "is given 2 times"),
         (["none"], ["heuristic"], "there is no drafter"),
         (["none@heuristic"], [], "takes no @"),
-        (["ngram,k=0"], [], "from 1 to 256"),
+        (["ngram,k=0"], [], "from 1 to 1024"),
     ],
 )
 def test_wrong_methods_are_refused_before_weights_are_loaded(drafts, plans, said):

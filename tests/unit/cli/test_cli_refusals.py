@@ -108,7 +108,7 @@ REQUESTS = [
     (["--draft", "ngam"], "unknown drafter 'ngam': did you mean 'ngram'?"),
     (["--draft", "ngram,mxa=3"], "unknown option 'mxa' of drafter 'ngram': did you mean 'max'?"),
     (["--draft", "ngram,k=many"], "must be a whole number, got 'many'"),
-    (["--draft", "ngram,k=0"], "from 1 to 256"),
+    (["--draft", "ngram,k=0"], "from 1 to 1024"),
     (["--draft", "none,k=2"], "takes no options"),
     (["--draft", "model"], "needs name"),
     (

@@ -10,7 +10,6 @@ from draftree import SamplingParams
 from draftree.core.tree import Draw, depths
 from draftree.core.types import Budget
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.growing_tree import MOST_CHAIN_CONFIDENCE, least_shares
 from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import parse_shape
 from draftree.drafters.growing.stepping import ModelStepper
@@ -79,15 +78,6 @@ def test_nodes_below_a_minimum_survival_have_no_children(shape: str, least: floa
 def test_scores_that_are_not_calibrated_are_not_compared_with_a_minimum_survival() -> None:
     assert len(grown(None, budget=Budget(4, 4, min_survival=0.9))) == 4
     assert len(grown(STEADY, budget=Budget(4, 4, min_survival=0.9), shares_noise=False)) == 4
-
-
-def test_bounds_of_a_chain_in_one_call_let_the_mean_survival_pass() -> None:
-    found = least_shares(Budget(4, 4, min_survival=0.45), 4, OWN, is_sampled=False)
-    wanted = [0.45, 0.45 / 0.725, 0.45 / 0.725**2, MOST_CHAIN_CONFIDENCE]
-    assert found == [OWN.least_log_share(least, level, is_sampled=False) for level, least in enumerate(wanted)]
-    assert least_shares(Budget(4, 4), 2, OWN, is_sampled=True) == [-math.inf] * 2
-    sure = least_shares(Budget(4, 4, min_confidence=0.8, min_survival=0.45), 1, OWN, is_sampled=True)
-    assert sure == [OWN.least_log_share(0.8, 0, is_sampled=True)]
 
 
 def test_draws_that_are_inspected_keep_their_scores() -> None:

@@ -32,7 +32,7 @@ def test_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "tree", "2-", "0-1", "best", "best-0", "best-3-4", "iid-", "wor-x", "1--2", "999"]
+    "text", ["", "tree", "2-", "0-1", "best", "best-0", "best-3-4", "iid-", "wor-x", "1--2", "1999"]
 )
 def test_malformed_shapes_are_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigurationError, match="best-32"):
@@ -40,5 +40,5 @@ def test_malformed_shapes_are_refused_with_examples(text: str) -> None:
 
 
 def test_no_levels_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="from 1 to 256"):
+    with pytest.raises(ConfigurationError, match="from 1 to 1024"):
         parse_shape("chain", 0)

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from draftree.heads.blocks import BlockRows
+from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import BlockTrainee, fresh_block_head
+from draftree.train.block_start import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, seed_block
 from draftree.train.fresh_head import HeadShape, head_config
 from draftree.train.loop import TrainingRun
 from draftree.train.processes import Alone
 from draftree.train.settings import Limits
-from train_samples import FEATURES, PROMPT, VOCAB, perturbed, settings, shorter, target_parts, texts, tiny_target
+from train_samples import (
+    FEATURES,
+    PROMPT,
+    VOCAB,
+    perturbed,
+    settings,
+    shorter,
+    target_parts,
+    texts,
+    tiny_head,
+    tiny_target,
+)
 
 CPU = torch.device("cpu")
 BLOCK = 3
 
 
-def block_head(*, markov_rank: int = 8, layers: int = 1):  # type: ignore[no-untyped-def]
-    parts = target_parts()
+def block_head(*, markov_rank: int = 8, layers: int = 1, parts: TargetParts | None = None):  # type: ignore[no-untyped-def]
+    parts = parts or target_parts()
     base = head_config(
         tiny_target().config, parts, FEATURES, HeadShape(layers), draft_vocab=VOCAB, depth=BLOCK, name="tiny"
     )
@@ -94,3 +109,42 @@ def test_training_raises_acceptance_at_every_depth(tmp_path: Path) -> None:
     assert after.acceptance_length > before.acceptance_length + 0.4
     assert after.conditional[0] > before.conditional[0] + 0.2
     assert after.survival[1] > before.survival[1] + 0.1
+
+
+def test_a_block_head_begins_with_the_weights_of_a_head() -> None:
+    given = perturbed(tiny_head(draft_vocab=VOCAB))
+    head = block_head()
+    seed_block(head, given)
+    first, layer = head.layers[0], given.layers[0]
+    width = head.config.hidden
+    assert torch.equal(head.fc.weight, given.fc.weight)
+    assert torch.equal(head.norm.weight, given.norm.weight)
+    assert torch.equal(first.mlp.down_proj.weight, layer.mlp.down_proj.weight)
+    assert torch.equal(first.self_attn.q_proj.weight, layer.self_attn.q_proj.weight[:, :width])
+    assert torch.equal(first.self_attn.v_proj.weight, layer.self_attn.v_proj.weight[:, width:])
+
+
+@torch.no_grad()
+def test_masked_rows_of_a_new_block_head_are_not_confident() -> None:
+    parts = target_parts()
+    # as in small models, a state near the embedding of a token predicts that token
+    tied = replace(parts, output=3 * parts.embedding)
+    data = list(texts(8))
+    batch = collate(data, device=CPU, dtype=torch.float32)
+    totals = []
+    for head in (block_head(parts=tied), with_small_outputs(block_head(parts=tied))):
+        trainee = BlockTrainee(head, tied, data, range(6), range(6, 8), settings())
+        levels = list(trainee.states_of(batch, BLOCK))
+        shares = [trainee.logits_of(batch, 1, torch.arange(batch.num_chains), levels[1]).softmax(-1).amax(-1).mean()]
+        totals.append(float(shares[0]))
+    assert totals[0] < 0.5 * totals[1]
+
+
+def with_small_outputs(head: Any) -> Any:
+    """The head as it was before `OUTPUT_SIZE` and `GAIN_SIZE`."""
+    with torch.no_grad():
+        for name, parameter in head.layers.named_parameters():
+            if name.endswith(OUTPUTS):
+                parameter.div_(OUTPUT_SIZE)
+        head.norm.weight.div_(GAIN_SIZE)
+    return head

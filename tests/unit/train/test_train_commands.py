@@ -202,6 +202,27 @@ def test_a_block_head_is_trained_at_all_levels_of_its_block(
     assert "no such option: --levels" in capsys.readouterr().err
 
 
+def test_a_block_head_starts_from_a_head_and_is_continued(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = [*OPTIONS]
+    short[short.index("--steps") + 1] = "2"
+    head, first, second = (tmp_path / name for name in ("head", "first", "second"))
+    assert run(["train", "head", str(model), "--data", str(data), "--output", str(head), *short]) == 0
+    command = ["train", "block", str(model), "--data", str(data), "--layers", "1", "--markov-rank", "8", *short]
+    assert run([*command, "--output", str(first), "--from", str(head)]) == 0
+    assert f"the first layer begins with the weights of '{head}'" in capsys.readouterr().err
+    assert run([*command, "--output", str(second), "--from", str(first)]) == 0
+    earlier = json.loads((second / "recipe.json").read_text())["earlier"]
+    assert [one["run"]["updates"] for one in earlier] == [2, 2]
+    capsys.readouterr()
+    assert run([*command, "--output", str(tmp_path / "no"), "--from", str(head), "--features", "1"]) == 1
+    assert "leave out features" in capsys.readouterr().err
+    command[command.index("--depth") + 1] = str(DEPTH + 1)
+    assert run([*command, "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
+    assert f"drafts {DEPTH} tokens in a pass" in capsys.readouterr().err
+
+
 def test_a_block_is_not_trained_at_fewer_levels(model: Path, data: Path, tmp_path: Path) -> None:
     job = TrainingJob(model=str(model), data=(data,), output=tmp_path / "block")
     with pytest.raises(ConfigurationError, match="levels is 2 and depth is 3: a block has all its levels"):

@@ -93,6 +93,7 @@ BRUTE: dict[str, Callable[[list[float], list[float]], float]] = {
         math.exp(-3 * sum(map(min, p, q))) * BRUTE["kl"](p, q)
         + (1 - math.exp(-3 * sum(map(min, p, q)))) * BRUTE["tv"](p, q)
     ),
+    "coupled_miss": lambda p, q: 1 - by_definition([*p, 1 - sum(p)], [*q, 0.0]),
     "coupled": lambda p, q: -math.log(by_definition([*p, 1 - sum(p)], [*q, 0.0])),
     "cross_entropy": lambda p, q: -math.log(q[p.index(max(p))]),
 }

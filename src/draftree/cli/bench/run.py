@@ -24,10 +24,13 @@ from draftree.cli.bench.options import (
     show_results,
 )
 from draftree.cli.completion import complete_draft, complete_plan, complete_verify
+from draftree.cli.dividing import parallel_of
 from draftree.cli.made import takes
 from draftree.cli.options import Model, require_new
 from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
+from draftree.parallel.entry import leave_to_rank_zero
+from draftree.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from draftree.bench.benchmark import Benchmark, BenchSettings
@@ -82,6 +85,7 @@ Record = Annotated[
 
 
 @takes("execution", execution_of)
+@takes("parallel", parallel_of)
 def run(
     model: Model,
     *,
@@ -98,10 +102,12 @@ def run(
     repeats: Repeats = 3,
     batch: Batch = 1,
     execution: Execution,
+    parallel: ParallelOptions,
     output: Output = None,
     record: Record = None,
 ) -> None:
     """Run every prompt with every method, interleaved, and compare the speeds."""
+    leave_to_rank_zero(model, parallel, execution.loading, threads=execution.threads)
     require_new(output)
     if record is not None and record.exists():
         raise ConfigurationError(f"'{record}' already exists, and traces are never overwritten: choose another path")
@@ -120,6 +126,7 @@ def run(
         seed=seed,
         repeats=repeats,
         **execution.values,
+        parallel=parallel,
         batch=batch,
         peer=peer,
     )

@@ -19,7 +19,7 @@ __all__ = ["block"]
 
 OF_UNROLLS = {"levels": 1, "levels_from": 0.0}
 """Options of multi-step training: a block has all its levels in one pass, and all are trained."""
-OF_EAGLE = {"start": None, "features": None, "fc_norm": False, "norm_output": False}
+OF_EAGLE = {"fc_norm": False, "norm_output": False}
 
 
 @takes("run", run_of, fixed=OF_UNROLLS)

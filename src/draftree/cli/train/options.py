@@ -69,7 +69,7 @@ Tokens = Annotated[
 Loss = Annotated[
     str,
     typer.Option(
-        help="Loss of the later part: coupled, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
+        help="Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
         metavar="NAME",
         rich_help_panel=RECIPE,
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,10 +11,6 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT
 from draftree.core.types import Budget
 from draftree.drafters.growing.stepper import Stepped
-from draftree.heads.calibration import Calibration
-
-MOST_CHAIN_CONFIDENCE = 0.95
-"""Confidence from which a chain goes on in any case."""
 
 
 @dataclass(slots=True)
@@ -66,22 +61,3 @@ class GrowingTree:
         """Return the nodes with the highest scores, which include their parents."""
         order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
         return sorted(order[:count])
-
-
-def least_shares(budget: Budget, num_levels: int, calibration: Calibration, *, is_sampled: bool) -> list[float]:
-    """Return the logarithm of the share that a token of each level of a chain needs to be followed.
-
-    The chain is grown in one call, which knows no survival. The levels above are taken to have the middle of the
-    survivals that let a chain go on.
-
-    Args:
-        budget: with the minimum confidence and survival.
-        num_levels: levels of the chain.
-        calibration: map from shares to probabilities.
-        is_sampled: whether the text is sampled with a temperature.
-    """
-    middle, found = (1.0 + budget.min_survival) / 2, []
-    for level in range(num_levels):
-        least = max(budget.min_confidence, min(MOST_CHAIN_CONFIDENCE, budget.min_survival / middle**level))
-        found.append(calibration.least_log_share(least, level, is_sampled=is_sampled) if least else -math.inf)
-    return found

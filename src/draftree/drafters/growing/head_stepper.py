@@ -30,8 +30,8 @@ from draftree.heads.decoding import HeadDecoder
 from draftree.heads.passes import HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
-from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 @dataclass(slots=True)
@@ -184,13 +184,15 @@ class HeadStepper(Stepper[HeadedSequence]):
         return found.logits
 
     @property
-    def grows_chains(self) -> bool:
-        """Whether the passes grow chains."""
-        return self._decoder.grows_chains
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `trees`; 0 if the passes grow no trees."""
+        return self._decoder.most_children
 
-    def chains(self, states: Sequence[HeadedSequence], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
-        """Read the unread rows of every sequence, and grow chains in the same call; no tentative rows are left."""
-        return self._decoder.read_and_chain(self._last_jobs(states), searches)
+    def trees(
+        self, states: Sequence[HeadedSequence], shape: TreeWidths, searches: Sequence[TreeSearch]
+    ) -> list[FoundTree]:
+        """Read the unread rows of every sequence, and grow trees in the same call; no tentative rows are left."""
+        return self._decoder.read_and_grow(self._last_jobs(states), shape, searches)
 
     def _last_jobs(self, states: Sequence[HeadedSequence]) -> list[RowJob]:
         """Read unread rows but those of each sequence's last pass; return the jobs of that pass."""

@@ -93,6 +93,10 @@ def _shape(text: str, k: int | None) -> Shape:
 
 
 def _numbers(text: str, parts: list[str], count: int | None) -> tuple[int, ...]:
-    if (count is not None and len(parts) != count) or not all(p.isdecimal() and 1 <= int(p) <= 256 for p in parts):
-        raise ConfigurationError(f"tree shape '{text}' is not known: write {EXAMPLES}, with numbers from 1 to 256")
+    if (count is not None and len(parts) != count) or not all(
+        p.isdecimal() and 1 <= int(p) <= MAX_NODES for p in parts
+    ):
+        raise ConfigurationError(
+            f"tree shape '{text}' is not known: write {EXAMPLES}, with numbers from 1 to {MAX_NODES}"
+        )
     return tuple(int(part) for part in parts)

@@ -8,8 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.sampling.chains import ChainSearch, Choice
 from draftree.sampling.logits import Logits
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 
 class Stepped(Protocol):
@@ -90,22 +90,25 @@ class Stepper(ABC, Generic[StateT]):
         """
 
     @property
-    def grows_chains(self) -> bool:
-        """Whether there is `chains`."""
-        return False
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `trees`; 0 if there is no `trees`.
 
-    def chains(self, states: Sequence[StateT], searches: Sequence[ChainSearch]) -> list[list[Choice]]:
-        """Do as `catch_up`, and grow a chain of first choices after every text, with the choices of `catch_up` and
-        `feed`.
+        A stepper with own estimates (`confidence`) has none.
+        """
+        return 0
+
+    def trees(self, states: Sequence[StateT], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree]:
+        """Do as `catch_up`, and grow a tree after every text, with the choices of `catch_up` and `feed`.
 
         Args:
             states: the sequences.
-            searches: how the tokens of each chain are chosen.
+            shape: shape of the trees.
+            searches: how the nodes of each tree are chosen.
 
         Returns:
-            The tokens of each chain; it ends early after a share that is too small, NaN or minus infinity.
+            The trees; a node whose share is NaN or minus infinity is left out.
         """
-        raise NotImplementedError("chains grow level by level")
+        raise NotImplementedError("trees grow level by level")
 
     def confidence(self) -> Sequence[float] | None:
         """Return own estimates for the rows of the last logits: the probability that the first child is the pick.

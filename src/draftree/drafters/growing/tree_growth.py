@@ -18,14 +18,14 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.growing_tree import GrowingTree, least_shares
+from draftree.drafters.growing.growing_tree import GrowingTree
 from draftree.drafters.growing.shapes import Shape
 from draftree.drafters.growing.stepper import Stepped, Stepper
 from draftree.heads.calibration import Calibration, with_confidence
-from draftree.sampling.chains import ChainSearch
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
+from draftree.sampling.tree_search import TreeSearch, TreeWidths
 
 
 class Growth:
@@ -39,6 +39,7 @@ class Growth:
         place: index of the drafter among merged ones, whose draws must be independent.
         calibration: map from scores under the request's noise to probabilities, which are not used for other draws;
             None for the stepper's own estimates, or for the scores as they are if it has none.
+        sharpness: factor of the logits in sampled texts.
     """
 
     def __init__(
@@ -50,13 +51,14 @@ class Growth:
         shares_noise: bool,
         place: int = 0,
         calibration: Calibration | None = None,
+        sharpness: float = 1.0,
     ) -> None:
         self._stepper = stepper
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()
         self._shares_noise = shares_noise and draw is Draw.FREE
-        self._calibration = calibration
+        self._calibration, self._sharpness = calibration, sharpness
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
@@ -108,8 +110,8 @@ class Growth:
             for state, budget in zip(states, budgets, strict=True)
         ]
         active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
-        if active and self._can_chain(active):
-            self._chain(active)
+        if active and self._is_one_call(active):
+            self._grow_at_once(active)
         else:
             self._grow_levels(active)
         return [self._tree(g) for g in growing]
@@ -126,41 +128,37 @@ class Growth:
         noise = state.view.controls.noise
         return noise if self._shares_noise else noise.stream("draft", len(state.view.history), *self._salts)
 
-    def _can_chain(self, active: Sequence[GrowingTree]) -> bool:
-        """Whether the stepper grows all levels itself: one child a node, chosen by temperature and noise only."""
-        shape, is_mapped = self._shape, self._shares_noise and self._calibration is not None
-        if not self._stepper.grows_chains or not shape.is_chain or shape.num_best or self._draw is not Draw.FREE:
+    @property
+    def _is_mapped(self) -> bool:
+        return self._shares_noise and self._calibration is not None
+
+    def _is_one_call(self, active: Sequence[GrowingTree]) -> bool:
+        """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
+        if self._draw is not Draw.FREE or max(self._shape.widths) > self._stepper.most_children:
             return False
-        if not is_mapped and self._asks_confidence(active):
+        if not self._is_mapped and self._asks_confidence(active):
             return False
         controls = [g.state.view.controls for g in active]
         return not any(own.processors or own.filters for own in controls)
 
-    def _chain(self, active: Sequence[GrowingTree]) -> None:
-        """Add the nodes of chains that the stepper grows."""
-        found = self._stepper.chains([g.state for g in active], [self._search_of(g) for g in active])
-        for g, choices in zip(active, found, strict=True):
-            is_sampled = g.state.view.controls.temperature > 0
-            for level, (token, value) in enumerate(choices):
-                sure = 1.0
-                if self._shares_noise and self._calibration is not None:
-                    value = self._calibration.log_probability(value, level, is_sampled=is_sampled)
-                    sure = math.exp(value)
-                # also for NaN, as level by level
-                if not value > float("-inf"):
-                    break
-                g.add(level - 1, token, value, confidence=sure)
-                if level in g.unsure:
-                    break
+    def _grow_at_once(self, active: Sequence[GrowingTree]) -> None:
+        """Set the nodes of trees that the stepper grows."""
+        shape = TreeWidths(self._shape.widths, self._shape.num_best is not None)
+        found = self._stepper.trees([g.state for g in active], shape, [self._search_of(g) for g in active])
+        for g, tree in zip(active, found, strict=True):
+            g.tokens, g.parents, g.scores = tree
 
-    def _search_of(self, g: GrowingTree) -> ChainSearch:
-        """Return how the tokens of a chain are chosen. Tokens that are too unsure are not followed."""
-        start, temperature = len(g.state.view.history), g.state.view.controls.temperature
-        levels = range(min(g.budget.depth, g.budget.num_nodes))
+    def _search_of(self, g: GrowingTree) -> TreeSearch:
+        """Return how the nodes of a tree are chosen."""
+        start, budget = len(g.state.view.history), g.budget
+        temperature = g.state.view.controls.sharpened(self._sharpness).temperature
+        levels = range(min(budget.depth, budget.num_nodes))
         noise = [(g.noise.keys(start + level), temperature) if temperature else None for level in levels]
         if self._calibration is None or not self._shares_noise:
-            return ChainSearch(noise, [-math.inf] * len(noise))
-        return ChainSearch(noise, least_shares(g.budget, len(noise), self._calibration, is_sampled=temperature > 0))
+            return TreeSearch(budget.num_nodes, noise, (), 0.0, -math.inf)
+        maps = [self._calibration.map_of(level, is_sampled=temperature > 0) for level in levels]
+        least_score = math.log(budget.min_survival) if budget.min_survival else -math.inf
+        return TreeSearch(budget.num_nodes, noise, maps, budget.min_confidence, least_score)
 
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
@@ -179,7 +177,11 @@ class Growth:
     def _choose(self, active: Sequence[GrowingTree], logits: Logits, width: int) -> None:
         """Add children of every frontier node; rows of logits are in the order of the frontiers."""
         rows = [
-            DistributionRows(g.state.view.history, g.state.view.controls, [g.ways[n + 1] for n in g.frontier])
+            DistributionRows(
+                g.state.view.history,
+                g.state.view.controls.sharpened(self._sharpness),
+                [g.ways[n + 1] for n in g.frontier],
+            )
             for g in active
         ]
         with Distributions(logits, rows, overwrites=True) as distributions:

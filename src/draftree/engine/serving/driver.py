@@ -148,7 +148,7 @@ class Driver:
 
     def _turn(self) -> None:
         """Run one submitted action, or else a step; then update line, coroutines and drains."""
-        action = self._mailbox.get(wait=self._is_idle)
+        action = self._mailbox.get(wait=not self._has_work)
         if action is not None:
             action()
         else:
@@ -157,15 +157,15 @@ class Driver:
         while self._line and self._engine.takes(len(self._line[0].sequences)):
             self._enter(self._line.pop(0))
         self._tell()
-        while self._drains and self._is_idle:
+        while self._drains and self._engine.is_idle and not self._has_work:
             self._drains.pop().set_result(None)
 
     @property
-    def _is_idle(self) -> bool:
-        return self._engine.is_idle and (self._background is None or self._background.is_idle)
+    def _has_work(self) -> bool:
+        return self._engine.has_work or not (self._background is None or self._background.is_idle)
 
     def _step(self) -> None:
-        if self._engine.is_idle:
+        if not self._engine.has_work:
             return
         self._share.begin()
         try:
@@ -177,7 +177,7 @@ class Driver:
 
     def _work(self) -> None:
         """Run a step of the background work if it has its turn."""
-        work, is_alone = self._background, self._engine.is_idle
+        work, is_alone = self._background, not self._engine.has_work
         if work is None or work.is_idle or not (is_alone or self._share.may_work):
             return
         self._share.begin()

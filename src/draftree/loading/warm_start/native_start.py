@@ -55,9 +55,11 @@ class StartKey:
     facts: Mapping[str, Any]
 
 
-def start_key(folder: Path, dtype: torch.dtype, quantization: str | None) -> StartKey | None:
-    """Return the key under which a native start is recorded; None if nothing is to be recorded."""
-    if not Store().is_on:
+def start_key(
+    folder: Path, dtype: torch.dtype, quantization: str | None, *, is_needed: bool = False
+) -> StartKey | None:
+    """Return the key under which a native start is recorded; None if nothing is to be recorded, unless it is needed."""
+    if not (Store().is_on or is_needed):
         return None
     where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
     try:

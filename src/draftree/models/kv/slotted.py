@@ -101,8 +101,13 @@ class SlottedModel(LanguageModel):
         """Check that the model has these layers."""
         require_capture(layers, first=0, end=self.num_layers)
 
-    def require_part(self, part: LayerSubset) -> None:
-        """Check that this model runs a subset of its layers, with correct logits."""
+    def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
+        """Check that this model runs a subset of its layers, with correct logits.
+
+        Args:
+            part: the subset.
+            whole: the model of which this one is a share, whose passes are compared; None for this model.
+        """
         end = self.num_layers if part.end is None else part.end
         strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
         if strange or not 0 < end <= self.num_layers:
@@ -113,7 +118,7 @@ class SlottedModel(LanguageModel):
         self._require_layers(part)
         if not self._checked_parts:
             try:
-                error = partial_error(self)
+                error = partial_error(whole or self)
             except AssertionError:
                 raise  # a mistake of ours, not the model's
             except Exception as reason:  # a model's own code may raise anything

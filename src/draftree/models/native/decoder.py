@@ -8,18 +8,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.chains import NativeChains
-from draftree.models.native.library import FORMATS, address, library
+from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.packed import PackedWeights
+from draftree.models.native.packed import PackedSource, PackedWeights
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, place_of
+from draftree.models.native.shares import Share, ShareWeights
 from draftree.models.native.structures import CPass
+from draftree.models.native.trees import NativeTrees
 from draftree.models.native.unpacking import unpack
 from draftree.models.native.weights import Weights
 
@@ -34,15 +36,27 @@ class NativeDecoder:
 
     Args:
         blueprint: architecture of the model.
-        weights: read one by one and released once they are packed.
+        weights: read one by one and released once they are packed; or packed weights.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
+        share: this process's share of a model that a team computes; None for the whole model.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
     """
 
-    def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        weights: Weights | PackedSource,
+        *,
+        quantization: str | None = None,
+        share: Share | None = None,
+    ) -> None:
         self._library = library()
+        self._share = share
+        if share is not None:
+            assert isinstance(weights, Weights), "a share packs its own weights"
+            blueprint, weights = share.blueprint, ShareWeights(weights, share)
         self._blueprint = blueprint
         self._format = FORMATS[quantization or blueprint.dtype]
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
@@ -50,7 +64,9 @@ class NativeDecoder:
         self._ropes = RopeTables(blueprint.ropes)
         self._rooms = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
-        self._packed = PackedWeights(self._library, blueprint, weights, kind=self._format)
+        if isinstance(weights, Weights):
+            weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
+        self._packed: PackedSource = weights
 
     @property
     def num_layers(self) -> int:
@@ -61,6 +77,11 @@ class NativeDecoder:
     def instructions(self) -> str:
         """Instruction set of the kernels."""
         return self._library.instructions
+
+    @property
+    def max_count(self) -> int:
+        """Maximum number of entries that a search in C returns for a row."""
+        return self._library.max_count
 
     @property
     def weight_bytes(self) -> int:
@@ -84,19 +105,39 @@ class NativeDecoder:
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
         return min(fair, self._library.rows_of_chunk)
 
+    @property
+    def _num_tokens(self) -> int:
+        """Number of tokens whose logits this process computes."""
+        return self._blueprint.vocab if self._share is None else len(self._share.vocab)
+
     def input_embedding(self) -> Tensor:
-        """Return the embedding as passes use it, shape (vocab, hidden)."""
+        """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
         own = self._packed.at(self._packed.decoder.embedding)
         return self.output_head() if own is None else own
 
     def output_head(self) -> Tensor:
-        """Return the head as passes use it, shape (vocab, hidden), as a new tensor."""
+        """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
         head = self._packed.decoder.head
         packed = self._packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
         scales = self._packed.at(head.scale)
-        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._blueprint.vocab, scales=scales)
+        found = unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales)
         return found.to(self.dtype)
+
+    def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
+        blocks, scales = self._packed.product(layer, name)
+        linear = getattr(self._packed.layers[layer], name)
+        outputs = -(-linear.outputs // LANES) * LANES
+        found = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
+        return found[: linear.outputs].to(self.dtype), self._packed.at(linear.bias)
+
+    def small_weight(self, layer: int | None, name: str) -> Tensor:
+        """Return a norm of a layer, or of the whole model for None, float32."""
+        owner = self._packed.decoder if layer is None else self._packed.layers[layer]
+        found = self._packed.at(getattr(owner, name))
+        assert found is not None, "the model has this norm"
+        return found
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Return hidden states after the final norm, float32."""
@@ -106,7 +147,9 @@ class NativeDecoder:
         """Return how the model uses its embedding and its head."""
         bias = self._packed.at(self._packed.decoder.head.bias)
         plan = self._blueprint
-        own = None if bias is None else bias[: plan.vocab]
+        own = None if bias is None else bias[: self._num_tokens]
+        if own is not None and self._share is not None:
+            raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
         return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, bias=own)
 
     def run(
@@ -140,29 +183,31 @@ class NativeDecoder:
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self._library, at, buffer.memory, run.num_threads), captured)
 
-    def grow_chains(
+    def grow_trees(
         self,
         memory: KVMemory,
         rows: Rows,
         logit_rows: Sequence[int],
-        chains: NativeChains,
+        trees: NativeTrees,
         *,
         before: Tensor,
         rope_positions: Sequence[int],
     ) -> None:
-        """Run one pass over rows through all layers, and grow chains after the rows with logits.
+        """Run one pass over rows through all layers, and grow trees after the rows with logits.
 
         Args:
             memory: as for `run`.
             rows: as for `run`.
             logit_rows: as for `run`.
-            chains: the chains, which contain the results afterwards.
+            trees: the trees, which contain the results afterwards.
             before: input of the first layer, shape (rows, hidden), or features, shape (rows, layers, hidden),
                 contiguous float32.
             rope_positions: entries of the rotary tables.
         """
         requested, rotated = array("q", logit_rows), array("q", rope_positions)
-        run, logits = self._filled(memory, rows, requested, rotated, ahead=chains.structure.levels)
+        run, buffer = self._filled(
+            memory, rows, requested, rotated, ahead=trees.structure.levels, logits=trees.structure.most_rows
+        )
         run.last_layer = self.num_layers
         if before.dim() == 3:
             run.features, layers = before.data_ptr(), array("q", (0, self.num_layers))
@@ -170,9 +215,9 @@ class NativeDecoder:
             run.hidden_in, layers = before.data_ptr(), array("q", (self.num_layers,))
         states = self._rooms.take(rows.count * len(layers), self._blueprint.hidden)
         run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
-        self._library.grow_chains(self._packed.decoder, run, chains.structure)
+        self._library.grow_trees(self._packed.decoder, run, trees.structure)
         # the pass refers to their memory
-        del logits, states
+        del buffer, states
 
     def _filled(
         self,
@@ -182,26 +227,37 @@ class NativeDecoder:
         rope_positions: array[int] | None,
         *,
         ahead: int = 0,
+        logits: int = 0,
     ) -> tuple[CPass, LogitBuffer]:
         """Return the arguments of a pass, which refer to the given arrays, and the memory of its logits.
 
-        `ahead` is the number of rotary positions that are needed after the last one.
+        `ahead` is the number of rotary positions that are needed after the last one, `logits` the number of rows that
+        the memory has room for at least.
         """
         # avoids numpy and torch: a pass has evicted their code from the processor caches
         if memory is not None and memory.version != self._memory_version:
             self._point_at(memory)
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
-        buffer = self._rooms.take(len(requested), self._blueprint.vocab)
+        buffer = self._rooms.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
+        if self._share is not None:
+            self._join_team(run, self._share)
         first = place_of(rows.numbers)
         for name, start in zip(ROW_COLUMNS, rows.starts, strict=True):
             setattr(run, name, first + start * rows.numbers.itemsize)
         run.rope_position = run.position if rope_positions is None else place_of(rope_positions)
         return run, buffer
+
+    def _join_team(self, run: CPass, share: Share) -> None:
+        """Point a pass at the memory of the team; only rank 0 reads the logits."""
+        size = self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits)
+        run.team, run.team_rank, run.team_size = share.memory.at_least(size), share.rank, share.size
+        if share.rank:
+            run.logits = None
 
     def _point_at(self, memory: KVMemory) -> None:
         for index, layer in enumerate(self._packed.layers):

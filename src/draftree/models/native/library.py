@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.models.native.blueprint import GELU_TANH, SILU
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.logit_buffers import RowsAt
-from draftree.models.native.structures import STRUCTURES, CChain, CDecoder, CPass, parse_layout, require_same_layout
+from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, CTrees, parse_layout, require_same_layout
 from draftree.sampling.logits import RowNoise, Top
 
 logger = logging.getLogger(__name__)
@@ -117,11 +117,13 @@ class Library:
         self._library.draftree_pack.argtypes = PACK_ARGUMENTS
         self._library.draftree_pack.restype = None
         self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
+        self._library.draftree_team_bytes.argtypes = [ctypes.POINTER(CDecoder), _size, _size]
+        self._library.draftree_team_bytes.restype = _size
         self._library.draftree_instructions.restype = ctypes.c_char_p
-        self._library.draftree_chain.argtypes = [
+        self._library.draftree_grow.argtypes = [
             ctypes.POINTER(CDecoder),
             ctypes.POINTER(CPass),
-            ctypes.POINTER(CChain),
+            ctypes.POINTER(CTrees),
         ]
         self._library.draftree_final_norm.argtypes = [ctypes.POINTER(CDecoder), _pointer, _size, _pointer]
         self._library.draftree_final_norm.restype = None
@@ -193,14 +195,18 @@ class Library:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
-    def grow_chains(self, decoder: CDecoder, run: CPass, chains: CChain) -> None:
-        """Run one pass, and grow chains after its rows with logits.
+    def team_bytes(self, decoder: CDecoder, rows: int, num_logits: int) -> int:
+        """Return the size of the memory that the processes of a team share in a pass, in bytes."""
+        return int(self._library.draftree_team_bytes(ctypes.byref(decoder), rows, num_logits))
+
+    def grow_trees(self, decoder: CDecoder, run: CPass, trees: CTrees) -> None:
+        """Run one pass, and grow trees after its rows with logits.
 
         Raises:
             MemoryError: there is no room for activations.
         """
-        if self._library.draftree_chain(ctypes.byref(decoder), ctypes.byref(run), ctypes.byref(chains)):
-            raise MemoryError(f"no memory for chains after {run.rows} rows")
+        if self._library.draftree_grow(ctypes.byref(decoder), ctypes.byref(run), ctypes.byref(trees)):
+            raise MemoryError(f"no memory for trees after {run.rows} rows")
 
     def final_norm(self, decoder: CDecoder, states: Tensor) -> Tensor:
         """Return contiguous float32 states after the final norm, shape (rows, hidden)."""

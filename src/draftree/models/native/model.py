@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftree.models.base import Extend
+from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
@@ -17,6 +17,7 @@ from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.rows import plan_rows
+from draftree.models.native.shares import Share
 from draftree.models.native.weights import Weights
 
 
@@ -25,25 +26,38 @@ class NativeModel(SlottedModel):
 
     Args:
         blueprint: architecture of the model.
-        weights: weights of the model.
+        weights: weights of the model, or its decoder.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
+        share: this process's share of a model that a team of processes computes; None for the whole model.
 
     Attributes:
+        blueprint: as above.
         quantization: as above.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
     """
 
-    def __init__(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None = None) -> None:
-        decoder = NativeDecoder(blueprint, weights, quantization=quantization)
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        weights: Weights | NativeDecoder,
+        *,
+        quantization: str | None = None,
+        share: Share | None = None,
+    ) -> None:
+        if isinstance(weights, Weights):
+            weights = NativeDecoder(blueprint, weights, quantization=quantization, share=share)
+        decoder = weights
         self.vocab_size, self.max_length = blueprint.vocab, blueprint.context
         self.supports_trees = True
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
         self.quantization = quantization
+        self.blueprint = blueprint
         self._decoder = decoder
-        shape = LayerShape(blueprint.kv_heads, blueprint.head_dim, blueprint.head_dim)
+        kv_heads = blueprint.kv_heads if share is None else len(share.kv_heads)
+        shape = LayerShape(kv_heads, blueprint.head_dim, blueprint.head_dim)
         shapes = dict.fromkeys(range(decoder.num_layers), shape)
         pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.UNREAD)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)
@@ -52,6 +66,25 @@ class NativeModel(SlottedModel):
     def instructions(self) -> str:
         """Instruction set of the kernels."""
         return self._decoder.instructions
+
+    @property
+    def decoder(self) -> NativeDecoder:
+        """Packed weights and their passes."""
+        return self._decoder
+
+    def run_with(self, decoder: NativeDecoder, pass_: Pass) -> PassResult:
+        """Run a pass on the model's slots with another decoder of the same shape, such as a copy with fewer bits."""
+        own, self._decoder = self._decoder, decoder
+        try:
+            return self.run(pass_)
+        finally:
+            self._decoder = own
+
+    def quantized_copy(self, quantization: str) -> LanguageModel:
+        """Return a copy with fewer bits that drafts on the model's slots."""
+        from draftree.models.native.twins import QuantizedCopy  # it imports this module
+
+        return QuantizedCopy(self, quantization)
 
     @property
     def footprint(self) -> Footprint:

@@ -5,10 +5,10 @@ Each weight is released once it is packed, so no large weight is in memory twice
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBl
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
 from draftree.models.native.packing import bytes_needed, packed_bias
+from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
 
@@ -24,6 +25,28 @@ NO_ROPE = -1
 PAGE = 1 << 12
 PACK_ROWS = 256
 """Number of outputs per packing task."""
+
+
+class PackedSource(Protocol):
+    """Packed weights of one model, in the structures of the C library."""
+
+    decoder: CDecoder
+    """Structure of the model."""
+    layers: Any
+    """Array of the structures of its layers, whose keys and values passes set."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in memory in bytes."""
+        ...
+
+    def at(self, place: int | None) -> Tensor | None:
+        """Return the tensor at an address; None for no address."""
+        ...
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
+        ...
 
 
 class PackedWeights:
@@ -34,14 +57,28 @@ class PackedWeights:
         blueprint: architecture of the model.
         weights: read one by one and released once they are packed.
         kind: format of all products but the projection of features.
+        arena: memory for the products, such as a mapped file; None for new memory.
+        after_layer: called after every packed layer with the bytes of the arena that are in use.
+        share: this process's share of the model, whose blueprint is `blueprint`; None for the whole model.
 
     Attributes:
         decoder: the structure of the model.
         layers: those of its layers; keys and values are not set.
     """
 
-    def __init__(self, library: Library, blueprint: Blueprint, weights: Weights, *, kind: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        blueprint: Blueprint,
+        weights: Weights,
+        *,
+        kind: int,
+        share: Share | None = None,
+        arena: Tensor | None = None,
+        after_layer: Callable[[int], None] | None = None,
+    ) -> None:
         self._library = library
+        self._share = share
         self._blueprint = blueprint
         self._weights = weights
         self._format = kind
@@ -50,7 +87,8 @@ class PackedWeights:
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
         size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
-        self._arena, self._used = huge_pages(size), 0
+        self._arena, self._used = huge_pages(size) if arena is None else arena, 0
+        self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
             self.decoder = self._pack(pool)
@@ -61,20 +99,38 @@ class PackedWeights:
         """Size of all packed weights and of a separate embedding in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the arena that are in use."""
+        return self._used
+
+    @property
+    def beside(self) -> list[Tensor]:
+        """Weights outside the arena: norms, scales, sums, biases and a separate embedding."""
+        start, end = self._arena.data_ptr(), self._arena.data_ptr() + self._arena.numel()
+        return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
+
     def at(self, place: int | None) -> Tensor | None:
         """Return the retained tensor at an address; None for no address."""
         if place is None:
             return None
         return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
+        linear: CLinear = getattr(self.layers[layer], name)
+        blocks = self.at(linear.weight)
+        assert blocks is not None, "a layer has all products"
+        return blocks, self.at(linear.scale)
+
     def _pack(self, pool: Executor) -> CDecoder:
-        plan = self._blueprint
+        plan, share = self._blueprint, self._share
         # a tied embedding is read from the packed head if that keeps its bits
         tied = plan.is_tied and self._format == FORMATS[plan.dtype]
         own = None
         if not tied:  # after the layers, whose weights are released by then
             own = self._embedding(plan)
-        head = self._linear([plan.head], pool)
+        head = self._linear([plan.head], pool, first_output=0 if share is None else share.vocab.start)
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -95,6 +151,8 @@ class PackedWeights:
             final_norm=self._norm(plan.final_norm),
             layers=self.layers,
             head=head,
+            all_heads=plan.heads if share is None else share.all_heads,
+            first_head=0 if share is None else share.first_head,
             **self._projection(pool),
         )
 
@@ -111,7 +169,8 @@ class PackedWeights:
         return found
 
     def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
-        return CLayer(
+        hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
+        packed = CLayer(
             attention_norm=self._norm(layer.attention_norm),
             embedding_norm=self._norm(layer.embedding_norm),
             attention_post_norm=self._norm(layer.attention_post_norm),
@@ -120,14 +179,17 @@ class PackedWeights:
             query_norm=self._norm(layer.query_norm),
             key_norm=self._norm(layer.key_norm),
             qkv=self._linear(layer.qkv, pool),
-            output=self._linear([layer.output], pool),
-            gate_up=self._linear(layer.gate_up, pool, in_turns=True),
-            down=self._linear([layer.down], pool),
+            output=self._linear([layer.output], pool, first_output=hidden),
+            gate_up=self._linear(layer.gate_up, pool, in_turns=True, first_output=mlp),
+            down=self._linear([layer.down], pool, first_output=hidden),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
         )
+        if self._after_layer is not None:
+            self._after_layer(self._used)
+        return packed
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)
@@ -152,11 +214,17 @@ class PackedWeights:
         return weight
 
     def _linear(
-        self, linears: Sequence[LinearBlueprint], pool: Executor, *, in_turns: bool = False, kind: int | None = None
+        self,
+        linears: Sequence[LinearBlueprint],
+        pool: Executor,
+        *,
+        in_turns: bool = False,
+        kind: int | None = None,
+        first_output: int = 0,
     ) -> CLinear:
         """Pack layers one after the other or interleaved (gate and up), and release their weights.
 
-        `kind` is their format; None for that of the decoder.
+        `kind` is their format; None for that of the decoder. `first_output` is the first column of a share.
         """
         kind = self._format if kind is None else kind
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
@@ -183,7 +251,9 @@ class PackedWeights:
         list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
         for name in (name for linear in linears for name in linear.names):
             self._weights.release(name)
-        return CLinear(packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind)
+        return CLinear(
+            packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind, first_output
+        )
 
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used

@@ -24,6 +24,7 @@ class CLinear(ctypes.Structure):
         ("inputs", _size),
         ("outputs", _size),
         ("format", _size),
+        ("first", _size),
     )
 
 
@@ -65,6 +66,8 @@ class CDecoder(ctypes.Structure):
         ("projection", CLinear),
         ("feature_norm", _pointer),
         ("feature_part", _size),
+        ("all_heads", _size),
+        ("first_head", _size),
     )
 
 
@@ -85,22 +88,27 @@ class CPass(ctypes.Structure):
         ("skipped", _pointer),
         ("logit_rows", _pointer),
         ("logits", _pointer),
+        ("team", _pointer),
+        ("team_rank", _size),
+        ("team_size", _size),
     )
 
 
-class CChain(ctypes.Structure):
-    """`Chain`."""
+class CTrees(ctypes.Structure):
+    """`Trees`."""
 
     _fields_ = (
-        *((name, _size) for name in ("chains", "levels", "is_normed")),
-        *((name, _pointer) for name in ("depths", "keys", "least", "temperatures", "ids")),
+        *((name, _size) for name in ("trees", "levels", "is_best", "is_normed")),
+        *((name, _size) for name in ("room", "most_nodes", "most_rows", "most_width")),
+        *((name, _pointer) for name in ("widths", "depths", "nodes", "keys", "temperatures", "maps")),
+        *((name, _pointer) for name in ("least_confidence", "least_survival", "ids")),
         *((name, _pointer) for name in ("slots", "places", "positions", "kept")),
         ("kept_step", _size),
-        *((name, _pointer) for name in ("tokens", "shares", "counts")),
+        *((name, _pointer) for name in ("tokens", "parents", "scores", "counts")),
     )
 
 
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass, CChain)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass, CTrees)
 
 
 def parse_layout(text: str) -> Layout:

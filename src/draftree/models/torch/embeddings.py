@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange
+from draftree.models.torch.identity import whole_tensor
 from draftree.models.torch.layers import TorchLayers
 from draftree.models.torch.packing import PackedLinear
 
@@ -52,7 +53,7 @@ def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no {what} of {vocab} rows of numbers: choose a drafter that needs none"
         )
-    return weight.detach()[:vocab]
+    return whole_tensor(weight)[:vocab]
 
 
 def scale_of_embedding(embedding: Any, config: Any) -> float:
@@ -87,7 +88,7 @@ def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
         embedding_scale=_embedding_scale(model, one, other),
         logit_scale=scale,
         soft_cap=cap,
-        bias=None if bias is None else bias.detach().float(),
+        bias=None if bias is None else whole_tensor(bias).float(),
     )
 
 

@@ -142,6 +142,11 @@ class HFModel(SlottedModel):
         probe = ProbePass()
         with announced(probe), self._layers.learning():
             self._forward(torch.zeros(1, 2, dtype=torch.long), torch.arange(2).unsqueeze(0), None)
+        self._require_calls(probe, num_layers)
+        return probe
+
+    def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
+        """Check that the layers call the registered attention as the pass expects."""
         if len(probe.shapes) != num_layers:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} calls the registered attention in {len(probe.shapes)} of "
@@ -153,7 +158,6 @@ class HFModel(SlottedModel):
                 f"{type(self.model).__name__} masks with windows {sorted(probe.windows_of_masks)} and calls its "
                 f"attention with {sorted(probe.windows_of_calls)}, so the window of each layer is unknown"
             )
-        return probe
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
         keywords: dict[str, Any] = {}

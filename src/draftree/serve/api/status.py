@@ -61,6 +61,7 @@ async def status(request: Request) -> Response:
                 "max_places": gate.max_running,
                 "max_waiting": gate.max_waiting,
             },
+            **({} if server.verify is None else {"verify": server.verify.status()}),
             "is_ready": server.is_ready,
             "uptime_seconds": round(time.time() - server.started, 3),
             "version": __version__,

@@ -120,6 +120,8 @@ class ReplicaOptions:
         Raises:
             ConfigurationError: one cannot.
         """
+        if settings.parallel.is_parallel:
+            raise ConfigurationError(f"replicas are one process each: leave {settings.parallel} out")
         if settings.uds is not None:
             raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
         if settings.port == 0:

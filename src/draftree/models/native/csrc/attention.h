@@ -1,114 +1,183 @@
-/* Attention of a row over its keys in the order of their positions, 64 at a time. */
+/* Attention of a row over its keys in the order of their positions, 64 at a time.
+ *
+ * Keys of a block are transposed and widened once for all rows, with a key in each lane, and
+ * several queries are multiplied by them at once. A score adds the dimensions in their order, and a
+ * sum of values the keys in theirs, whatever the number of queries.
+ */
 #pragma once
 #include <string.h>
-#include "rows.h"
+#include "attention_keys.h"
 
-typedef struct {
-    float *keys, *values; /* one block, widened: [64][head_dim] */
-    float *sums;          /* [row][head of the group][head_dim] */
-    float *largest, *total;
-} AttentionState;
+enum { KEY_GROUPS = KEY_BLOCK / LANES, QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / GROUP };
 
-INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
-    int64_t identical = pass->identical[row];
-    return position < identical ? position
-                                : pass->list[pass->list_start[row] + position - identical];
+typedef float Weights[QUERIES_AT_ONCE][KEY_BLOCK]; /* scores, and then weights */
+
+INLINE int64_t attention_floats(int64_t dim, int64_t queries) { /* of a thread */
+    return 2 * KEY_BLOCK * dim + queries * (2 * dim + 2);
 }
 
-static void widen_block(const Work *work, const Layer *layer, AttentionState *at, int64_t row,
-                        int64_t kv_head, int64_t first, int64_t end) {
-    const Decoder *decoder = work->decoder;
-    const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim;
-    const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
-    for (int64_t position = first; position < end; position++) {
-        const int64_t from = (base + place_of_key(pass, row, position)) * dim,
-                      to = (position - first) * dim;
-        for (int64_t i = 0; i < dim; i += LANES) {
-            store(at->keys + to + i, stored(layer->keys, from + i, decoder->kv_format));
-            store(at->values + to + i, stored(layer->values, from + i, decoder->kv_format));
+#define EACH_QUERY(q) UNROLLED for (int q = 0; q < num; q++)
+#define QUERY_PART(q, i) ((q) * count * PARTS + (i))
+
+/* dot products of `num` queries and `count` groups of 16 keys */
+INLINE void score_keys(const AttentionState *at, const float *queries, int first, Weights scores,
+                       int num, int count) {
+    const int64_t dim = at->dim;
+    const float *keys = at->keys + first * LANES * dim;
+    part_f sums[SUMS_AT_ONCE];
+    EACH_QUERY(q)
+        EACH_PART(i) sums[QUERY_PART(q, i)] = (part_f){0};
+    for (int64_t k = 0; k < dim; k++) {
+        part_f key[GROUP * PARTS];
+        EACH_PART(i)
+            key[i] = *(const part_f *)(keys + (i / PARTS * dim + k) * LANES +
+                                       i % PARTS * PART_LANES);
+        EACH_QUERY(q) {
+            const part_f number = (part_f){0} + queries[q * dim + k];
+            EACH_PART(i)
+                sums[QUERY_PART(q, i)] = fma_part(number, key[i], sums[QUERY_PART(q, i)]);
         }
     }
+    EACH_QUERY(q)
+        EACH_PART(i)
+            *(part_f *)(scores[q] + first * LANES + i * PART_LANES) = sums[QUERY_PART(q, i)];
 }
 
-INLINE void add_values(float *sums, const float *values, const float *weights, int64_t dim,
-                       int count, int from, int to, vf factor) {
-    vf sum[4];
-    for (int i = 0; i < count; i++) sum[i] = load(sums + i * LANES) * factor;
-    for (int key = from; key < to; key++) {
-        vf weight = splat(weights[key]);
-        for (int i = 0; i < count; i++)
-            sum[i] = fma16(weight, load(values + key * dim + i * LANES), sum[i]);
+/* adds the weighted values of keys from `low` to `high` to `count` parts of 16 of `num` sums */
+INLINE void add_values(const AttentionState *at, const Weights weights, const float *factors,
+                       float *sums_at, int64_t from, int low, int high, int num, int count) {
+    const int64_t dim = at->dim;
+    const float *values = at->values + from;
+    part_f sums[SUMS_AT_ONCE];
+    EACH_QUERY(q)
+        EACH_PART(i)
+            sums[QUERY_PART(q, i)] = *(part_f *)(sums_at + q * dim + from + i * PART_LANES) *
+                                     factors[q];
+    for (int key = low; key < high; key++) {
+        part_f value[GROUP * PARTS];
+        EACH_PART(i) value[i] = *(const part_f *)(values + key * dim + i * PART_LANES);
+        EACH_QUERY(q) {
+            const part_f weight = (part_f){0} + weights[q][key];
+            EACH_PART(i)
+                sums[QUERY_PART(q, i)] = fma_part(weight, value[i], sums[QUERY_PART(q, i)]);
+        }
     }
-    for (int i = 0; i < count; i++) store(sums + i * LANES, sum[i]);
+    EACH_QUERY(q)
+        EACH_PART(i)
+            *(part_f *)(sums_at + q * dim + from + i * PART_LANES) = sums[QUERY_PART(q, i)];
 }
 
-/* one query and one block, of which keys from `low` to `high`, exclusive, are visible */
-static void attend_block(const AttentionState *at, const float *query, int64_t dim, int64_t index,
-                         int low, int high, float scaling) {
-    float scores[KEY_BLOCK] __attribute__((aligned(64))),
-        weights[KEY_BLOCK] __attribute__((aligned(64)));
+/* Turns the scores of one query into weights of keys from `low` to `high`; returns the factor of
+ * its earlier sums. A NaN score gives a NaN weight, and so a NaN row. */
+INLINE float weigh_query(const AttentionState *at, float *scores, int64_t query, int low,
+                         int high) {
     const vf nothing = splat(-INFINITY);
     const vi lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vf largest = nothing;
-    for (int group = 0; group < KEY_BLOCK; group += LANES) {
-        vf dots[LANES];
-        if (group + LANES <= low || group >= high) {
-            store(scores + group, nothing);
-            continue;
-        }
-        for (int key = 0; key < LANES; key++) {
-            vf dot = splat(0.0f);
-            for (int64_t i = 0; i < dim; i += LANES)
-                dot = fma16(load(query + i), load(at->keys + (group + key) * dim + i), dot);
-            dots[key] = dot;
-        }
-        vf found = sums_of(dots) * scaling;
-        vi seen = (lanes + group >= low) & (lanes + group < high);
-        found = choose(seen, found, nothing);
+    const int first = low / LANES * LANES;
+    vf largest = nothing, total = splat(0.0f);
+    for (int group = first; group < high; group += LANES) {
+        vf found = load(scores + group) * at->scaling;
+        if (group < low || group + LANES > high)
+            found = choose((lanes + group >= low) & (lanes + group < high), found, nothing);
         store(scores + group, found);
-        largest = choose((found > largest) | (found != found), found, largest);
+        largest = max16(found, largest);
     }
-    float before = at->largest[index], now = before;
-    for (int i = 0; i < LANES; i++)
-        now = largest[i] > now || largest[i] != largest[i] ? largest[i] : now;
-    vf total = splat(0.0f);
-    for (int group = 0; group < KEY_BLOCK; group += LANES) {
-        vf weight = exp16(load(scores + group) - splat(now));
-        store(weights + group, weight);
+    const float before = at->largest[query], top = max_of(largest);
+    const float now = top > before ? top : before;
+    for (int group = first; group < high; group += LANES) {
+        const vf weight = exp_of_negative(load(scores + group) - splat(now));
+        store(scores + group, weight);
         total += weight;
     }
-    vf factor = exp16(splat(before) - splat(now));
-    if (before == -INFINITY) factor = splat(0.0f);
-    at->largest[index] = now;
-    at->total[index] = at->total[index] * factor[0] + sum_of(total);
-    float *sums = at->sums + index * dim;
+    float factor = 1.0f;
+    if (now != before) {
+        factor = before == -INFINITY ? 0.0f : exp_of_negative(splat(before) - splat(now))[0];
+        at->largest[query] = now;
+    }
+    at->total[query] = at->total[query] * factor + sum_of(total);
+    return factor;
+}
+
+/* `num` queries and one block, of which keys from `low` to `high`, exclusive, are visible */
+INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int high, int num) {
+    Weights weights __attribute__((aligned(64)));
+    float factors[QUERIES_AT_ONCE];
+    const float *queries = at->queries + query * at->dim;
+    float *sums = at->sums + query * at->dim;
+    int group = low / LANES;
+    const int end = (high + LANES - 1) / LANES;
+    for (; group + GROUP <= end; group += GROUP)
+        score_keys(at, queries, group, weights, num, GROUP);
+    for (; group < end; group++) score_keys(at, queries, group, weights, num, 1);
+    for (int q = 0; q < num; q++) factors[q] = weigh_query(at, weights[q], query + q, low, high);
     int64_t i = 0;
-    for (; i + 64 <= dim; i += 64)
-        add_values(sums + i, at->values + i, weights, dim, 4, low, high, factor);
-    for (; i < dim; i += LANES)
-        add_values(sums + i, at->values + i, weights, dim, 1, low, high, factor);
+    for (; i + GROUP * LANES <= at->dim; i += GROUP * LANES)
+        add_values(at, weights, factors, sums, i, low, high, num, GROUP);
+    for (; i < at->dim; i += LANES) add_values(at, weights, factors, sums, i, low, high, num, 1);
+}
+
+static __attribute__((noinline)) void attend_block(const AttentionState *at, int64_t query,
+                                                   int64_t end, int low, int high) {
+    for (; query < end; query += QUERIES_AT_ONCE) {
+#define QUERIES_CASE(num) \
+    case num: \
+        if (num <= QUERIES_AT_ONCE) attend_queries(at, query, low, high, num); \
+        break;
+        switch (min_int(end - query, QUERIES_AT_ONCE)) {
+            QUERIES_CASE(1)
+            QUERIES_CASE(2) QUERIES_CASE(3) QUERIES_CASE(4) QUERIES_CASE(5) QUERIES_CASE(6)
+        }
+    }
 }
 
 INLINE int64_t first_visible(const Layer *layer, int64_t position) {
     return layer->window ? max_int(0, position + 1 - layer->window) : 0;
 }
 
-/* whether a block's keys are stored in the same places for all rows; `widest` is the row to which
- * most of them are visible */
-INLINE int shares_block(const Pass *pass, int64_t first_row, int64_t end_row, int64_t block,
-                        int64_t *widest) {
-    int64_t most_seen = 0;
-    int is_shared = 1;
+/* The first position of a block from which rows find their keys in places of their own; the end of
+ * the block if there is none. `widest` is the row to which most keys are visible. */
+INLINE int64_t end_of_shared(const Pass *pass, int64_t first_row, int64_t end_row, int64_t block,
+                             int64_t *widest) {
+    int64_t shared = block + KEY_BLOCK;
+    *widest = first_row;
     for (int64_t row = first_row; row < end_row; row++) {
-        int64_t seen = min_int(block + KEY_BLOCK, pass->position[row] + 1);
-        is_shared &= seen <= pass->identical[row];
-        if (seen > most_seen) {
-            most_seen = seen;
-            *widest = row;
-        }
+        const int64_t seen = min_int(block + KEY_BLOCK, pass->position[row] + 1);
+        if (pass->identical[row] < seen) shared = min_int(shared, pass->identical[row]);
+        if (pass->position[row] > pass->position[*widest]) *widest = row;
     }
-    return is_shared;
+    return max_int(block, shared);
+}
+
+/* one block of keys, some rows of one slot, and the query heads of one key head */
+static void attend_rows(const Work *work, const Layer *layer, const AttentionState *at,
+                        int64_t first_row, int64_t end_row, int64_t kv_head, int64_t block) {
+    const Pass *pass = work->pass;
+    const int64_t group = work->decoder->heads / work->decoder->kv_heads;
+    int64_t widest, run = -1; /* first of the rows before this one that see the whole block */
+    const int64_t shared = end_of_shared(pass, first_row, end_row, block, &widest);
+    const int64_t own = block + (shared - block) / LANES * LANES; /* widened for every row */
+    const int64_t last = min_int(block + KEY_BLOCK, pass->position[widest] + 1);
+    const int is_shared = shared == block + KEY_BLOCK;
+    prefetch_block(work, layer, first_row, kv_head, block + KEY_BLOCK, pass->position[widest] + 1);
+    widen_keys(work, layer, at, widest, kv_head, block, block,
+               is_shared ? last : min_int(own, last));
+    for (int64_t row = first_row; row <= end_row; row++) {
+        const int64_t position = row < end_row ? pass->position[row] : -1;
+        const int64_t low = max_int(block, first_visible(layer, position)),
+                      high = min_int(block + KEY_BLOCK, position + 1);
+        const int is_whole = is_shared && low == block && high == block + KEY_BLOCK;
+        if (is_whole) {
+            if (run < 0) run = row;
+            continue;
+        }
+        if (run >= 0)
+            attend_block(at, (run - first_row) * group, (row - first_row) * group, 0, KEY_BLOCK);
+        run = -1;
+        if (low >= high) continue;
+        if (!is_shared) widen_keys(work, layer, at, row, kv_head, block, own, high);
+        attend_block(at, (row - first_row) * group, (row - first_row + 1) * group,
+                     (int)(low - block), (int)(high - block));
+    }
 }
 
 /* some rows of one slot and the query heads of one key head */
@@ -118,9 +187,11 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     const int64_t width = (decoder->heads + 2 * decoder->kv_heads) * dim,
-                  queries = (end_row - first_row) * group;
-    AttentionState at = {scratch, scratch + KEY_BLOCK * dim, scratch + 2 * KEY_BLOCK * dim, NULL,
-                         NULL};
+                  queries = (end_row - first_row) * group, of_row = group * dim;
+    AttentionState at = {.keys = scratch, .values = scratch + KEY_BLOCK * dim,
+                         .queries = scratch + 2 * KEY_BLOCK * dim, .dim = dim,
+                         .scaling = layer->scaling};
+    at.sums = at.queries + queries * dim;
     at.largest = at.sums + queries * dim;
     at.total = at.largest + queries;
     memset(at.sums, 0, (size_t)(queries * dim) * sizeof(float));
@@ -128,34 +199,21 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     for (int64_t row = first_row; row < end_row; row++) {
         start = min_int(start, first_visible(layer, pass->position[row]));
         end = max_int(end, pass->position[row] + 1);
+        memcpy(at.queries + (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
+               (size_t)of_row * sizeof(float));
     }
     for (int64_t i = 0; i < queries; i++) {
         at.largest[i] = -INFINITY;
         at.total[i] = 0.0f;
     }
-    for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
-        int64_t widest = first_row;
-        const int is_shared = shares_block(pass, first_row, end_row, block, &widest);
-        if (is_shared)
-            widen_block(work, layer, &at, widest, kv_head, block,
-                        min_int(block + KEY_BLOCK, pass->position[widest] + 1));
-        for (int64_t row = first_row; row < end_row; row++) {
-            const int64_t position = pass->position[row],
-                          high = min_int(block + KEY_BLOCK, position + 1);
-            const int64_t low = max_int(block, first_visible(layer, position));
-            if (low >= high) continue;
-            if (!is_shared) widen_block(work, layer, &at, row, kv_head, block, high);
-            for (int64_t head = 0; head < group; head++) {
-                const float *query = work->wide + row * width + (kv_head * group + head) * dim;
-                attend_block(&at, query, dim, (row - first_row) * group + head, (int)(low - block),
-                             (int)(high - block), layer->scaling);
-            }
-        }
-    }
+    for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK)
+        attend_rows(work, layer, &at, first_row, end_row, kv_head, block);
     for (int64_t row = first_row; row < end_row; row++)
         for (int64_t head = 0; head < group; head++) {
             int64_t index = (row - first_row) * group + head;
-            float *to = work->mixed + row * decoder->heads * dim + (kv_head * group + head) * dim;
+            float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
+                                       kv_head * group + head) *
+                                          dim;
             for (int64_t i = 0; i < dim; i += LANES)
                 store(to + i, load(at.sums + index * dim + i) / at.total[index]);
         }

@@ -199,7 +199,7 @@ static void transpose_sums_back(const Tiles *at) {
         memcpy(whole, from, sizeof whole);
         for (int64_t d = 0; d < at->dim; d += LANES) {
             for (int i = 0; i < LANES; i++) sums[i] = load(whole + (d + i) * LANES);
-            transpose(sums);
+            transpose((part_f *)sums);
             for (int lane = 0; lane < QUERIES; lane++) store(from + lane * at->dim + d, sums[lane]);
         }
     }
@@ -220,7 +220,8 @@ static void attend_by_tiles(const Work *work, const Layer *layer, float *scratch
     attend_by_row(work, layer, &at, first_row, end_row, kv_head);
     for (int64_t lane = 0; lane < at.num_lanes; lane++) {
         float *to = work->mixed +
-                    ((first_row + lane / group) * decoder->heads + kv_head * group + lane % group) *
+                    ((first_row + lane / group) * decoder->all_heads + decoder->first_head +
+                     kv_head * group + lane % group) *
                         dim;
         for (int64_t i = 0; i < dim; i += LANES)
             store(to + i, load(at.sums + lane * dim + i) / at.total[lane]);

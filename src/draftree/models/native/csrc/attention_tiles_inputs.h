@@ -141,7 +141,7 @@ static void transpose_values(uint16_t *to, const uint16_t *const *rows, int64_t 
             vf pairs[LANES];
             for (int i = 0; i < LANES; i++)
                 pairs[i] = interleaved(rows[half + 2 * i] + d, rows[half + 2 * i + 1] + d);
-            transpose(pairs);
+            transpose((part_f *)pairs);
             for (int i = 0; i < LANES; i++, to += 32) store((float *)to, pairs[i]);
         }
 }

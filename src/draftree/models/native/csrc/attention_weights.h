@@ -8,11 +8,12 @@
  * below give the same bits.
  */
 #pragma once
+#include "transposing.h"
 #include "vectors.h"
 #include "structures.h"
 #if AMX
 
-enum { QUERIES = 16, KEY_GROUPS = KEY_BLOCK / LANES };
+enum { QUERIES = 16 };
 #define HEADROOM 8.0f
 
 typedef struct {
@@ -38,9 +39,6 @@ INLINE vf power_of_two(vf x) {
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-/* the larger of each pair; a NaN in `one` gives `other` */
-INLINE vf max_lanes(vf one, vf other) { return (vf)_mm512_max_ps((__m512)one, (__m512)other); }
-
 /* Moves references for a block's largest scores. A NaN score gives a NaN weight, and so a NaN row.
  */
 INLINE vf update_reference(SoftmaxState *at, vf top, int *rescales) {
@@ -56,30 +54,6 @@ INLINE vf update_reference(SoftmaxState *at, vf top, int *rescales) {
 
 INLINE void add_to_total(const SoftmaxState *at, vf sum) {
     store(at->total, fma16(load(at->total), load(at->factor), sum));
-}
-
-/* rows to columns */
-INLINE void transpose(vf *x) {
-#define SWAP(step, ...) \
-    for (int i = 0; i < 16; i++) \
-        if (!(i & step)) { \
-            vf a = x[i], b = x[i + step]; \
-            x[i] = __builtin_shufflevector(a, b, __VA_ARGS__); \
-            x[i + step] = TURNED_##step; \
-        }
-#define TURNED_8 \
-    __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31)
-#define TURNED_4 \
-    __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31)
-#define TURNED_2 \
-    __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31)
-#define TURNED_1 \
-    __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31)
-    SWAP(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-    SWAP(4, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27)
-    SWAP(2, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29)
-    SWAP(1, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30)
-#undef SWAP
 }
 
 typedef uint16_t halves __attribute__((vector_size(64)));
@@ -111,8 +85,8 @@ INLINE vf max_scores(const SoftmaxState *at, const Scores scores) {
     vf top[4];
     for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
     for (int key = 0; key < KEY_BLOCK; key += 4)
-        for (int i = 0; i < 4; i++) top[i] = max_lanes(load(scores[key + i]), top[i]);
-    return max_lanes(max_lanes(top[0], top[1]), max_lanes(top[2], top[3]));
+        for (int i = 0; i < 4; i++) top[i] = max16(load(scores[key + i]), top[i]);
+    return max16(max16(top[0], top[1]), max16(top[2], top[3]));
 }
 
 /* Adds sums of the weights of keys 0, 16, 32, 48, of keys 1, 17, 33, 49, and so on, in the order of
@@ -166,7 +140,7 @@ static __attribute__((noinline)) int weigh_in_rows(SoftmaxState *at, Scores scor
     for (int group = 0; group < KEY_BLOCK; group += LANES) {
         FOR_16_KEYS(ADD_WEIGHT)
         vf rows[] = {FOR_16_KEYS(WEIGHT)};
-        transpose(rows);
+        transpose((part_f *)rows);
         for (int lane = 0; lane < QUERIES; lane++)
             store_half(at->weights + lane * KEY_BLOCK + group, rows[lane]);
     }
@@ -188,7 +162,7 @@ static int weigh_few(SoftmaxState *at, Scores scores) {
             const vi number = lanes + group * LANES;
             seen[query][group] = choose((number >= at->low[query]) & (number < at->high[query]),
                                         load(line + group * LANES), splat(-INFINITY));
-            top = max_lanes(seen[query][group], top);
+            top = max16(seen[query][group], top);
         }
         tops[query] = _mm512_reduce_max_ps((__m512)top);
     }

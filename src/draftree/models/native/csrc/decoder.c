@@ -27,7 +27,7 @@
 static void add_normed(const Work *work, int64_t row, const float *norm) {
     const Decoder *decoder = work->decoder;
     const int64_t hidden = decoder->hidden;
-    const float *from = work->wide + row * hidden;
+    const float *from = work->joint + row * hidden;
     float *to = work->x + row * hidden;
     const vf inverse = splat(inverse_rms(from, hidden, decoder->epsilon));
     for (int64_t i = 0; i < hidden; i += LANES)
@@ -36,7 +36,7 @@ static void add_normed(const Work *work, int64_t row, const float *norm) {
 }
 
 /* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
-enum { EMBED, PROJECTION_INPUT, PROJECTION, CAPTURE_LAST, FINAL_NORM, HEAD, PASS_PHASES };
+enum { EMBED, PROJECTION_INPUT, PROJECTION, CAPTURE_LAST, FINAL_NORM, HEAD, END, PASS_PHASES };
 enum {
     ATTENTION_NORM,
     QKV,
@@ -105,14 +105,17 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
 #endif
         attend(work, layer, scratch, first, end, kv_head);
     }
-    const int64_t width = decoder->heads * decoder->head_dim;
+    meet(work, phase + ATTEND);
+    const int64_t width = decoder->all_heads * decoder->head_dim;
     EACH(row, work->rows, phase + OUTPUT_INPUT)
         write_input(work, row, work->mixed + row * width, width, NULL);
     product(work, &layer->output, work->rows, phase + OUTPUT,
-            layer->attention_post_norm == NULL ? TO_STREAM : TO_WIDE);
+            layer->attention_post_norm == NULL ? TO_STREAM : TO_JOINT);
+    meet(work, phase + OUTPUT);
     if (layer->attention_post_norm == NULL) return;
-    EACH(row, work->rows, phase + ATTENTION_POST_NORM)
-        add_normed(work, row, layer->attention_post_norm);
+    EACH(index, num_own_rows(work, work->rows), phase + ATTENTION_POST_NORM)
+        add_normed(work, own_row(work, index), layer->attention_post_norm);
+    meet(work, phase + ATTENTION_POST_NORM);
 }
 
 static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
@@ -120,6 +123,7 @@ static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
     const Layer *layer = decoder->layers + index;
     norm_and_capture(work, layer->mlp_norm, NULL, from, index, phase + MLP_NORM);
     product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
+    meet(work, phase + GATE_UP);
     Work down = *work;
     if (decoder->format != INT8) { /* already in the right format */
         down.inputs = work->mixed;
@@ -128,9 +132,12 @@ static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
             write_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
     }
     product(&down, &layer->down, work->rows, phase + DOWN,
-            layer->mlp_post_norm == NULL ? TO_STREAM : TO_WIDE);
+            layer->mlp_post_norm == NULL ? TO_STREAM : TO_JOINT);
+    meet(work, phase + DOWN);
     if (layer->mlp_post_norm == NULL) return;
-    EACH(row, work->rows, phase + MLP_POST_NORM) add_normed(work, row, layer->mlp_post_norm);
+    EACH(index, num_own_rows(work, work->rows), phase + MLP_POST_NORM)
+        add_normed(work, own_row(work, index), layer->mlp_post_norm);
+    meet(work, phase + MLP_POST_NORM);
 }
 
 static void run_layers(Work *work, float *scratch) {
@@ -153,6 +160,13 @@ static void run_layers(Work *work, float *scratch) {
         EACH(row, work->rows, CAPTURE_LAST) capture_row(work, row, from, last);
 }
 
+/* whether this process has the embedding of a row's token */
+INLINE int has_token(const Work *work, int64_t row) {
+    const Linear *head = &work->decoder->head;
+    const int64_t column = work->pass->tokens[row] - head->first;
+    return work->pass->team == NULL || (column >= 0 && column < head->outputs);
+}
+
 /* writes what enters the first layer */
 static void start_stream(Work *work) {
     const Decoder *decoder = work->decoder;
@@ -163,12 +177,18 @@ static void start_stream(Work *work) {
         product(work, &decoder->projection, work->rows, PROJECTION, TO_START);
         return;
     }
-    EACH(row, work->rows, EMBED) {
-        if (pass->hidden_in == NULL) embed(work, row, work->x + row * hidden);
-        else
+    if (pass->hidden_in == NULL) {
+        EACH(row, work->rows, EMBED) {
+            if (has_token(work, row)) embed(work, row, work->x + row * hidden);
+        }
+    } else {
+        EACH(index, num_own_rows(work, work->rows), EMBED) {
+            const int64_t row = own_row(work, index);
             memcpy(work->x + row * hidden, pass->hidden_in + row * hidden,
                    (size_t)hidden * sizeof(float));
+        }
     }
+    meet(work, EMBED);
 }
 
 static void run_thread(void *argument, int thread) {
@@ -184,6 +204,7 @@ static void run_thread(void *argument, int thread) {
     }
 #endif
     const int64_t hidden = decoder->hidden;
+    meetings = work->meetings;
     start_stream(work);
     run_layers(work, work->scratch + thread * work->scratch_size);
     if (pass->num_logits) {
@@ -192,6 +213,7 @@ static void run_thread(void *argument, int thread) {
                         decoder->final_norm);
         product(work, &decoder->head, pass->num_logits, HEAD, TO_LOGITS);
     }
+    meet(work, END);
 #if AMX
     /* restores the tile configuration of another library */
     if (tiles) {
@@ -211,6 +233,9 @@ int draftree_pass(const Decoder *decoder, Pass *pass) {
     const int64_t layers = pass->last_layer - pass->first_layer;
     const int has_place = place_work(&work, PASS_PHASES + LAYER_PHASES * layers);
     if (has_place) draftree_in_parallel(run_thread, &work, (int)pass->num_threads);
+    if (has_place && pass->team != NULL && pass->logits != NULL)
+        memcpy(pass->logits, work.logits,
+               (size_t)(pass->num_logits * decoder->vocab) * sizeof(float));
     pthread_mutex_unlock(&one_pass);
     return !has_place;
 }

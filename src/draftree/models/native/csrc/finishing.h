@@ -13,7 +13,7 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
 }
 
 /* TO_START: what enters the first layer, with the precision in which slots keep it */
-enum { TO_WIDE, TO_START, TO_STREAM, TO_MLP, TO_LOGITS };
+enum { TO_WIDE, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_LOGITS };
 
 INLINE vf as_kept(const Decoder *decoder, vf value) {
     uint16_t halves[LANES];
@@ -26,16 +26,19 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
                    int target) {
     const Decoder *decoder = work->decoder;
     value = with_bias(linear, block, value);
+    const int64_t column = linear->first + block * LANES;
     if (target == TO_WIDE) {
         store(work->wide + row * linear->outputs + block * LANES, value);
+    } else if (target == TO_JOINT) {
+        store(work->joint + row * decoder->hidden + column, value);
     } else if (target == TO_START) {
-        store(work->x + row * decoder->hidden + block * LANES, as_kept(decoder, value));
+        store(work->x + row * decoder->hidden + column, as_kept(decoder, value));
     } else if (target == TO_STREAM) {
-        float *at = work->x + row * decoder->hidden + block * LANES;
+        float *at = work->x + row * decoder->hidden + column;
         store(at, fma16(value, splat(decoder->residual_scale), load(at)));
     } else {
-        float *at = work->pass->logits + row * decoder->vocab + block * LANES;
-        int64_t left = decoder->vocab - block * LANES;
+        float *at = work->logits + row * decoder->vocab + column;
+        int64_t left = decoder->vocab - column;
         value = value * decoder->logit_scale;
         if (left >= LANES) store(at, value);
         else
@@ -50,7 +53,7 @@ INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int6
     gate = with_bias(linear, block, gate);
     up = with_bias(linear, block + 1, up);
     vf value = activate(gate, decoder->activation) * up;
-    int64_t column = block / 2 * LANES;
+    int64_t column = linear->first + block / 2 * LANES;
     if (decoder->format == BFLOAT16) {
         int64_t units = blocks_of(decoder->mlp, 32);
         store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
@@ -78,10 +81,3 @@ INLINE vf combine_bytes(vi high, vi low) {
     return fma16(__builtin_convertvector(high, vf), splat(256.0f),
                  __builtin_convertvector(low, vf));
 }
-
-/* Blocks of outputs and rows per kernel call: as many sums as there are registers left for. */
-#if defined(__AVX512F__)
-enum { GROUP = 4, ROWS_AT_ONCE = 6 };
-#else
-enum { GROUP = 2, ROWS_AT_ONCE = PARTS == 2 ? 3 : 1 };
-#endif

@@ -9,7 +9,7 @@
 #define DECODER_LINE(type, name) LINE(Decoder, name)
 #define PASS_LINE(type, name) LINE(Pass, name)
 #define SEARCH_LINE(type, name) LINE(Search, name)
-#define CHAIN_LINE(type, name) LINE(Chain, name)
+#define TREES_LINE(type, name) LINE(Trees, name)
 #define SIZE(kind) add("%s %s %zu %zu\n", #kind, "-", (size_t)0, sizeof(kind));
 #define CONSTANT(name) add("%s %s %zu %zu\n", "-", #name, (size_t)0, (size_t)name);
 
@@ -36,8 +36,8 @@ const char *draftree_layout(void) {
     SIZE(Pass)
     SEARCH_FIELDS(SEARCH_LINE)
     SIZE(Search)
-    CHAIN_FIELDS(CHAIN_LINE)
-    SIZE(Chain)
+    TREES_FIELDS(TREES_LINE)
+    SIZE(Trees)
     CONSTANT(FLOAT32)
     CONSTANT(BFLOAT16)
     CONSTANT(INT8)

@@ -2,6 +2,7 @@
 #pragma once
 #include <stdlib.h>
 #include <string.h>
+#include "attention.h"
 #include "attention_tiles.h"
 #include "structures.h"
 
@@ -35,13 +36,43 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
     int64_t queries = 0;
     for (int64_t i = 0; i < pass->num_chunks; i++)
         queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
-    const int64_t size = (2 * KEY_BLOCK * dim + queries * (dim + 2) + 127) / 16 * 16;
+    const int64_t size = (attention_floats(dim, queries) + 127) / 16 * 16;
 #if AMX
     const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
     return max_int(size, (bytes + 127) / 64 * 16);
 #else
     return size;
 #endif
+}
+
+INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */
+    return max_int(decoder->all_heads * decoder->head_dim, decoder->mlp + 64);
+}
+
+/* bytes that a team shares in a pass with these rows and rows of logits */
+int64_t draftree_team_bytes(const Decoder *decoder, int64_t rows, int64_t num_logits) {
+    rows = (rows + 15) / 16 * 16;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, rows * decoder->hidden * 4);
+    put(&used, rows * mixed_width(decoder) * 4);
+    put(&used, num_logits * decoder->vocab * 4);
+    return (int64_t)used;
+}
+
+static void place_team(Work *work) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t rows = (pass->rows + 15) / 16 * 16;
+    char *base = pass->team;
+    size_t used = 64;
+    put(&used, sizeof(Team));
+    work->x = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->joint = (float *)(base + put(&used, rows * decoder->hidden * 4));
+    work->mixed = (float *)(base + put(&used, rows * mixed_width(decoder) * 4));
+    work->logits = (float *)(base + put(&used, pass->num_logits * decoder->vocab * 4));
+    work->meetings = atomic_load(&((Team *)pass->team)->arrived) / pass->team_size;
 }
 
 /* places the state of a pass with this number of phases in the arena; 0 if there is no memory */
@@ -52,20 +83,27 @@ static int place_work(Work *work, int64_t phases_of_pass) {
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
     const int64_t joined = widest_input(decoder);
     const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
-    const int64_t inputs = max_int(max_int(joined, decoder->heads * dim), decoder->mlp) + 64;
-    const int64_t mixed_width = max_int(decoder->heads * dim, decoder->mlp + 64);
+    const int64_t inputs = max_int(max_int(joined, decoder->all_heads * dim), decoder->mlp) + 64;
     const int64_t phase_bytes = phases_of_pass * (int64_t)sizeof(Phase);
     work->scratch_size = scratch_size(decoder, pass);
     size_t used = 64;
-    const size_t x = put(&used, rows * decoder->hidden * 4), wide = put(&used, rows * widest * 4);
-    const size_t mixed = put(&used, rows * mixed_width * 4), input = put(&used, rows * inputs * 4);
+    const int64_t own = pass->team == NULL;
+    const size_t x = put(&used, own * rows * decoder->hidden * 4),
+                 mixed = put(&used, own * rows * mixed_width(decoder) * 4);
+    const size_t wide = put(&used, rows * widest * 4), input = put(&used, rows * inputs * 4);
     const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
     const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
     if (!has_memory(used)) return 0;
     char *base = arena.memory;
-    work->x = (float *)(base + x);
     work->wide = (float *)(base + wide);
-    work->mixed = (float *)(base + mixed);
+    if (own) {
+        work->x = (float *)(base + x);
+        work->joint = work->wide;
+        work->mixed = (float *)(base + mixed);
+        work->logits = pass->logits;
+    } else {
+        place_team(work);
+    }
     work->inputs = base + input;
     work->input_scales = (float *)(base + scales);
     work->scratch = (float *)(base + scratch);

@@ -15,8 +15,8 @@ INLINE void product_of_group(const Work *work, const Linear *linear, int64_t row
     }
 #endif
     for (int64_t row = 0; row < rows; row += ROWS_PER_CALL)
-        product_in_pieces(work, linear, row, min_int(ROWS_PER_CALL, rows - row), block, count,
-                          target);
+        product_by_rows(work, linear, row, min_int(ROWS_PER_CALL, rows - row), block, count,
+                        target);
 }
 
 /* distributes groups of blocks over the threads */

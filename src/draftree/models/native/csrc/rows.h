@@ -88,7 +88,7 @@ INLINE vf stored(const void *base, int64_t at, int64_t format) {
 /* writes the embedding of a row's token */
 static void embed(const Work *work, int64_t row, float *to) {
     const Decoder *decoder = work->decoder;
-    const int64_t token = work->pass->tokens[row], hidden = decoder->hidden;
+    const int64_t token = work->pass->tokens[row] - decoder->head.first, hidden = decoder->hidden;
     if (decoder->embedding != NULL) {
         for (int64_t i = 0; i < hidden; i += LANES)
             store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) *

@@ -17,7 +17,9 @@ typedef const float *TablePair[2];
  *   weight   packed blocks of 16 outputs
  *   scale    int8: one for each output
  *   sums     int8: sum of each output's weights
- *   bias     one for each output, or NULL */
+ *   bias     one for each output, or NULL
+ *   first    of a share: the first of its outputs in the whole layer, of gate and up their first
+ *            column; otherwise 0 */
 #define LINEAR_FIELDS(FIELD) \
     FIELD(const void *, weight) \
     FIELD(const float *, scale) \
@@ -25,7 +27,8 @@ typedef const float *TablePair[2];
     FIELD(const float *, bias) \
     FIELD(int64_t, inputs) \
     FIELD(int64_t, outputs) \
-    FIELD(int64_t, format)
+    FIELD(int64_t, format) \
+    FIELD(int64_t, first)
 
 typedef struct {
     LINEAR_FIELDS(DECLARE)
@@ -65,7 +68,10 @@ typedef struct {
  *   format      of packed weights; kv_format: of keys, values and the embedding
  *   embedding   [vocab][hidden]; NULL: the rows of the packed head
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
- *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none */
+ *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
+ *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
+ *                           and its first one; otherwise heads and 0. Its embedding has the rows
+ *                           of its part of the head */
 #define DECODER_FIELDS(FIELD) \
     FIELD(int64_t, hidden) \
     FIELD(int64_t, heads) \
@@ -88,7 +94,9 @@ typedef struct {
     FIELD(Linear, head) \
     FIELD(Linear, projection) \
     FIELD(const float *, feature_norm) \
-    FIELD(int64_t, feature_part)
+    FIELD(int64_t, feature_part) \
+    FIELD(int64_t, all_heads) \
+    FIELD(int64_t, first_head)
 
 typedef struct {
     DECODER_FIELDS(DECLARE)
@@ -108,7 +116,9 @@ typedef struct {
  *   captured_layers    layers whose input is captured; last_layer stands for the last one's output
  *   captured           [row][num_captured][hidden], written by the pass
  *   skipped            NULL, or for every layer whether attention and mlp are left out
- *   logits             [num_logits][vocab], written by the pass */
+ *   logits             [num_logits][vocab], written by the pass; of a share NULL: not wanted
+ *   team               memory that the processes of a team share; NULL: one process
+ *   team_rank, team_size   of this process, and the number of processes */
 #define PASS_FIELDS(FIELD) \
     FIELD(int64_t, rows) \
     FIELD(int64_t, num_threads) \
@@ -137,7 +147,10 @@ typedef struct {
     FIELD(float *, captured) \
     FIELD(const uint8_t *, skipped) \
     FIELD(const int64_t *, logit_rows) \
-    FIELD(float *, logits)
+    FIELD(float *, logits) \
+    FIELD(void *, team) \
+    FIELD(int64_t, team_rank) \
+    FIELD(int64_t, team_size)
 
 typedef struct {
     PASS_FIELDS(DECLARE)
@@ -173,28 +186,43 @@ typedef struct {
 
 enum { MAX_COUNT = 64 /* largest count of a search */ };
 
-/* Chains of a head, one for each row of the first pass with logits.
- *   levels        maximum number of tokens of a chain
+/* Trees of a head, one for each row of the first pass with logits.
+ *   levels        maximum number of levels of a tree
+ *   is_best       whether the nodes of the highest scores stay; otherwise the first ones
  *   is_normed     whether a row reads its parent's state after the final norm
- *   depths        [chains], maximum number of tokens of each
- *   keys          [chains][levels][2], of the noise, the second odd; NULL: no chain has noise
- *   least         [chains][levels], logarithms of the shares that tokens need to be followed
- *   temperatures  [chains], as in a search
+ *   room          nodes that a tree has at most while it grows; most_nodes: afterwards
+ *   most_rows     rows of a pass at most; most_width: the largest width
+ *   widths        [levels], children of a node
+ *   depths, nodes   [trees], maximum numbers of levels and nodes of each
+ *   keys          [trees][levels][2], of the noise, the second odd; NULL: no tree has noise
+ *   temperatures  [trees], as in a search
+ *   maps          [trees][levels][2], slopes and offsets from scores to probabilities; NULL: none
+ *   least_confidence, least_survival   [trees], of a node with children: probability given its
+ *                 parent, and the least score
  *   ids           as in a search
- *   slots, places, positions   [chains], of the row of the first token: slot, place and entry in the
+ *   slots, places, positions   [trees], of the row of the first node: slot, place and entry in the
  *                 rotary tables
  *   kept          [slot][place][hidden], states before the rows of the first pass, in the format of
  *                 keys; slots lie kept_step numbers apart
- *   tokens, shares   [chains][levels], tokens and logarithms of their shares of the row
- *   counts        [chains], number of these */
-#define CHAIN_FIELDS(FIELD) \
-    FIELD(int64_t, chains) \
+ *   tokens, parents, scores   [trees][most_nodes]
+ *   counts        [trees], number of these */
+#define TREES_FIELDS(FIELD) \
+    FIELD(int64_t, trees) \
     FIELD(int64_t, levels) \
+    FIELD(int64_t, is_best) \
     FIELD(int64_t, is_normed) \
+    FIELD(int64_t, room) \
+    FIELD(int64_t, most_nodes) \
+    FIELD(int64_t, most_rows) \
+    FIELD(int64_t, most_width) \
+    FIELD(const int64_t *, widths) \
     FIELD(const int64_t *, depths) \
+    FIELD(const int64_t *, nodes) \
     FIELD(const uint32_t *, keys) \
-    FIELD(const double *, least) \
     FIELD(const double *, temperatures) \
+    FIELD(const double *, maps) \
+    FIELD(const double *, least_confidence) \
+    FIELD(const double *, least_survival) \
     FIELD(const int32_t *, ids) \
     FIELD(const int64_t *, slots) \
     FIELD(const int64_t *, places) \
@@ -202,9 +230,10 @@ enum { MAX_COUNT = 64 /* largest count of a search */ };
     FIELD(void *, kept) \
     FIELD(int64_t, kept_step) \
     FIELD(int64_t *, tokens) \
-    FIELD(double *, shares) \
+    FIELD(int64_t *, parents) \
+    FIELD(double *, scores) \
     FIELD(int64_t *, counts)
 
 typedef struct {
-    CHAIN_FIELDS(DECLARE)
-} Chain;
+    TREES_FIELDS(DECLARE)
+} Trees;

@@ -27,8 +27,13 @@ enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products without tiles need one un
 enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
 
 typedef struct {
-    atomic_long taken, done;
-} Phase; /* pieces of a phase that threads have taken, and those that are done */
+    atomic_long taken, done, met;
+} Phase; /* pieces of a phase that threads have taken, those that are done, and threads that met */
+
+/* The start of the memory that a team shares: how often a process has come to the end of a phase. */
+typedef struct {
+    atomic_long arrived;
+} Team;
 
 typedef struct {
     const Decoder *decoder;
@@ -36,13 +41,16 @@ typedef struct {
     int64_t rows;
     float *x;            /* the residual stream [row][hidden] */
     float *wide;         /* outputs of a product [row][widest] */
+    float *joint;        /* outputs of a product that are normed [row][hidden] */
     float *mixed;        /* result of attention, or of the activation [row][...] */
+    float *logits;       /* [logit row][vocab] */
     void *inputs;        /* of the next product, in the format of the weights */
     float *input_scales; /* int8: one for each row */
     float *scratch;      /* of each thread */
     int64_t scratch_size;
     Phase *phases;
-} Work;
+    long meetings; /* of the team before this pass */
+} Work; /* a team shares x, joint, mixed and logits */
 
 INLINE int64_t min_int(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t max_int(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -66,3 +74,16 @@ INLINE int64_t tile_rows(int64_t format) { return format == INT8 ? 2 : 1; }
 INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) {
     return ((row / 16 * units + unit) * 16 + row % 16) * 64;
 }
+
+/* Blocks of outputs that a thread takes at once, and sums of a kernel, of one register each: as
+ * many as there are registers left for. */
+#if defined(__AVX512F__)
+enum { GROUP = 4, SUMS_AT_ONCE = 24 };
+#else
+enum { GROUP = 2, SUMS_AT_ONCE = 12 };
+#endif
+enum { MOST_ROWS = 12 /* of a kernel */ };
+
+/* without this, gcc leaves loops of more than 16 steps, whose sums are then in memory */
+#define UNROLLED _Pragma("GCC unroll 24")
+#define EACH_PART(i) UNROLLED for (int i = 0; i < count * PARTS; i++)

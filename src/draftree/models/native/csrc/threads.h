@@ -17,6 +17,7 @@ enum {
      */
     SPINS_BEFORE_YIELD = 20000,
     SPINS_BEFORE_SLEEP = 60000, /* between two tasks */
+    SPINS_BEFORE_OTHERS = 1000, /* at the end of a phase of a team */
 };
 
 static struct {
@@ -131,6 +132,33 @@ static int wait_for_phase(const Work *work, int phase, int64_t own, int64_t piec
     for (long spins = 0; atomic_load_explicit(done, memory_order_acquire) < pieces; spins++)
         spin_or_yield(spins);
     return 0;
+}
+
+static _Thread_local long meetings; /* of this thread's team, those of earlier passes included */
+
+/* Waits until all processes of a team have done a phase. Each thread comes here after the phase's
+ * pieces of its own process are done; without a team it goes on. */
+INLINE void meet(const Work *work, int phase) {
+    Team *team = work->pass->team;
+    if (team == NULL) return;
+    const long wanted = ++meetings * work->pass->team_size;
+    if (atomic_fetch_add_explicit(&work->phases[phase].met, 1, memory_order_acq_rel) == 0)
+        atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel);
+    for (long spins = 0; atomic_load_explicit(&team->arrived, memory_order_acquire) < wanted;
+         spins++) {
+        spin_once();
+        if (spins > SPINS_BEFORE_OTHERS) sched_yield(); /* the others may need this core */
+    }
+}
+
+/* Rows that this process of a team computes for all: its number of them, and the row of each. */
+INLINE int64_t num_own_rows(const Work *work, int64_t rows) {
+    const Pass *pass = work->pass;
+    return pass->team == NULL ? rows : (rows - pass->team_rank + pass->team_size - 1) / pass->team_size;
+}
+INLINE int64_t own_row(const Work *work, int64_t index) {
+    const Pass *pass = work->pass;
+    return pass->team == NULL ? index : index * pass->team_size + pass->team_rank;
 }
 
 /* Runs every piece of a phase once, on any thread; after the loop all are done. */

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Close, Edit, Extend, Fork, LayerSubset, Pass, PassResult, Slot
+from draftree.models.base import Close, Edit, Extend, Fork, LanguageModel, LayerSubset, Pass, PassResult, Slot
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot, LayerShape
@@ -208,7 +208,7 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         assert counts == [source.num_slots for source in self._encoded.values()], "references are counted"
         assert all(counts), "a source without slots is dropped"
 
-    def require_part(self, part: LayerSubset) -> None:
+    def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
         """Raise: no part of the decoder runs alone."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 

@@ -1,4 +1,4 @@
-"""Chains that a head grows in one call in C are those of a call for each level, bit for bit."""
+"""Trees that a head grows in one call in C are those of a call for each level, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [(7 * i + i // 5) % 40 for i in ran
 ROUNDS: tuple[tuple[int, ...], ...] = ((2, 0, 4), (0, 1, 1), (3, 4, 0), (1, 0, 2))
 """Accepted tokens of each text by round."""
 CALIBRATION = Calibration(((1.3, 0.5), (0.8, -0.4)), ((0.6, 1.0), (1.1, -1.0)))
+BUDGETS = [Budget(5, 5), Budget(3, 5), Budget(5, 1)]
+WIDE = [Budget(20, 5), Budget(9, 3), Budget(2, 5)]
 KINDS = ["float32", "bfloat16", "int8"]
 SAMPLED = (SamplingParams(temperature=1.0), SamplingParams(temperature=0.6), SamplingParams())
 
 
 class Drafts:
-    """Three texts that draft together, with chains in one call or level by level."""
+    """Three texts that draft together, with trees in one call or level by level."""
 
     def __init__(self, variant: str = "eagle3", kind: str = "float32", *, in_one_call: bool, **growth: Any) -> None:
         head = random_head(head_config(variant, **SIZES), scale=0.4)
@@ -47,16 +49,16 @@ class Drafts:
         self.growth = Growth(self.stepper, shape=shape, **options)
 
     def grow(self, texts: list[HeadText], budgets: list[Budget]) -> list[TokenTree]:
-        read_and_chain = HeadDecoder.read_and_chain
+        read_and_grow = HeadDecoder.read_and_grow
 
         def counted(decoder: HeadDecoder, *args: Any) -> Any:
             self.num_calls += 1
-            return read_and_chain(decoder, *args)
+            return read_and_grow(decoder, *args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(HeadDecoder, "read_and_chain", counted)
+            patch.setattr(HeadDecoder, "read_and_grow", counted)
             if not self.in_one_call:
-                patch.setattr(NativePasses, "grows_chains", False)
+                patch.setattr(NativePasses, "most_children", 0)
             return self.growth.grow([text.state for text in texts], budgets)
 
     def run(self, params: tuple[SamplingParams, ...], budgets: list[Budget]) -> list[TokenTree]:
@@ -86,12 +88,22 @@ def both(
     params: tuple[SamplingParams, ...] = SAMPLED, budgets: list[Budget] | None = None, **options: Any
 ) -> tuple[list[TokenTree], list[TokenTree], int]:
     """Trees grown in one call and level by level, and the number of calls."""
-    budgets = budgets or [Budget(5, 5), Budget(3, 5), Budget(5, 1)]
+    budgets = budgets or BUDGETS
     drafts = Drafts(in_one_call=True, **options)
     found = drafts.run(params, budgets)
     wanted = Drafts(in_one_call=False, **options).run(params, budgets)
     assert sum(map(len, wanted)) > 12, "something is drafted"
     return found, wanted, drafts.num_calls
+
+
+@pytest.mark.parametrize("shape", ["chain", "2-2-1"])
+def test_sharper_drafts_are_those_of_a_lower_temperature(shape: str) -> None:
+    budgets = [Budget(5, 3)] * 3
+    options: dict[str, Any] = {"in_one_call": shape == "chain", "tree": shape, "k": 3 if shape == "chain" else None}
+    sharp = Drafts(sharpness=1.25, **options).run(SAMPLED, budgets)
+    own = tuple(SamplingParams(temperature=one.temperature / 1.25) for one in SAMPLED)
+    assert sharp == Drafts(**options).run(own, budgets)
+    assert sharp != Drafts(**options).run(SAMPLED, budgets)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,9 +139,50 @@ def test_a_minimum_survival_ends_chains_of_steady_acceptance_at_the_same_tokens(
     steady = Calibration(((0.0001, 1.0),), ((0.0001, 1.0),))
     budgets = [Budget(5, 5, min_survival=least), Budget(5, 5), Budget(5, 5)]
     found, wanted, calls = both(budgets=budgets, calibration=steady)
-    assert [tree.tokens for tree in found] == [tree.tokens for tree in wanted]
+    assert found == wanted
     assert {len(tree) for tree in found[0:12:3]} == {length}
     assert calls
+
+
+@pytest.mark.parametrize("least", [0.05, 0.3])
+@pytest.mark.parametrize("tree", ["chain", "best-7", "3-2-1"])
+def test_a_minimum_survival_of_measured_scores_ends_paths_at_the_same_nodes(tree: str, least: float) -> None:
+    budgets = [Budget(20, 5, min_survival=least), Budget(20, 5, 0.2, min_survival=least), Budget(20, 5)]
+    found, wanted, calls = both(budgets=budgets, tree=tree)
+    assert found == wanted
+    assert calls
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tree", ["best-1", "best-4", "best-12", "best-40", "1-2-1", "3-2-2", "4", "1-1-6-1"])
+def test_trees_are_those_of_a_call_for_each_level(tree: str, kind: str) -> None:
+    found, wanted, calls = both(budgets=WIDE, tree=tree, kind=kind)
+    assert found == wanted
+    assert calls == len(ROUNDS) + 3
+    assert tree in ("best-1", "4") or any(len(set(one.parents)) < len(one.parents) for one in found)
+
+
+def test_trees_of_texts_without_noise_or_calibration() -> None:
+    params = (SamplingParams(temperature=0.0), SamplingParams(temperature=0.7), SamplingParams(temperature=0.0))
+    for options in ({"shares_noise": False}, {"calibration": None}, {"variant": "eagle3-full"}):
+        for tree in ("best-9", "2-2-2-1"):
+            found, wanted, calls = both(params, WIDE, tree=tree, **options)
+            assert found == wanted
+            assert calls
+
+
+def test_trees_do_not_depend_on_those_beside_them() -> None:
+    """One text alone, and with the others."""
+    alone, beside = Drafts(in_one_call=True, tree="best-8"), Drafts(in_one_call=True, tree="best-8")
+    texts = [HeadText(beside.stepper, beside.head, list(tokens)).read() for tokens in PROMPTS]
+    own = HeadText(alone.stepper, alone.head, list(PROMPTS[2])).read()
+    assert alone.grow([own], [Budget(8, 4)])[0] == beside.grow(texts, [Budget(8, 4)] * 3)[2]
+
+
+def test_a_width_that_c_does_not_search_is_grown_level_by_level() -> None:
+    found, wanted, calls = both(budgets=WIDE, tree="best-65")
+    assert found == wanted
+    assert not calls
 
 
 FALLBACKS: list[dict[str, Any]] = [
@@ -139,7 +192,6 @@ FALLBACKS: list[dict[str, Any]] = [
     {"params": (SamplingParams(logit_bias={7: 3.0}), *SAMPLED[1:])},
     {"params": (SamplingParams(allowed_token_ids=list(range(3, 30))), *SAMPLED[1:])},
     {"budgets": [Budget(5, 5, 0.1)] * 3, "calibration": None},
-    {"tree": "1-2-1"},
     {"draw": Draw.IID},
 ]
 
@@ -158,16 +210,3 @@ def test_no_token_follows_scores_that_are_not_numbers() -> None:
         piece.hidden.fill_(math.nan)
     assert [len(tree) for tree in drafts.grow([text], [Budget(5, 5)])] == [0]
     assert drafts.num_calls == 1
-
-
-@pytest.mark.parametrize("level", [0, 1, 4])
-@pytest.mark.parametrize("is_sampled", [False, True])
-def test_the_least_share_of_a_probability(level: int, is_sampled: bool) -> None:
-    for probability in (0.0, 1e-7, 0.01, 0.5, 0.97, 1.0):
-        least = CALIBRATION.least_log_share(probability, level, is_sampled=is_sampled)
-        for step in range(1, 2000):
-            share = math.log(step / 2000)
-            own = math.exp(CALIBRATION.log_probability(share, level, is_sampled=is_sampled))
-            assert share >= least or own < probability, "no share that is large enough is below"
-            if probability <= 0.97 and share < least - 1e-4:
-                assert own < probability

@@ -1,0 +1,1 @@
+"""Discrete-event simulation of servers: replicas, batches, network delay and many clients. No torch."""

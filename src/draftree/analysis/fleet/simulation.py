@@ -1,0 +1,206 @@
+"""Event queue of a simulated fleet: routing, batched steps of replicas, network delay. No torch.
+
+A replica steps like the engine: every step is one pass over the running sequences, each with its root and its draft,
+and over chunks of waiting prompts; the last chunk of a prompt is read with its first tree. With `round_trip`, clients
+draft themselves: after each round a sequence leaves the batch for the time of the round trip and of its draft.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from draftree.analysis.fleet.curves import PassCurve
+from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
+from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """A fleet.
+
+    Attributes:
+        replicas: number of engines.
+        max_batch: sequences that run at once in each.
+        overhead: seconds of a step besides the pass.
+        overhead_per_sequence: seconds that each sequence adds to a step besides the pass.
+        round_trip: seconds between a verdict and the arrival of the next tree, if clients draft; 0 if the server does.
+        prefill_busy: prompt tokens of a pass while sequences are decoded.
+    """
+
+    replicas: int = 1
+    max_batch: int = 32
+    overhead: float = 0.0
+    overhead_per_sequence: float = 0.0
+    round_trip: float = 0.0
+    prefill_busy: int = PREFILL_TOKENS_BUSY
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in a replica. Mutated by `_Replica`."""
+
+    request: SimulatedRequest
+    unread: int
+    written: int = 0
+    rounds: int = 0
+    first: float = 0.0
+    end: float = 0.0
+    queued: bool = False
+
+    @property
+    def outcome(self) -> RoundOutcome:
+        outcomes = self.request.outcomes
+        return outcomes[self.rounds % len(outcomes)]
+
+
+@dataclass(slots=True)
+class _Replica:
+    """An engine. Mutated by `Fleet`."""
+
+    waiting: list[_Running] = field(default_factory=list)
+    running: list[_Running] = field(default_factory=list)
+    away: int = 0
+    """Sequences whose clients are drafting."""
+    busy: float = 0.0
+    is_stepping: bool = False
+
+    @property
+    def load(self) -> int:
+        return len(self.waiting) + len(self.running) + self.away
+
+
+@dataclass(frozen=True, slots=True)
+class FleetResult:
+    """Results of a simulation.
+
+    Attributes:
+        seconds: from the first arrival to the last token.
+        tokens: tokens written.
+        first_token: seconds from arrival to the first token of each request, in order of their ends.
+        per_token: mean seconds between the later tokens of each request.
+        busy: share of the time that replicas were in a step.
+        queued: share of requests that waited for a place in a batch.
+        steps: passes.
+    """
+
+    seconds: float
+    tokens: int
+    first_token: tuple[float, ...]
+    per_token: tuple[float, ...]
+    busy: float
+    queued: float
+    steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens per second of the whole fleet."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that is not below this share of the values; 0 for none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+class Fleet:
+    """A simulated fleet.
+
+    Args:
+        curve: cost of passes.
+        settings: the fleet.
+    """
+
+    def __init__(self, curve: PassCurve, settings: FleetSettings) -> None:
+        self._curve, self._settings = curve, settings
+        self._events: list[tuple[float, int, str, int, list[_Running]]] = []
+        self._numbers = itertools.count()
+        self._replicas = [_Replica() for _ in range(settings.replicas)]
+        self._done: list[_Running] = []
+        self._steps = 0
+
+    def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
+        """Simulate all requests to their ends."""
+        first = None
+        for request in requests:
+            first = request.arrival if first is None else min(first, request.arrival)
+            self._push(request.arrival, "arrive", -1, [_Running(request, request.prompt)])
+        now = first or 0.0
+        while self._events:
+            now, _, kind, index, sequences = heapq.heappop(self._events)
+            if kind == "arrive":
+                index = min(range(len(self._replicas)), key=lambda one: (self._replicas[one].load, one))
+                self._replicas[index].waiting += sequences
+            elif kind == "return":
+                self._replicas[index].away -= len(sequences)
+                self._replicas[index].running += sequences
+            else:
+                self._end_step(index, sequences, now)
+            self._step(index, now)
+        spent = now - (first or 0.0)
+        busy = statistics.fmean(replica.busy for replica in self._replicas) / spent if spent else 0.0
+        later = [(one.end - one.first) / max(1, one.written - 1) for one in self._done]
+        return FleetResult(
+            spent,
+            sum(one.written for one in self._done),
+            tuple(one.first - one.request.arrival for one in self._done),
+            tuple(later),
+            busy,
+            sum(one.queued for one in self._done) / max(1, len(self._done)),
+            self._steps,
+        )
+
+    def _push(self, when: float, kind: str, index: int, sequences: list[_Running]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), kind, index, sequences))
+
+    def _step(self, index: int, now: float) -> None:
+        """Begin a step if the replica is idle and has work."""
+        replica, settings = self._replicas[index], self._settings
+        if replica.is_stepping:
+            return
+        while replica.waiting and len(replica.running) + replica.away < settings.max_batch:
+            replica.running.append(replica.waiting.pop(0))
+        for one in replica.waiting:
+            one.queued = True
+        deciding, budget = list[_Running](), PREFILL_TOKENS_IDLE
+        if any(one.written for one in replica.running):
+            budget = settings.prefill_busy
+        rows = 0
+        reading = [one for one in replica.running if not one.written]
+        for one, share in zip(reading, split_prefill_budget([one.unread for one in reading], budget), strict=True):
+            one.unread -= share
+            rows += share
+        for one in replica.running:
+            if one.written or not one.unread:
+                deciding.append(one)
+                rows += one.outcome.nodes + (1 if one.written else 0)  # the root of a first tree ends its prompt
+        if not rows:
+            return
+        batch = sum(1 for one in replica.running if one.written or one.unread < one.request.prompt)
+        prefix = statistics.fmean(one.request.prompt - one.unread + one.written for one in replica.running)
+        drafting = max((one.outcome.draft_seconds for one in deciding), default=0.0) if not settings.round_trip else 0.0
+        seconds = self._curve.seconds(max(1, batch), rows, prefix) + drafting
+        seconds += settings.overhead + settings.overhead_per_sequence * len(deciding)
+        replica.is_stepping, self._steps = True, self._steps + 1
+        replica.busy += seconds
+        self._push(now + seconds, "step", index, deciding)
+
+    def _end_step(self, index: int, deciding: Sequence[_Running], now: float) -> None:
+        replica, away = self._replicas[index], self._settings.round_trip
+        replica.is_stepping = False
+        for one in deciding:
+            outcome = one.outcome
+            one.first = one.first if one.written else now
+            one.written = min(one.request.output, one.written + outcome.tokens)
+            one.rounds, one.end = one.rounds + 1, now
+            if one.written == one.request.output:
+                replica.running.remove(one)
+                self._done.append(one)
+            elif away:
+                replica.running.remove(one)
+                replica.away += 1
+                self._push(now + away + outcome.draft_seconds, "return", index, [one])

@@ -1,0 +1,37 @@
+"""The part of `AsyncLLM` for texts whose drafts come from clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from draftree.core.tree import TokenTree
+from draftree.engine.costs import costs_of
+from draftree.engine.serving.driver import Driver
+from draftree.submission import Submission
+
+if TYPE_CHECKING:
+    from draftree.llm import LLM
+
+
+class AsyncGiven:
+    """The methods of `AsyncLLM` for submissions with `given` trees."""
+
+    _llm: LLM
+    _driver: Driver
+
+    async def give(self, submission: Submission, tree: TokenTree) -> None:
+        """Give a submission with `given` the tree of its next round."""
+        (sequence,) = submission.sequences
+        await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.held.give(sequence, tree)))
+
+    async def park(self, submission: Submission) -> None:
+        """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
+        (sequence,) = submission.sequences
+        await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.held.park(sequence)))
+
+    async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
+        model = self._llm.model
+        return await asyncio.wrap_future(self._driver.call(lambda: costs_of(model, max_rows=max_rows)))

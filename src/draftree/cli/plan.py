@@ -1,0 +1,135 @@
+"""`draftree plan`: how many devices serve a rate of requests, by a simulation of replicas and their batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.analysis.fleet.curves import DEVICES, MeasuredCurve
+from draftree.analysis.fleet.simulation import quantile
+from draftree.analysis.fleet.sizing import Demand, Plan, parse_parameters, plans, simulated
+
+__all__ = ["plan"]
+
+DEMAND, FLEET = "Demand", "Fleet"
+HEADINGS = (
+    "devices",
+    "replicas",
+    "each",
+    "batch",
+    "tokens/s",
+    "first token p50/p95",
+    "ms per token p50/p95",
+    "queued",
+    "",
+)
+
+
+def plan(
+    *,
+    model_size: Annotated[str, typer.Option(help="Weights of the target, such as 8B.", rich_help_panel=DEMAND)],
+    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=DEMAND)],
+    bits: Annotated[float, typer.Option(help="Bits of a weight.", rich_help_panel=DEMAND)] = 16,
+    prompt: Annotated[int, typer.Option(help="Mean tokens of a prompt.", rich_help_panel=DEMAND)] = 512,
+    output: Annotated[int, typer.Option(help="Mean tokens of an answer.", rich_help_panel=DEMAND)] = 256,
+    tokens_per_round: Annotated[
+        float, typer.Option(help="Tokens per round with the drafter; 1 is plain decoding.", rich_help_panel=DEMAND)
+    ] = 1.0,
+    nodes: Annotated[int, typer.Option(help="Drafted tokens per round.", rich_help_panel=DEMAND)] = 0,
+    draft_ms: Annotated[float, typer.Option(help="Milliseconds of drafting per round.", rich_help_panel=DEMAND)] = 0.0,
+    round_trip_ms: Annotated[
+        float, typer.Option(help="Round trip of each round, if clients draft.", rich_help_panel=DEMAND)
+    ] = 0.0,
+    first_token_ms: Annotated[
+        float, typer.Option(help="Largest time to the first token (p95).", rich_help_panel=DEMAND)
+    ] = 2000.0,
+    per_token_ms: Annotated[
+        float | None, typer.Option(help="Largest time per token (p95).", rich_help_panel=DEMAND)
+    ] = None,
+    device: Annotated[str, typer.Option(help=f"One of {', '.join(DEVICES)}.", rich_help_panel=FLEET)] = "h100",
+    devices: Annotated[int, typer.Option(help="Devices at most.", rich_help_panel=FLEET)] = 8,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="Passes measured by benchmarks/load.py --scenario costs, in place of a data sheet.",
+            rich_help_panel=FLEET,
+        ),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Sequences of a batch, with --measured.", rich_help_panel=FLEET)] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Estimate the devices that serve a rate of requests, from data sheets or measured passes."""
+    demand = Demand(
+        parameters=parse_parameters(model_size),
+        bits=bits,
+        rate=rate,
+        prompt=prompt,
+        output=output,
+        tokens_per_round=tokens_per_round,
+        nodes=nodes,
+        draft_seconds=draft_ms / 1000,
+        round_trip=round_trip_ms / 1000,
+        first_token=first_token_ms / 1000,
+        per_token=None if per_token_ms is None else per_token_ms / 1000,
+    )
+    if measured is None:
+        found = plans(demand, device, devices)
+    else:
+        curve = MeasuredCurve.read(measured)
+        counts = range(1, devices + 1)
+        each = [
+            simulated(demand, curve, device="measured", width=1, replicas=count, max_batch=max_batch)
+            for count in counts
+        ]
+        served = next((place for place, one in enumerate(each) if not one.reason), len(each) - 1)
+        found = each[: served + 1]
+    if as_json:
+        typer.echo(json.dumps([_numbers(one) for one in found], indent=2))
+        return
+    if not found:
+        typer.echo(f"the weights do not fit into {devices} {device} with room for a sequence")
+        return
+    rows = [HEADINGS, *(_row(one) for one in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    source = "data sheets and assumed efficiencies" if measured is None else f"passes measured in {measured}"
+    typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
+
+
+def _numbers(one: Plan) -> dict[str, object]:
+    result = one.result
+    return {
+        "device": one.device,
+        "devices": one.devices,
+        "replicas": one.replicas,
+        "tensor_parallel": one.tensor_parallel,
+        "max_batch": one.max_batch,
+        "tokens_per_second": round(result.tokens_per_second, 1),
+        "first_token_seconds": {str(share): round(quantile(result.first_token, share), 4) for share in (0.5, 0.95)},
+        "seconds_per_token": {str(share): round(quantile(result.per_token, share), 5) for share in (0.5, 0.95)},
+        "busy": round(result.busy, 3),
+        "queued": round(result.queued, 3),
+        "serves": not one.reason,
+        "reason": one.reason,
+    }
+
+
+def _row(one: Plan) -> tuple[str, ...]:
+    result = one.result
+    first = "/".join(f"{quantile(result.first_token, share):.2f}" for share in (0.5, 0.95))
+    later = "/".join(f"{1000 * quantile(result.per_token, share):.1f}" for share in (0.5, 0.95))
+    return (
+        f"{one.devices} {one.device}",
+        str(one.replicas),
+        str(one.tensor_parallel),
+        str(one.max_batch),
+        f"{result.tokens_per_second:.0f}",
+        f"{first} s",
+        later,
+        f"{result.queued:.0%}",
+        f"too little: {one.reason}" if one.reason else "serves",
+    )

@@ -1,0 +1,118 @@
+"""`draftree verify-server`: a server to which devices send drafts, and that answers with the model's own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
+from draftree.cli.serving_flags import takes_settings
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
+from draftree.loading.resolve import require_sound
+from draftree.serve.served import choose_models
+from draftree.serve.settings import Group, ServerSettings
+from draftree.serve.verify.settings import MAX_NODES, VerifySettings
+
+if TYPE_CHECKING:
+    from draftree.serve.pool import ServedModel
+    from draftree.serve.security import KeyRing
+
+__all__ = ["verify_server"]
+
+LIMITS = str(Group.LIMITS)
+MaxSessions = Annotated[
+    int, typer.Option(help="Devices at the same time; others retry later.", metavar="N", rich_help_panel=LIMITS)
+]
+MaxTexts = Annotated[int, typer.Option(help="Open texts of one device.", metavar="N", rich_help_panel=LIMITS)]
+MaxNodes = Annotated[
+    int,
+    typer.Option(
+        help=f"Drafted tokens of a text in one round, at most {MAX_NODES}.", metavar="N", rich_help_panel=LIMITS
+    ),
+]
+MaxRows = Annotated[
+    int,
+    typer.Option(
+        help="Drafted tokens of all texts in one pass; with many texts, devices are told to draft fewer.",
+        metavar="N",
+        rich_help_panel=LIMITS,
+    ),
+]
+Lease = Annotated[
+    float,
+    typer.Option(
+        help="Seconds without a request after which a device's session ends; it resumes with the same text.",
+        metavar="S",
+        rich_help_panel=LIMITS,
+    ),
+]
+Park = Annotated[
+    float,
+    typer.Option(
+        help="Seconds without a draft after which the memory of a text is freed.", metavar="S", rich_help_panel=LIMITS
+    ),
+]
+
+
+@takes_settings
+def verify_server(
+    models: Models,
+    *,
+    draft: Drafts = [],  # noqa: B006, read only
+    max_sessions: MaxSessions = 64,
+    max_texts: MaxTexts = 8,
+    max_nodes: MaxNodes = MAX_NODES,
+    max_rows: MaxRows = 256,
+    lease: Lease = 120.0,
+    park: Park = 20.0,
+    options: Mapping[str, Any],
+) -> None:
+    """Serve models to devices that draft: 'draftree generate remote:URL --draft SPEC'.
+
+    Devices send tokens and get tokens. The HTTP API of 'draftree serve' is there, too. --draft names the drafters of
+    texts that the server writes alone.
+    """
+    settings = ServerSettings(models=choose_models(models, draft), **options)
+    limits = VerifySettings(
+        max_sessions=max_sessions,
+        max_texts=max_texts,
+        max_nodes=max_nodes,
+        max_rows=max_rows,
+        lease=lease,
+        park=park,
+    )
+    for extra in ("serve", "remote"):
+        require_extra(extra, "'draftree verify-server' needs", error=ConfigurationError)
+    from draftree.serve.security import KeyRing
+
+    keys = KeyRing.load(settings.api_key_file, settings.models)
+    require_keys(settings, keys)
+    for choice in settings.models:
+        require_sound(choice.source)
+    # imported after all checks that need no torch: torch takes seconds to import
+    settings.require_methods()
+    status = fetch_and_run(settings, keys, limits)
+    if status:
+        raise typer.Exit(status)
+
+
+def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySettings) -> int:
+    from draftree.bench.settings import apply_threads
+    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.render import say
+    from draftree.serve.listening import listen
+    from draftree.serve.run import run_server
+
+    with listen(settings) as listener:  # before the weights: a port that is in use is known at once
+        for name in model_names(settings):
+            resolve_with_bar(name)
+        apply_threads(settings.threads)
+
+        def announce(url: str, models: Sequence[ServedModel]) -> None:
+            drafters = {model.name: model.drafts for model in models}
+            say(f"{ready_line(settings, keys, url, drafters)}; devices: remote:{url}\n")
+
+        return run_server(settings, keys, listener=listener, on_ready=announce, verify=limits)

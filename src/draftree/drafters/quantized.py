@@ -1,0 +1,75 @@
+"""Quantized copy: drafts with the target's own layers in fewer bits, kept in memory.
+
+It needs no second model and no training. The copy drafts on the target's slots: it reads the keys and values that the
+target computed for the text, and the target's pass computes the drafted tokens again. It is meant for targets whose
+weights are streamed from a file (`offload`): the copy stays in memory, and every pass of the target over many drafted
+tokens reads the file once.
+
+Source: SubSpec, arXiv 2509.18344. Costs the copy's memory (half of a bfloat16 target with int8) and one pass of it for
+every level. Loses where the target is in memory, because a pass of the copy costs half of the target's or more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+from draftree.core.errors import ConfigurationError, UnsupportedModelError, suggestion
+from draftree.drafters.base import DraftContext
+from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.growing.partial import PartialStepper
+from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.tree_growth import Growth
+from draftree.loading.choices import QUANTIZATIONS
+from draftree.models.base import ALL_LAYERS
+from draftree.models.memory import Footprint
+
+DEPTH = 16
+"""Default number of levels of a chain: a copy is wrong about once in thirty tokens."""
+
+
+@final
+class QuantizedDrafter(GrowingDrafter):
+    """Drafter that grows trees with a quantized copy of the target."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`quantized:int8`: the copy has 8-bit weights.
+
+        `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
+        """
+
+        bits: str = field(default="int8", metadata={"argument": True})
+        k: int | None = None
+        tree: str = "chain"
+
+        def __post_init__(self) -> None:
+            if self.bits not in QUANTIZATIONS:
+                known = list(QUANTIZATIONS)
+                raise ConfigurationError(
+                    f"drafter 'quantized' has weights of kind '{self.bits}': {suggestion(self.bits, known)}"
+                )
+            parse_shape(self.tree, self.k)
+
+        @property
+        def shape(self) -> Shape:
+            """Shape given by `tree` and `k`."""
+            return parse_shape(self.tree, DEPTH if self.k is None and self.tree == "chain" else self.k)
+
+    def __init__(self, config: Config, context: DraftContext) -> None:
+        try:
+            self._copy = context.target.quantized_copy(config.bits)
+        except UnsupportedModelError as error:
+            raise ConfigurationError(f"drafter 'quantized': {error}") from error
+        self._growth = Growth(
+            PartialStepper(self._copy, ALL_LAYERS),
+            shape=config.shape,
+            draw=context.draw,
+            shares_noise=context.shares_noise,
+            place=context.place,
+        )
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the copy in bytes."""
+        return self._copy.footprint

@@ -1,0 +1,264 @@
+"""Drafting ahead: the wrapped drafter goes on while the target verifies.
+
+After a tree was handed to the target, the places where the walk may stop are ranked by their probability under the
+drafter. At the best ones a further tree is drafted in a thread. Its first level are guesses of the bonus, ranked with
+the request's noise like the target's own picks; what is below the guess that was right is the next draft. A wrong guess
+costs the work of an idle device. The verdict alone decides about the text.
+
+Source: PEARL, arXiv 2408.11850; SSD (Saguaro), arXiv 2603.03251, which guesses the bonus without shared noise.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from draftree.core.tree import EMPTY, TokenTree
+from draftree.core.types import Budget
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
+from draftree.drafters.wrappers.stops import below, likely_stops, within
+from draftree.models.memory import Footprint
+from draftree.models.process import ProcessEndedError
+from draftree.sampling.history import History
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A place where the walk through a tree may end, with the wrapped drafter's state there.
+
+    Attributes:
+        path: tokens from the root to the node.
+        length: length of the text up to the node.
+        own: forked state of the wrapped drafter.
+    """
+
+    path: tuple[int, ...]
+    length: int
+    own: Any
+
+
+@dataclass(slots=True)
+class AheadSequence:
+    """State of a sequence. Mutated by `AheadDrafter` only."""
+
+    own: Any
+    """State of the wrapped drafter; None once its process has ended."""
+    view: SequenceView
+    held: TokenTree = EMPTY
+    """Tree that was drafted ahead for the text of `held_length` tokens; empty if there is none."""
+    held_length: int = 0
+    stops: list[Stop] = field(default_factory=list)
+    """Places after the last tree for which the thread drafts."""
+    ready: list[tuple[Stop, TokenTree]] = field(default_factory=list)
+    """Those for which it is done, with their trees."""
+
+
+@dataclass(slots=True)
+class AheadCounts:
+    """Counters of drafting ahead.
+
+    Attributes:
+        hits: rounds whose draft was there before they began.
+        misses: rounds in which trees were drafted ahead and none fitted.
+        wasted: nodes that were drafted ahead and not used.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    wasted: int = 0
+
+
+@final
+class AheadDrafter(Drafter[AheadSequence]):
+    """Wraps a drafter that runs a model on a device or in a process of its own.
+
+    Args:
+        drafter: the wrapped drafter, whose children are free choices.
+        stops: maximum number of places of a tree after which it drafts ahead.
+        branches: whether the drafter gives several first tokens, so that it can guess the bonus at inner nodes.
+        is_on: whether it does; otherwise this is the wrapped drafter, and `reason` is the note.
+        reason: why it does or does not.
+    """
+
+    class Config:
+        """A wrapper has no options of its own; `ahead` is one of the wrapped drafter."""
+
+    def __init__(
+        self, drafter: Drafter[Any], *, stops: int, branches: bool, is_on: bool = True, reason: str = ""
+    ) -> None:
+        self._drafter, self._stops, self._branches, self._reason = drafter, stops, branches, reason
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="draftree-ahead") if is_on else None
+        self._job: Future[list[TokenTree]] | None = None
+        self._waiting: list[AheadSequence] = []
+        """Sequences with stops, in the order of the job's trees."""
+        self._ended = False
+        self.counts = AheadCounts()
+
+    @classmethod
+    def describe(cls, config: DraftTraits) -> DraftTraits:
+        """Return the traits of the wrapped drafter."""
+        return config
+
+    @property
+    def note(self) -> str:
+        """Notes of the wrapped drafter, and whether it drafts ahead."""
+        return "; ".join(filter(None, (self._drafter.note, self._reason)))
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the wrapped drafter."""
+        return self._drafter.footprint
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for the sequences and for the places after their trees."""
+        self._settle()
+        each = 1 if self._pool is None else 1 + self._stops
+        self._alive(lambda: self._drafter.reserve(each * num_sequences, length + 1))
+
+    def open(self, sequence: SequenceView) -> AheadSequence:
+        """Return the state of a new sequence."""
+        self._settle()
+        return AheadSequence(self._alive(lambda: self._drafter.open(sequence)), sequence)
+
+    def draft(self, states: Sequence[AheadSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """Return the trees that were drafted ahead, or new ones; then begin to draft ahead."""
+        self._settle()
+        for state in states:
+            self._drop(state)  # of a round that was not observed
+        trees = [within(self._taken(state), budget) for state, budget in zip(states, budgets, strict=True)]
+        missing = [i for i, tree in enumerate(trees) if not len(tree)]
+        if missing:
+            owns, asked = [states[i].own for i in missing], [budgets[i] for i in missing]
+            found = self._alive(lambda: self._drafter.draft(owns, asked))
+            for i, tree in zip(missing, found or [EMPTY] * len(missing), strict=True):
+                trees[i] = tree
+        if self._pool is not None:
+            self._alive(lambda: self._begin(states, trees, budgets))
+        return trees
+
+    def _taken(self, state: AheadSequence) -> TokenTree:
+        tree, state.held = state.held, EMPTY
+        return tree if state.held_length == len(state.view.history) else EMPTY
+
+    def _begin(self, states: Sequence[AheadSequence], trees: Sequence[TokenTree], budgets: Sequence[Budget]) -> None:
+        """Fork the wrapped states at the likeliest stops, and draft after them in the thread."""
+        asked: list[Budget] = []
+        for state, tree, budget in zip(states, trees, budgets, strict=True):
+            if state.view.controls.processors or state.view.controls.guide is not None:
+                continue  # processors keep state of the text, which one thread reads
+            paths = tree.token_paths()
+            for node in likely_stops(tree, self._stops, leaves_only=not self._branches):
+                path = paths[node + 1]
+                tokens = [*state.view.history.tokens.tolist(), *path]
+                view = replace(state.view, history=History(tokens), slot=None)
+                own = self._drafter.fork(state.own, view, len(state.view.history))
+                state.stops.append(Stop(path, len(tokens), own))
+                room = max(0, budget.room - len(path))
+                asked.append(replace(budget, depth=min(budget.depth + 1, room), room=room))
+        self._waiting = [state for state in states if state.stops]
+        if asked:
+            owns = [stop.own for state in self._waiting for stop in state.stops]
+            assert self._pool is not None, "drafting ahead has a thread"
+            self._job = self._pool.submit(self._drafter.draft, owns, asked)
+
+    def _settle(self) -> None:
+        """Wait for the thread; its trees become ready. Nothing else uses the wrapped drafter while it runs."""
+        job, waiting = self._job, self._waiting
+        self._job, self._waiting = None, []
+        trees = iter((None if job is None else self._alive(job.result)) or ())
+        for state in waiting:
+            state.ready += [(stop, next(trees, EMPTY)) for stop in state.stops]
+            state.stops = []
+
+    def _drop(self, state: AheadSequence) -> None:
+        """Close the states of stops that the text did not take."""
+        for stop, tree in state.ready:
+            self.counts.wasted += len(tree)
+            self._alive(functools.partial(self._drafter.close, stop.own))
+        state.ready = []
+
+    def observe(self, observations: Sequence[Observation[AheadSequence]]) -> None:
+        """Tell the wrapped drafter what was written, and keep the tree after the bonus if there is one."""
+        self._settle()
+        self._alive(lambda: self._drafter.observe([replace(one, state=one.state.own) for one in observations]))
+        for one in observations:
+            if one.verdict is not None and one.state.ready:
+                path = tuple(one.tree.tokens[node] for node in one.verdict.path)
+                self._adopt(one.state, path)
+                self._drop(one.state)
+
+    def _adopt(self, state: AheadSequence, path: tuple[int, ...]) -> None:
+        """Continue from the stop that the walk took, if its bonus was guessed."""
+        length = len(state.view.history)
+        for place, (stop, tree) in enumerate(state.ready):
+            if stop.path != path or stop.length + 1 != length:
+                continue
+            rest = below(tree, int(state.view.history.tokens[-1]))
+            if len(rest):
+                del state.ready[place]
+                state.held, state.held_length = rest, length
+                self.counts.hits += 1
+                self.counts.wasted += len(tree) - len(rest) - 1
+                self._alive(functools.partial(self._exchange, state, stop))
+                return
+        self.counts.misses += 1
+
+    def _exchange(self, state: AheadSequence, stop: Stop) -> None:
+        """Take the state at a stop, which has read more of the text, for the sequence's own."""
+        kept = self._drafter.detach(stop.own, stop.length)
+        if kept is None:
+            return
+        before, state.own = state.own, self._drafter.attach(kept, state.view, stop.length)
+        self._drafter.close(before)
+
+    def fork(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
+        """Return a state for a new sequence with the same beginning."""
+        self._settle()
+        return AheadSequence(self._alive(lambda: self._drafter.fork(state.own, sequence, length)), sequence)
+
+    def detach(self, state: AheadSequence, length: int) -> AheadSequence | None:
+        """Keep the wrapped state; what was drafted ahead is dropped."""
+        self._settle()
+        self._drop(state)
+        own = self._alive(lambda: self._drafter.detach(state.own, length))
+        return None if own is None else AheadSequence(own, state.view)
+
+    def attach(self, state: AheadSequence, sequence: SequenceView, length: int) -> AheadSequence:
+        """Do as `fork`, and consume the detached state."""
+        self._settle()
+        return AheadSequence(self._alive(lambda: self._drafter.attach(state.own, sequence, length)), sequence)
+
+    def close(self, state: AheadSequence) -> None:
+        """Free the wrapped states of the sequence and of its stops."""
+        self._settle()
+        self._drop(state)
+        self._alive(lambda: self._drafter.close(state.own))
+
+    def check_integrity(self, states: Sequence[AheadSequence]) -> None:
+        """Check the wrapped drafter with the states of all stops."""
+        self._settle()
+        owns = [state.own for state in states] + [stop.own for state in states for stop, _ in state.ready]
+        self._alive(lambda: self._drafter.check_integrity(owns))
+
+    def forget(self) -> None:
+        """Let the wrapped drafter forget."""
+        self._settle()
+        self._alive(self._drafter.forget)
+
+    def _alive(self, act: Callable[[], Any]) -> Any:
+        """Do something with the wrapped drafter unless its process has ended; drafts nothing from then on."""
+        if self._ended:
+            return None
+        try:
+            return act()
+        except ProcessEndedError as error:
+            self._ended = True
+            self._reason = f"drafting has ended: {error}"
+            logger.warning("%s; texts are continued without drafts", self._reason)
+            return None

@@ -1,0 +1,90 @@
+/* Keys and values of a block for attention without tiles: where they are, and their widening. */
+#pragma once
+#include <string.h>
+#include "rows.h"
+#include "transposing.h"
+
+typedef struct {
+    float *keys;    /* of a block: [16 keys][head_dim][16] */
+    float *values;  /* of a block: [64][head_dim] */
+    float *queries; /* [row][head of the group][head_dim] */
+    float *sums;    /* like queries */
+    float *largest, *total;
+    int64_t dim;
+    float scaling;
+} AttentionState;
+
+INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
+    int64_t identical = pass->identical[row];
+    return position < identical ? position
+                                : pass->list[pass->list_start[row] + position - identical];
+}
+
+/* Transposes 16 keys, which start at these places of `from`. */
+static void transpose_keys(float *to, const void *from, const int64_t *at, int64_t dim,
+                           int64_t format) {
+    part_f x[PART_LANES];
+    const int in_pairs = format == BFLOAT16 && dim % (2 * PART_LANES) == 0;
+    const int64_t step = in_pairs ? 2 * PART_LANES : PART_LANES;
+    for (int first = 0; first < LANES; first += PART_LANES)
+        for (int64_t i = 0; i < dim; i += step) {
+            if (in_pairs) { /* two dimensions in a lane */
+                for (int key = 0; key < PART_LANES; key++)
+                    x[key] = *(const part_f_loose *)((const uint16_t *)from + at[first + key] + i);
+                transpose(x);
+                for (int pair = 0; pair < PART_LANES; pair++) {
+                    part_u *column = (part_u *)(to + (i + 2 * pair) * LANES + first);
+                    column[0] = (part_u)x[pair] << 16;
+                    column[PARTS] = (part_u)x[pair] & 0xffff0000u;
+                }
+                continue;
+            }
+            for (int key = 0; key < PART_LANES; key++)
+                for (int lane = 0; lane < PART_LANES; lane++) {
+                    const int64_t place = at[first + key] + i + lane;
+                    uint32_t bits;
+                    if (format == FLOAT32) memcpy(&bits, (const float *)from + place, 4);
+                    else bits = (uint32_t)((const uint16_t *)from)[place] << 16;
+                    memcpy((float *)&x[key] + lane, &bits, 4);
+                }
+            transpose(x);
+            for (int lane = 0; lane < PART_LANES; lane++)
+                *(part_f *)(to + (i + lane) * LANES + first) = x[lane];
+        }
+}
+
+/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block;
+ * `from` is at the start of a group of 16. */
+static void widen_keys(const Work *work, const Layer *layer, const AttentionState *at, int64_t row,
+                       int64_t kv_head, int64_t block, int64_t from, int64_t end) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t dim = decoder->head_dim;
+    const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
+    for (int64_t group = from; group < end; group += LANES) {
+        int64_t place[LANES];
+        for (int key = 0; key < LANES; key++) /* the last key again in place of keys after it */
+            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
+        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
+                       decoder->kv_format);
+        for (int key = 0; key < LANES && group + key < end; key++)
+            for (int64_t i = 0; i < dim; i += LANES)
+                store(at->values + (group - block + key) * dim + i,
+                      stored(layer->values, place[key] + i, decoder->kv_format));
+    }
+}
+
+/* Prefetches the keys and values of a block that lie in the places of their positions. */
+static void prefetch_block(const Work *work, const Layer *layer, int64_t row, int64_t kv_head,
+                           int64_t block, int64_t end) {
+    const Decoder *decoder = work->decoder;
+    const Pass *pass = work->pass;
+    const int64_t bytes = decoder->head_dim * (decoder->kv_format == FLOAT32 ? 4 : 2);
+    const int64_t place = pass->slot[row] * pass->slot_step + kv_head * pass->places + block;
+    const int64_t from = place * bytes,
+                  size = (min_int(block + KEY_BLOCK, end) - block) * bytes;
+    for (int64_t at = 0; at < size; at += 64) {
+        __builtin_prefetch((const char *)layer->keys + from + at, 0, 2);
+        __builtin_prefetch((const char *)layer->values + from + at, 0, 2);
+    }
+}

@@ -1,0 +1,237 @@
+/* Kernels of products without tiles: a few rows by a few inputs of one, two or four blocks of
+ * outputs, with all sums in registers.
+ */
+#pragma once
+#include "finishing.h"
+
+enum {
+    STEPS_OF_UNIT = 16, /* of 64 bytes of each block */
+    UNITS_IN_SUM = 8 /* sums of 8 * 64 products of 16 and 8 bits fit into 32 bits */
+};
+
+typedef union {
+    part_f value[GROUP * PARTS];
+    part_i bytes[2][GROUP * PARTS];
+} Sums; /* of one row and a group of blocks */
+
+typedef struct {
+    const Work *work;
+    const Linear *linear;
+    int64_t row, block, from, to; /* inputs from `from` to `to` */
+    Sums *partial_sums;           /* of the rows from `row` on */
+    int first_part;               /* place of the first block in these sums */
+    const char *next_weights;     /* weights to prefetch, in the same layout; or NULL */
+    int call, calls;              /* of the calls for this piece, which share the prefetching */
+} Piece;
+
+#define EACH_ROW(r) UNROLLED for (int r = 0; r < num_rows; r++)
+#define PART_OF(r, i) ((r) * count * PARTS + (i))
+/* step `place` of STEPS_OF_UNIT */
+#define PREFETCH(stride, at, place) \
+    if (piece.next_weights != NULL && (place) * piece.calls / STEPS_OF_UNIT == piece.call) \
+        for (int i = 0; i < count; i++) \
+            __builtin_prefetch(piece.next_weights + i * (stride) + (at))
+
+INLINE void add_float32(Piece piece, int num_rows, int count) {
+    const int64_t inputs = piece.linear->inputs;
+    const float *weight = (const float *)piece.linear->weight + piece.block * inputs * LANES;
+    const float *input = (const float *)piece.work->inputs + piece.row * inputs;
+    part_f sums[SUMS_AT_ONCE];
+    EACH_ROW(r)
+        EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    for (int64_t k = piece.from; k < piece.to; k++) {
+        part_f w[GROUP * PARTS];
+        PREFETCH(inputs * 64, (k - piece.from) * 64, k % STEPS_OF_UNIT);
+        EACH_PART(i)
+            w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
+                                           i % PARTS * PART_LANES);
+        EACH_ROW(r) {
+            const part_f a = (part_f){0} + input[r * inputs + k];
+            EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
+}
+
+INLINE uint32_t number_at(const char *from) {
+    uint32_t number;
+    memcpy(&number, from, 4);
+    return number;
+}
+
+INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 32);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const char *input[MOST_ROWS];
+    part_f sums[SUMS_AT_ONCE];
+    EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
+    EACH_ROW(r)
+        EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
+        for (int pair = 0; pair < 16; pair++) {
+            part_u w[GROUP * PARTS];
+            PREFETCH(units * 1024, (unit - piece.from / 32) * 1024 + pair * 64, pair);
+            EACH_PART(i)
+                w[i] = *(const part_u_loose *)(weight +
+                                               ((i / PARTS * units + unit) * 16 + pair) * 64 +
+                                               i % PARTS * WIDTH);
+#if defined(__AVX512BF16__)
+            EACH_ROW(r) {
+                const part_u both = (part_u){0} + number_at(input[r] + unit * 1024 + pair * 4);
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = (part_f)_mm512_dpbf16_ps((__m512)sums[PART_OF(r, i)],
+                                                                   (__m512bh)both, (__m512bh)w[i]);
+            }
+#else
+            EACH_ROW(r) {
+                const uint32_t both = number_at(input[r] + unit * 1024 + pair * 4);
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = fma_part((part_f)((part_u){0} + (both << 16)),
+                                                   (part_f)(w[i] << 16), sums[PART_OF(r, i)]);
+            }
+            EACH_ROW(r) {
+                const uint32_t both = number_at(input[r] + unit * 1024 + pair * 4);
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = fma_part((part_f)((part_u){0} + (both & 0xffff0000u)),
+                                                   (part_f)(w[i] & 0xffff0000u),
+                                                   sums[PART_OF(r, i)]);
+            }
+#endif
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
+}
+
+INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; }
+
+INLINE part_i broadcast_part(const char *from) { return (part_i){0} + (int32_t)number_at(from); }
+
+#if SPLIT_BYTES
+enum { SUMS_OF_ROW = 2 }; /* in int8, for each part of a block */
+
+/* four products of an unsigned byte and a signed one in each lane */
+INLINE part_i dot_of_quads(part_i sum, part_i a, part_i w) {
+    return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)w);
+}
+
+INLINE void add_int8(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 64);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const char *input[MOST_ROWS];
+    part_i high[SUMS_AT_ONCE / 2], low[SUMS_AT_ONCE / 2];
+    EACH_ROW(r)
+        input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
+    EACH_ROW(r)
+        EACH_PART(i) {
+            high[PART_OF(r, i)] = piece.partial_sums[r].bytes[0][piece.first_part + i];
+            low[PART_OF(r, i)] = piece.partial_sums[r].bytes[1][piece.first_part + i];
+        }
+    for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
+        for (int quad = 0; quad < 16; quad++) {
+            part_i w[GROUP * PARTS];
+            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64, quad);
+            EACH_PART(i)
+                w[i] = load_part(weight + ((i * units + unit) * 16 + quad) * 64);
+            EACH_ROW(r) {
+                part_i a = broadcast_part(input[r] + unit * 1024 + quad * 4),
+                       b = broadcast_part(input[r] + unit * 1024 + 64 + quad * 4);
+                /* signed bytes become unsigned, 128 larger */
+                if (AMX) a ^= (part_i)((part_u){0} + 0x80808080u);
+                if (AMX) b ^= (part_i)((part_u){0} + 0x80808080u);
+                EACH_PART(i) {
+                    high[PART_OF(r, i)] = dot_of_quads(high[PART_OF(r, i)], a, w[i]);
+                    low[PART_OF(r, i)] = dot_of_quads(low[PART_OF(r, i)], b, w[i]);
+                }
+            }
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i) {
+            piece.partial_sums[r].bytes[0][piece.first_part + i] = high[PART_OF(r, i)];
+            piece.partial_sums[r].bytes[1][piece.first_part + i] = low[PART_OF(r, i)];
+        }
+}
+#else
+enum { SUMS_OF_ROW = 1 };
+
+/* two products of 16 bits in each lane */
+INLINE part_i dot_of_pairs(part_i sum, part_i a, part_i w) {
+#if defined(__AVX512BW__)
+    return sum + (part_i)_mm512_madd_epi16((__m512i)a, (__m512i)w);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return sum + (part_i)_mm256_madd_epi16((__m256i)a, (__m256i)w);
+#else
+    return sum + ((a << 16) >> 16) * ((w << 16) >> 16) + (a >> 16) * (w >> 16);
+#endif
+}
+
+INLINE void add_int8(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 64);
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const char *input[MOST_ROWS];
+    part_i sums[SUMS_AT_ONCE] = {0};
+    EACH_ROW(r)
+        input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
+    for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
+        for (int quad = 0; quad < 16; quad++) {
+            part_s w[GROUP * PARTS];
+            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64, quad);
+            EACH_PART(i)
+                w[i] = (part_s)load_part(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 +
+                                         i % PARTS * WIDTH);
+            const int64_t at = unit * 1024 + quad * 8;
+            EACH_ROW(r)
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = dot_of_pairs(sums[PART_OF(r, i)],
+                                                       broadcast_part(input[r] + at),
+                                                       (part_i)((w[i] << 8) >> 8));
+            EACH_ROW(r)
+                EACH_PART(i)
+                    sums[PART_OF(r, i)] = dot_of_pairs(sums[PART_OF(r, i)],
+                                                       broadcast_part(input[r] + at + 4),
+                                                       (part_i)(w[i] >> 8));
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i)
+            piece.partial_sums[r].value[piece.first_part + i] +=
+                __builtin_convertvector(sums[PART_OF(r, i)], part_f);
+}
+#endif
+
+/* Kernels have constant numbers of rows and blocks. */
+#define CASE(add, rows, blocks) \
+    case rows: \
+        if ((rows) * (blocks) * PARTS <= SUMS_AT_ONCE) add(piece, rows, blocks); \
+        break;
+#define FEW_ROWS(add, blocks) \
+    CASE(add, 1, blocks) \
+    CASE(add, 2, blocks) CASE(add, 3, blocks) CASE(add, 4, blocks) CASE(add, 5, blocks) \
+        CASE(add, 6, blocks)
+#define MORE_ROWS(add, blocks) \
+    CASE(add, 7, blocks) \
+    CASE(add, 8, blocks) CASE(add, 9, blocks) CASE(add, 10, blocks) CASE(add, 11, blocks) \
+        CASE(add, 12, blocks)
+#define BY_SHAPE(name, add) \
+    static __attribute__((noinline)) void name(Piece piece, int num_rows, int count) { \
+        if (count == 4) { \
+            switch (num_rows) { FEW_ROWS(add, 4) } \
+        } else if (count == 2) { \
+            switch (num_rows) { FEW_ROWS(add, 2) MORE_ROWS(add, 2) } \
+        } else { \
+            switch (num_rows) { FEW_ROWS(add, 1) MORE_ROWS(add, 1) } \
+        } \
+    }
+BY_SHAPE(add_rows_float32, add_float32)
+BY_SHAPE(add_rows_bfloat16, add_bfloat16)
+BY_SHAPE(add_rows_int8, add_int8)
+
+static void add_rows(Piece piece, int num_rows, int count) {
+    switch (piece.linear->format) {
+    case FLOAT32: add_rows_float32(piece, num_rows, count); break;
+    case BFLOAT16: add_rows_bfloat16(piece, num_rows, count); break;
+    default: add_rows_int8(piece, num_rows, count);
+    }
+}

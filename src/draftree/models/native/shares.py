@@ -1,0 +1,247 @@
+"""Shares of a decoder in C: which heads and outputs each process of a team computes.
+
+Every output of every product is computed by one process, with the inputs of the whole row and the same additions as in
+one process, so its bits are the same. Processes exchange results through memory that they share; weights, keys and
+values of a share are memory of its process alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.weights import Weights
+
+__all__ = ["Share", "ShareWeights", "TeamMemory", "divide"]
+
+UNIT = 16
+"""Outputs of one block of packed weights."""
+PAGE = mmap.PAGESIZE
+
+
+class TeamMemory:
+    """Memory that the processes of a team share, which grows; each process calls `at_least` with the same sizes.
+
+    Args:
+        descriptor: of a file in memory, the same for all processes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size = self._address = 0
+        self._memory: mmap.mmap | None = None
+        self._view: ctypes.Array[ctypes.c_char] | None = None
+
+    @staticmethod
+    def create() -> TeamMemory:
+        """Return new memory.
+
+        Raises:
+            NativeUnavailableError: the system has no files in memory.
+        """
+        TeamMemory.require_possible()
+        return TeamMemory(os.memfd_create("draftree-team"))
+
+    @staticmethod
+    def require_possible() -> None:
+        """Raise NativeUnavailableError if the system has no files in memory."""
+        if not hasattr(os, "memfd_create"):
+            raise NativeUnavailableError("this system has no files in memory, through which processes could share rows")
+
+    @staticmethod
+    def opened(path: str) -> TeamMemory:
+        """Return the memory of another process on this machine, from `path` of its memory.
+
+        Raises:
+            ModelLoadError: it is not accessible.
+        """
+        try:
+            return TeamMemory(os.open(path, os.O_RDWR))
+        except OSError as error:
+            raise ModelLoadError(
+                f"the memory that processes share is not accessible ({error}): start them as one user, or use kernels "
+                "'torch'"
+            ) from error
+
+    @property
+    def path(self) -> str:
+        """Path under which other processes of this user open the memory."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def at_least(self, size: int) -> int:
+        """Return the address of the memory, after making room for `size` bytes.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        if size > self._size:
+            self._grow(max(-(-size // PAGE) * PAGE, 2 * self._size))
+        return self._address
+
+    def _grow(self, size: int) -> None:
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size} bytes that processes share: {error.strerror}") from error
+        self._view = None
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = mmap.mmap(self._descriptor, size)
+        self._view = (ctypes.c_char * size).from_buffer(self._memory)
+        self._address, self._size = ctypes.addressof(self._view), size
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """Share of one process.
+
+    Attributes:
+        rank: number of the process.
+        size: number of processes.
+        blueprint: of the share: heads and outputs are its own, `mlp` and `vocab` those of the model.
+        whole: blueprint of the model.
+        kv_heads: its key-value heads.
+        hidden: its columns of the residual stream.
+        mlp: its columns of the multilayer perceptrons.
+        vocab: its tokens.
+        memory: shared by the team.
+    """
+
+    rank: int
+    size: int
+    blueprint: Blueprint
+    whole: Blueprint
+    kv_heads: range
+    hidden: range
+    mlp: range
+    vocab: range
+    memory: TeamMemory
+
+    @property
+    def group(self) -> int:
+        """Query heads of one key-value head."""
+        return self.whole.heads // self.whole.kv_heads
+
+    @property
+    def all_heads(self) -> int:
+        """Query heads of the model."""
+        return self.whole.heads
+
+    @property
+    def first_head(self) -> int:
+        """First query head of the share."""
+        return self.kv_heads.start * self.group
+
+
+def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Share:
+    """Return the share of a process.
+
+    Args:
+        blueprint: of the model.
+        rank: number of the process.
+        size: number of processes.
+        memory: shared by the team.
+
+    Raises:
+        ConfigurationError: the model has fewer key-value heads than there are processes.
+        NativeUnavailableError: it has a projection of features or joined layers, which are for heads.
+    """
+    if blueprint.kv_heads < size:
+        raise ConfigurationError(
+            f"the model has {blueprint.kv_heads} key-value heads for {size} processes: use tp of at most "
+            f"{blueprint.kv_heads}"
+        )
+    if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
+        raise NativeUnavailableError("a model that reads features is not divided")
+    kv_heads = _part(blueprint.kv_heads, 1, rank, size)
+    hidden, mlp = _part(blueprint.hidden, UNIT, rank, size), _part(blueprint.mlp, UNIT, rank, size)
+    vocab = _part(blueprint.head.outputs, UNIT, rank, size)
+    group = blueprint.heads // blueprint.kv_heads
+    own = replace(
+        blueprint,
+        heads=len(kv_heads) * group,
+        kv_heads=len(kv_heads),
+        head=replace(blueprint.head, outputs=len(vocab)),
+        layers=tuple(_layer(layer, blueprint, len(kv_heads), len(hidden), len(mlp)) for layer in blueprint.layers),
+    )
+    vocab = range(vocab.start, min(vocab.stop, blueprint.vocab))
+    return Share(rank, size, own, blueprint, kv_heads, hidden, mlp, vocab, memory)
+
+
+def _part(count: int, unit: int, rank: int, size: int) -> range:
+    """Return the part of `count` numbers in whole units; parts differ by one unit at most."""
+    units = -(-count // unit)
+    return range(min(count, units * rank // size * unit), min(count, units * (rank + 1) // size * unit))
+
+
+def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, mlp: int) -> LayerBlueprint:
+    def share(part: LinearBlueprint, own: int, of: int) -> LinearBlueprint:
+        return replace(part, outputs=part.outputs * own // of)
+
+    return replace(
+        layer,
+        qkv=tuple(share(part, kv_heads, whole.kv_heads) for part in layer.qkv),
+        output=replace(layer.output, outputs=hidden),
+        gate_up=tuple(share(part, mlp, whole.mlp) for part in layer.gate_up),
+        down=replace(layer.down, outputs=hidden),
+    )
+
+
+class ShareWeights(Weights):
+    """Rows of weights that a share needs.
+
+    Args:
+        weights: of the model.
+        share: the share.
+    """
+
+    def __init__(self, weights: Weights, share: Share) -> None:
+        self._weights, self._rows = weights, _rows_by_name(share)
+
+    def get(self, name: str) -> Tensor:
+        """Return the share's rows of a weight or bias; other parameters as they are."""
+        whole, rows = self._weights.get(name), self._rows.get(name)
+        if rows is None:
+            return whole
+        return torch.cat([whole[part.start : part.stop] for part in rows])
+
+    def release(self, name: str) -> None:
+        """Free the weight's memory."""
+        self._weights.release(name)
+
+
+def _rows_by_name(share: Share) -> dict[str, list[range]]:
+    """Return the rows of each divided parameter, by its name."""
+    found: dict[str, list[range]] = {}
+    whole = share.whole
+    found |= {name: [share.vocab] for name in (*whole.head.names, whole.embedding)}
+    dim, group = whole.head_dim, share.group
+    heads = range(share.kv_heads.start * group * dim, share.kv_heads.stop * group * dim)
+    keys = range(share.kv_heads.start * dim, share.kv_heads.stop * dim)
+    first_key, first_value = whole.heads * dim, (whole.heads + whole.kv_heads) * dim
+    fused = [heads, _after(keys, first_key), _after(keys, first_value)]
+    for layer in whole.layers:
+        each = [fused] if len(layer.qkv) == 1 else [[heads], [keys], [keys]]
+        both = [[share.mlp, _after(share.mlp, whole.mlp)]] if len(layer.gate_up) == 1 else [[share.mlp]] * 2
+        parts: list[tuple[LinearBlueprint, Sequence[range]]] = [
+            *zip(layer.qkv, each, strict=True),
+            *zip(layer.gate_up, both, strict=True),
+            (layer.output, [share.hidden]),
+            (layer.down, [share.hidden]),
+        ]
+        for part, rows in parts:
+            found |= {name: list(rows) for name in part.names}
+    return found
+
+
+def _after(part: range, start: int) -> range:
+    return range(start + part.start, start + part.stop)

@@ -1,0 +1,1 @@
+"""Passes in C whose weights are read from a file layer by layer, within a memory budget."""

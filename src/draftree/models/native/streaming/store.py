@@ -1,0 +1,236 @@
+"""Folder with the packed weights of one model: a file that is read layer by layer, small tensors, a description.
+
+The file holds the products of the layers, one layer after the other, then the output head and the embedding, each at
+the start of a page. It is written once per model, dtype and quantization, within a few layers of memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.library import FORMATS, Library
+from draftree.models.native.packed import PAGE, PackedWeights
+from draftree.models.native.packing import bytes_needed
+from draftree.models.native.streaming.reader import Extent
+from draftree.models.native.streaming.structures import exported
+from draftree.models.native.weights import Weights
+
+FORMAT = 1
+WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightStore:
+    """Open description of a folder of packed weights.
+
+    Attributes:
+        folder: the folder.
+        decoder: fields of the model's structure, see `structures.py`.
+        layers: fields of its layers' structures.
+        extents: places of the layers in the file.
+        tail: place of the products after the layers: the output head and a projection.
+        embedding: place of a separate embedding; None if passes read the output head.
+        small: small tensors.
+        facts: what the caller stored with them.
+    """
+
+    folder: Path
+    decoder: Mapping[str, Any]
+    layers: Sequence[Mapping[str, Any]]
+    extents: tuple[Extent, ...]
+    tail: Extent
+    embedding: Extent | None
+    small: tuple[Tensor, ...]
+    facts: Mapping[str, Any]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        last = self.tail if self.embedding is None else self.embedding
+        return last.start + last.size
+
+    @property
+    def file(self) -> Path:
+        """Path of the file of weights."""
+        return self.folder / WEIGHTS
+
+
+def write_store(
+    folder: Path, library: Library, blueprint: Blueprint, weights: Weights, *, quantization: str | None
+) -> WeightStore:
+    """Pack weights into a new folder; `add_facts` completes it.
+
+    Args:
+        folder: an empty folder.
+        library: packs them.
+        blueprint: architecture of the model.
+        weights: read one by one and released once they are packed.
+        quantization: "int8" for 8-bit weights, None for the model's dtype.
+
+    Raises:
+        ModelLoadError: the file cannot be written.
+    """
+    kind = FORMATS[quantization or blueprint.dtype]
+    size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
+    size += PAGE + blueprint.vocab * blueprint.hidden * (4 if blueprint.dtype == "float32" else 2)
+    try:
+        with open(folder / WEIGHTS, "w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk raises here, not as a fault in mapped memory
+            with _Mapped(mmap.mmap(file.fileno(), size)) as mapped:
+                packed = PackedWeights(
+                    library, blueprint, weights, kind=kind, arena=mapped.bytes, after_layer=mapped.end_layer
+                )
+                description = mapped.describe(packed)
+                small = {str(number): tensor for number, tensor in enumerate(mapped.small)}
+                del packed
+            file.truncate(mapped.used_bytes)
+            os.fsync(file.fileno())
+        from safetensors.torch import save_file
+
+        save_file(small, folder / SMALL)
+    except OSError as error:
+        raise ModelLoadError(f"packed weights cannot be written to '{folder}': {error.strerror}") from error
+    _write(folder, description)
+    return open_store(folder)
+
+
+def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
+    """Store facts that JSON can represent with the weights; replaces those from before."""
+    description = json.loads((store.folder / DESCRIPTION).read_text("utf-8"))
+    _write(store.folder, description | {"facts": facts})
+    return dataclasses.replace(store, facts=facts)
+
+
+def open_store(folder: Path) -> WeightStore:
+    """Open a folder of packed weights; reads no large tensor.
+
+    Raises:
+        ModelLoadError: it is missing, incomplete or malformed.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        if found["format"] != FORMAT:
+            raise ValueError(f"its format is {found['format']}, expected {FORMAT}")
+        small = load_file(folder / SMALL)
+        extents = tuple(Extent(**extent) for extent in found["extents"])
+        tensors = tuple(small[str(number)] for number in range(len(small)))
+        store = WeightStore(
+            folder,
+            decoder=found["decoder"],
+            layers=found["layers"],
+            extents=extents,
+            tail=Extent(**found["tail"]),
+            embedding=None if found["embedding"] is None else Extent(**found["embedding"]),
+            small=tensors,
+            facts=found.get("facts", {}),
+        )
+        size = store.file.stat().st_size
+        if size != store.num_bytes:
+            raise ValueError(f"'{WEIGHTS}' has {size} bytes, expected {store.num_bytes}")
+        return store
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise ModelLoadError(f"'{folder}' holds no packed weights that can be used: {error}") from error
+
+
+def publish(work: Path, place: Path) -> None:
+    """Move a finished folder to its place, and replace what is there."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if place.exists():
+        with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as old:
+            place.rename(Path(old) / "replaced")
+            work.rename(place)
+    else:
+        work.rename(place)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder of packed weights."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(folder: Path, description: Mapping[str, Any]) -> None:
+    part = folder / f"{DESCRIPTION}.part"
+    part.write_text(json.dumps({"format": FORMAT, **description}), "utf-8")
+    part.replace(folder / DESCRIPTION)
+
+
+class _Mapped:
+    """Mapped file into which weights are packed. Pages of finished layers are written and released."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self._base = self.bytes.data_ptr()
+        self._extents: list[Extent] = []
+        self._used = 0
+        self.small: list[Tensor] = []
+
+    def __enter__(self) -> _Mapped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._memory.flush()
+        del self.bytes  # the mapping itself is closed with its last view
+
+    def end_layer(self, used: int) -> None:
+        """Note a layer that ends at this byte, write its pages and release them."""
+        self._extents.append(self._end(used))
+
+    def _end(self, used: int) -> Extent:
+        start, self._used = self._used, used
+        size = used - start
+        with memoryview(self._memory) as view:
+            checksum = zlib.crc32(view[start:used])
+        self._memory.flush(start, size)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, start, size)
+        return Extent(start, size, checksum)
+
+    @property
+    def used_bytes(self) -> int:
+        """Number of bytes that are written."""
+        return self._used
+
+    def describe(self, packed: PackedWeights) -> dict[str, Any]:
+        """Return the description, and copy a large embedding to the end of the file."""
+        tail = self._end(packed.used_bytes)
+        embedding: Extent | None = None
+        places: dict[int, dict[str, int]] = {}
+        for tensor in packed.beside:
+            if tensor.data_ptr() == packed.decoder.embedding:
+                raw = tensor.contiguous().view(torch.uint8).flatten()
+                places[tensor.data_ptr()] = {"at": self._used}
+                self.bytes[self._used : self._used + len(raw)] = raw
+                embedding = self._end(self._used + -(-len(raw) // PAGE) * PAGE)
+            else:
+                places[tensor.data_ptr()] = {"tensor": len(self.small)}
+                self.small.append(tensor.clone())
+
+        def place_of(address: int) -> dict[str, int]:
+            return places.get(address) or {"at": address - self._base}
+
+        return {
+            "decoder": exported(packed.decoder, place_of),
+            "layers": [exported(layer, place_of) for layer in packed.layers],
+            "extents": [dataclasses.asdict(extent) for extent in self._extents],
+            "tail": dataclasses.asdict(tail),
+            "embedding": None if embedding is None else dataclasses.asdict(embedding),
+        }

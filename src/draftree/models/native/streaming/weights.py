@@ -1,0 +1,175 @@
+"""Packed weights of which some layers are read from their file in every pass."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.models.native.huge_pages import huge_pages
+from draftree.models.native.library import LANES, Library
+from draftree.models.native.streaming.budget import Placement, place
+from draftree.models.native.streaming.reader import Extent, LayerReader, WeightFile
+from draftree.models.native.streaming.store import WeightStore
+from draftree.models.native.streaming.structures import PRODUCTS, decoder_of, layer_of
+from draftree.models.native.structures import CLayer, CLinear
+from draftree.models.native.unpacking import TYPES
+
+
+class StreamedWeights:
+    """Packed weights of a store within a memory budget, in the structures of the C library.
+
+    Args:
+        library: the C library.
+        store: the packed weights.
+        budget: bytes for all weights in memory.
+
+    Attributes:
+        decoder: the structure of the model.
+        layers: those of its layers. Products of a streamed layer are valid inside `loaded` only.
+        placement: the layers in memory and those that are read.
+
+    Raises:
+        ConfigurationError: the budget is too small.
+        ModelLoadError: the file is damaged or unreadable.
+    """
+
+    def __init__(self, library: Library, store: WeightStore, budget: int) -> None:
+        self._library, self._store = library, store
+        fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
+        self.placement: Placement = place([extent.size for extent in store.extents], fixed=fixed, budget=budget)
+        self._file = WeightFile(store.file)
+        self._tail = self._read(store.tail)
+        self._embedding = None if store.embedding is None else self._mapped(store.embedding)
+        self._resident = {layer: self._read(store.extents[layer]) for layer in self.placement.resident}
+        self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
+        self.decoder = decoder_of(store.decoder, self.layers, self._address)
+        self._relative = [
+            [fields[name]["weight"]["at"] - extent.start for name in PRODUCTS]
+            for fields, extent in zip(store.layers, store.extents, strict=True)
+        ]
+        for layer, buffer in self._resident.items():
+            self._point(layer, buffer)
+        streamed = self.placement.streamed
+        extents = [store.extents[layer] for layer in streamed]
+        self._index = {layer: index for index, layer in enumerate(streamed)}
+        self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
+        self.start_bytes = self._file.num_bytes
+        """Bytes read when the model was loaded."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights in memory, buffers included."""
+        return self.placement.memory
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether the file is read past the system's page cache."""
+        return self._file.is_direct
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all packed weights in the file."""
+        return self._store.num_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes that a whole pass reads from the file."""
+        return sum(self._store.extents[layer].size for layer in self.placement.streamed)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that passes have read from the file so far, read ahead included."""
+        return self._file.num_bytes - self.start_bytes
+
+    @contextmanager
+    def loaded(self, layer: int) -> Iterator[None]:
+        """Keep the products of a layer in memory inside the block; the reader reads the next streamed layers.
+
+        Raises:
+            ModelLoadError: the file is damaged or unreadable.
+        """
+        if self._reader is None or layer in self._resident:
+            yield
+            return
+        index = self._index[layer]
+        self._point(layer, self._reader.take(index))
+        try:
+            yield
+        finally:
+            self._reader.release(index)
+
+    def at(self, address: int | None) -> Tensor | None:
+        """Return the tensor in memory at an address; None for no address.
+
+        Raises:
+            LookupError: there is none, such as for a streamed product.
+        """
+        if address is None:
+            return None
+        plan, head = self.decoder, self.decoder.head
+        if address == head.weight:
+            size = -(-head.outputs // LANES) * self._library.block_bytes(head.inputs, head.format)
+            return self._tail[:size]
+        if address == plan.embedding:
+            assert self._embedding is not None, "the model has a separate embedding"
+            kind = TYPES[plan.kv_format]
+            return self._embedding[: plan.vocab * plan.hidden * kind.itemsize].view(kind).view(plan.vocab, plan.hidden)
+        found = next((tensor for tensor in self._store.small if tensor.data_ptr() == address), None)
+        if found is None:
+            raise LookupError("no tensor is kept in memory at this address")
+        return found
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a copy of the packed blocks of a layer's product, and their scales; inside `loaded` only."""
+        linear: CLinear = getattr(self.layers[layer], name)
+        size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
+        blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
+        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
+
+    def close(self) -> None:
+        """Stop reading and close the file."""
+        if self._reader is not None:
+            self._reader.close()
+        else:
+            self._file.close()
+
+    def _read(self, extent: Extent) -> Tensor:
+        buffer = huge_pages(extent.size)
+        self._file.read(extent, buffer)
+        return buffer
+
+    def _mapped(self, extent: Extent) -> Tensor:
+        """Return the embedding as mapped memory: passes read few of its rows."""
+        with open(self._store.file, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with memoryview(memory) as view:
+            if zlib.crc32(view[extent.start : extent.start + extent.size]) != extent.checksum:
+                raise ModelLoadError(f"'{self._store.file}' is damaged: delete its folder, and it is written again")
+        if hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
+            memory.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(memory, dtype=torch.uint8)[extent.start : extent.start + extent.size]
+
+    def _address(self, place: Mapping[str, int]) -> int:
+        """Return the address of what a field of the store points at; 0 for products, which are set later."""
+        if "tensor" in place:
+            return self._store.small[place["tensor"]].data_ptr()
+        at = place["at"]
+        if at < self._store.tail.start:
+            return 0
+        embedding = self._store.embedding
+        if self._embedding is not None and embedding is not None and at == embedding.start:
+            return int(self._embedding.data_ptr())
+        return int(self._tail.data_ptr()) + at - self._store.tail.start
+
+    def _point(self, layer: int, buffer: Tensor) -> None:
+        first = buffer.data_ptr()
+        for name, offset in zip(PRODUCTS, self._relative[layer], strict=True):
+            getattr(self.layers[layer], name).weight = first + offset

@@ -1,0 +1,197 @@
+"""Model of another process: passes and edits go through a pipe, logits come back.
+
+Both sides open slots in the same order, so their slots have the same ids. Messages are JSON and raw floats; nothing is
+unpickled. While the other process computes, this process waits without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, final
+
+import torch
+
+from draftree.core.errors import DraftreeError
+from draftree.models.base import Close, Commit, Edit, Fork, LanguageModel, Pass, PassResult, Slot, Truncate
+from draftree.models.encoding import decode_edits, decode_pass, encode_edits, encode_pass
+from draftree.models.memory import Footprint
+from draftree.models.slot_ids import SlotIds
+from draftree.sampling.logits import TensorLogits
+
+FACTS = ("vocab_size", "max_length", "supports_trees", "fingerprint", "is_exact")
+
+
+class ProcessEndedError(DraftreeError):
+    """The process of a model has ended, or failed in a pass."""
+
+
+@final
+class ProcessSlot(Slot):
+    """Numbers of a slot in the other process. Mutated by `ProcessModel` only."""
+
+    def __init__(self, number: int, length: int = 0) -> None:
+        self._number = number
+        self.kept, self.tentative = length, 0
+
+    @property
+    def id(self) -> int:
+        """Id of the slot in both processes."""
+        return self._number
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in the committed prefix."""
+        return self.kept
+
+    @property
+    def num_tentative(self) -> int:
+        """Number of tokens in the tentative tree."""
+        return self.tentative
+
+
+@final
+class ProcessModel(LanguageModel):
+    """Model that another process runs with `serve_model`. One thread at a time uses it.
+
+    Args:
+        connection: the pipe; the other side has sent its facts.
+
+    Raises:
+        ProcessEndedError: the other process has ended, or could not load its model.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        facts = self._received()
+        for name in FACTS:
+            setattr(self, name, facts[name])
+        self.device, self.dtype = torch.device("cpu"), getattr(torch, facts["dtype"])
+        self._weights = int(facts["weights"])
+        self._ids = SlotIds()
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of its weights in the other process; keys and values are not counted."""
+        return Footprint(weights=self._weights, token=0, logits=0, row=0)
+
+    @property
+    def num_open(self) -> int:
+        """Number of open slots."""
+        return self._ids.num_taken
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room in the other process."""
+        self._asked({"do": "reserve", "slots": num_slots, "length": length})
+
+    def open(self) -> ProcessSlot:
+        """Return an empty slot."""
+        return self._opened(self._asked({"do": "open"})["slot"])
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Run a pass in the other process, and wait for its logits."""
+        reply = self._asked({"do": "run", "pass": encode_pass(pass_)})
+        raw = bytearray(self._raw())
+        kind = getattr(torch, reply["dtype"])
+        rows = torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+        for job in pass_.jobs:
+            _own(job.slot).tentative += len(job.tokens)
+        return PassResult.of_jobs(pass_.jobs, TensorLogits(rows.view(-1, self.vocab_size)))
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits in the other process."""
+        numbers = iter(self._asked({"do": "apply", "edits": encode_edits(edits)})["slots"])
+        opened: list[Slot] = []
+        for edit in edits:
+            slot = _own(edit.slot)
+            match edit:
+                case Commit(_, path, keep):
+                    slot.kept, slot.tentative = slot.kept + len(path), len(keep)
+                case Truncate(_, length):
+                    slot.kept, slot.tentative = length, 0
+                case Fork(_, length):
+                    opened.append(self._opened(next(numbers), length))
+                case Close():
+                    self._ids.free(slot.id)
+        return opened
+
+    def _opened(self, number: int, length: int = 0) -> ProcessSlot:
+        own = self._ids.take()
+        assert own == number, "both processes open slots in the same order"
+        return ProcessSlot(own, length)
+
+    def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+        except (OSError, ValueError) as error:
+            raise ProcessEndedError(f"the process of the model has ended: {error}") from error
+        return self._received()
+
+    def _received(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._raw())
+        if "error" in found:
+            raise ProcessEndedError(f"the process of the model failed: {found['error']}")
+        return found
+
+    def _raw(self) -> bytes:
+        try:
+            return self._connection.recv_bytes()
+        except (OSError, EOFError) as error:
+            raise ProcessEndedError("the process of the model has ended") from error
+
+
+def _own(slot: Slot) -> ProcessSlot:
+    assert isinstance(slot, ProcessSlot), "the slot is of this model"
+    return slot
+
+
+def serve_model(connection: Connection, model: LanguageModel) -> None:
+    """Answer the requests of a `ProcessModel` until its side is closed.
+
+    Args:
+        connection: the pipe.
+        model: the model, without open slots.
+    """
+    facts = {name: getattr(model, name) for name in FACTS}
+    facts |= {"dtype": str(model.dtype).removeprefix("torch."), "weights": model.footprint.weights}
+    slots: dict[int, Slot] = {}
+    try:
+        connection.send_bytes(json.dumps(facts).encode())
+        while True:
+            request = json.loads(connection.recv_bytes())
+            try:
+                reply, raw = _answered(request, model, slots)
+            except Exception as error:  # the other side decides; this process goes on
+                reply, raw = {"error": f"{type(error).__name__}: {error}"}, None
+            connection.send_bytes(json.dumps(reply).encode())
+            if raw is not None:
+                connection.send_bytes(raw)
+    except (EOFError, OSError):
+        return
+
+
+def _answered(
+    request: Mapping[str, Any], model: LanguageModel, slots: dict[int, Slot]
+) -> tuple[dict[str, Any], bytes | None]:
+    match request["do"]:
+        case "reserve":
+            model.reserve(request["slots"], request["length"])
+            return {}, None
+        case "open":
+            slot = model.open()
+            slots[slot.id] = slot
+            return {"slot": slot.id}, None
+        case "apply":
+            opened = model.apply(decode_edits(request["edits"], slots))
+            for number in [number for name, number, *_ in request["edits"] if name == "close"]:
+                del slots[number]  # a closed slot has lost its id
+            slots.update({slot.id: slot for slot in opened})
+            return {"slots": [slot.id for slot in opened]}, None
+        case "run":
+            result = model.run(decode_pass(request["pass"], slots))
+            rows = result.logits.tensor() if result.logits.num_rows else torch.empty(0)
+            rows = rows if rows.dtype == torch.float64 else rows.float()
+            return {"dtype": str(rows.dtype).removeprefix("torch.")}, rows.contiguous().numpy().tobytes()
+        case other:
+            raise ValueError(f"unknown request '{other}'")

@@ -1,0 +1,70 @@
+"""Loading of a model by one process or by several, without torch until it is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from draftree.parallel.options import ParallelOptions
+from draftree.parallel.world import own_rank
+
+if TYPE_CHECKING:
+    from draftree.loading.load import LoadedModel
+
+__all__ = ["leave_to_rank_zero", "load_divided"]
+
+
+def load_divided(
+    load: Callable[..., LoadedModel],
+    model: str | os.PathLike[str] | Any,
+    division: ParallelOptions,
+    settings: Mapping[str, Any],
+) -> LoadedModel:
+    """Load a model with `load`, or together with the other processes if it is divided.
+
+    Args:
+        load: loads a model in one process, from its name and the settings.
+        model: the model.
+        division: how it is divided.
+        settings: fields of `LoadSettings`.
+
+    Raises:
+        SystemExit: on other ranks than 0, when rank 0 has ended.
+        DraftreeError: as `load` and `load_together`.
+    """
+    if not division.is_parallel:
+        return load(model, **settings)
+    from draftree.parallel.load import load_together
+    from draftree.parallel.settings import LoadSettings
+
+    return load_together(model, division, LoadSettings(**settings))
+
+
+def leave_to_rank_zero(
+    model: str, division: ParallelOptions, settings: Mapping[str, Any], *, threads: int | None = None
+) -> None:
+    """Return on rank 0 and in a job of one process; on other ranks, run the passes of their shares, then exit.
+
+    Commands call it first, so that only rank 0 reads input, writes output and opens ports.
+
+    Args:
+        model: name of the model.
+        division: how it is divided.
+        settings: as for `load_divided`.
+        threads: CPU threads; None keeps torch's own choice.
+
+    Raises:
+        SystemExit: on other ranks than 0, when rank 0 has ended.
+        ConfigurationError: the process was not started by torchrun.
+    """
+    if not division.is_parallel or own_rank(division) == 0:
+        return
+    from draftree.parallel.load import load_together
+    from draftree.parallel.settings import LoadSettings
+
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    load_together(model, division, LoadSettings(**settings))

@@ -1,0 +1,135 @@
+"""Detection of ended processes: a connection that carries nothing while both ends live.
+
+A process that waits inside a collective operation cannot check anything, so a thread watches the connections. When one
+is lost, the process has `GRACE_SECONDS` to end by itself, for example by the error of a broken collective; then the
+thread ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+
+from draftree.core.plain_text import harmless
+
+__all__ = ["FAILED", "GRACE_SECONDS", "Lifelines"]
+
+GRACE_SECONDS = 2.0
+"""Time from a lost connection to the end of the process."""
+FAILED = 1
+"""Exit status of a process that ends because another one ended."""
+POLL_SECONDS = 0.2
+CLEAN = b"."
+LENGTH = struct.Struct("<q")
+MAX_TEXT = 1 << 16
+
+
+class Lifelines:
+    """Watches connections to other ranks on a thread of its own.
+
+    Args:
+        rank: of this process.
+        peers: connected sockets by rank.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
+        self._rank, self._peers = rank, dict(peers)
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self.failure: str | None = None
+        """Why this process has to end; None as long as all processes live."""
+        self.is_told = False
+        """Whether the failure was raised as an error, which its reader shows."""
+        self._thread = threading.Thread(target=self._watch, name="draftree-lifelines", daemon=True)
+        self._thread.start()
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this process cannot go on."""
+        data = reason.encode("utf-8", "replace")[:MAX_TEXT]
+        for peer in self._peers.values():
+            try:
+                peer.sendall(LENGTH.pack(len(data)) + data)
+            except OSError:
+                continue  # it ended already
+
+    def end(self) -> None:
+        """Tell the other ranks that this process ends as planned, and stop watching."""
+        for peer in self._peers.values():
+            try:
+                peer.sendall(CLEAN)
+            except OSError:
+                continue
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connections without a word, as the end of the process would."""
+        with self._lock:
+            self._ended.set()
+            for peer in self._peers.values():
+                peer.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the connections end, at most this long."""
+        self._thread.join(seconds)
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                for rank, peer in self._peers.items():
+                    selector.register(peer, selectors.EVENT_READ, rank)
+            while selector.get_map() and not self._ended.is_set():
+                for key, _ in selector.select(POLL_SECONDS):
+                    reason = self._read(key.data)
+                    with self._lock:
+                        if self._ended.is_set():
+                            return
+                        selector.unregister(key.fileobj)
+                    if reason is not None:
+                        self._lose(reason)
+                        return
+
+    def _read(self, rank: int) -> str | None:
+        """Return why a rank's connection ended; None if it ended as planned."""
+        peer = self._peers[rank]
+        try:
+            first = peer.recv(1)
+            if first == CLEAN:
+                return None
+            if first:
+                (length,) = LENGTH.unpack(first + _exactly(peer, LENGTH.size - 1))
+                text = _exactly(peer, min(length, MAX_TEXT)).decode("utf-8", "replace")
+                return f"rank {rank} failed: {text}"
+        except OSError:
+            pass
+        return f"rank {rank} ended without a word"
+
+    def _lose(self, reason: str) -> None:
+        self.failure = reason
+        if self._ended.wait(GRACE_SECONDS):
+            return
+        if not self.is_told and self._rank == 0 and sys.stderr is not None:
+            sys.stderr.write(harmless(f"error: {reason}; this process ends, because it cannot go on alone\n"))
+            sys.stderr.flush()
+        leave(FAILED)
+
+
+def leave(status: int) -> None:
+    """End the process at once; a thread that waits in a collective operation may never end."""
+    os._exit(status)
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        if not part:
+            raise ConnectionError("the connection ended")
+        data += part
+    return data

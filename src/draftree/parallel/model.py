@@ -1,0 +1,201 @@
+"""The model on rank 0: its own share, and every operation repeated by the other ranks."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import DraftreeError, UnsupportedModelError
+from draftree.models.base import Edit, LanguageModel, LayerSubset, Pass, PassResult, Slot
+from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.kv.slotted import SlottedModel
+from draftree.models.memory import Footprint
+from draftree.parallel.channel import Leader
+from draftree.parallel.messages import Ask, Flag, MessageWriter, Question
+
+__all__ = ["ParallelModel"]
+
+Found = TypeVar("Found")
+
+
+@final
+class ParallelModel(LanguageModel):
+    """Model that several processes compute together, as rank 0 uses it.
+
+    Edits are applied here at once and sent with the next pass, so a round needs one message.
+
+    Args:
+        own: rank 0's share of the model.
+        leader: connections to the other ranks, which repeat every operation on their shares.
+        has_embeddings: whether rank 0 can return embedding, head, final norm and hidden states.
+        has_parts: whether embedding and head of each share are its own rows, which the other ranks report; otherwise
+            they gather them themselves.
+
+    Attributes:
+        own: as above.
+    """
+
+    def __init__(
+        self, own: SlottedModel, leader: Leader, *, has_embeddings: bool = True, has_parts: bool = False
+    ) -> None:
+        self.own = own
+        self.kind = own.kind
+        self.vocab_size, self.max_length = own.vocab_size, own.max_length
+        self.supports_trees, self.is_exact = own.supports_trees, own.is_exact
+        self.device, self.dtype = own.device, own.dtype
+        self.fingerprint, self.num_layers, self.self_check = own.fingerprint, own.num_layers, own.self_check
+        self._leader, self._writer = leader, MessageWriter()
+        self._has_embeddings, self._has_parts = has_embeddings, has_parts
+        self._knows_norm = False
+        self._lock = threading.RLock()
+        self._ending = weakref.finalize(self, _stop, leader, self._writer, self._lock)
+
+    @property
+    def num_bytes_sent(self) -> int:
+        """Bytes of all messages so far, to one rank."""
+        return self._leader.num_bytes
+
+    @property
+    def num_messages(self) -> int:
+        """Number of messages so far."""
+        return self._leader.num_messages
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of this process's share in bytes."""
+        return self.own.footprint
+
+    @property
+    def num_warm_ups(self) -> int:
+        """Number of slower first passes of each shape."""
+        return self.own.num_warm_ups
+
+    @property
+    def num_open(self) -> int:
+        """Number of open slots."""
+        return self.own.num_open
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the bookkeeping of slots contradicts itself."""
+        self.own.check_integrity()
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room in all processes."""
+        with self._lock:
+            self._writer.reserve(num_slots, length)
+            self.own.reserve(num_slots, length)
+
+    def open(self) -> Slot:
+        """Return an empty slot; it has the same id in all processes."""
+        with self._lock:
+            self._writer.open()
+            return self.own.open()
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Run one pass together.
+
+        Raises:
+            RankError: a process ended or failed; the model cannot be used any more.
+            UnsupportedModelError: the model cannot capture these layers.
+        """
+        with self._lock:
+            if pass_.capture:
+                self.require_capture(pass_.capture)
+            self._writer.run(pass_, self.own.num_open)
+            return self._together(lambda: self.own.run(pass_))
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits here; the other ranks apply them before the next pass."""
+        with self._lock:
+            self._writer.edits(edits)
+            return self.own.apply(edits)
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Raise UnsupportedModelError if this part cannot be run."""
+        self._require_embeddings("run a part of its layers")
+        self.own.require_part(part, whole=self)
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Check that the hidden states of these layers can be captured."""
+        if layers:
+            self._require_embeddings("return hidden states of all layers")
+        self.own.require_capture(layers)
+
+    def input_embedding(self) -> Tensor:
+        """Return the embedding, gathered from all processes."""
+        self._require_embeddings("return its embedding")
+        return self._ask(Ask(Question.INPUT_EMBEDDING), lambda: self._gathered(self.own.input_embedding()))
+
+    def output_head(self) -> Tensor:
+        """Return the head, gathered from all processes."""
+        self._require_embeddings("return its head")
+        return self._ask(Ask(Question.OUTPUT_HEAD), lambda: self._gathered(self.own.output_head()))
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Return how the model uses its embedding and its head."""
+        self._require_embeddings("return its head")
+        return self._ask(Ask(Question.EMBEDDING_FACTS), self.own.embedding_facts)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return hidden states after the final norm; the first call runs a pass in all processes."""
+        self._require_embeddings("return its final norm")
+        if not self._knows_norm:
+            probe = torch.zeros(1, hidden.shape[-1], device=hidden.device)
+            self._ask(Ask(Question.FINAL_NORM, width=probe.shape[1]), lambda: self.own.final_norm(probe))
+            self._knows_norm = True
+        return self.own.final_norm(hidden)
+
+    def stop(self) -> None:
+        """End the other ranks; idempotent. The model cannot be used afterwards."""
+        self._ending()
+
+    def _require_embeddings(self, what: str) -> None:
+        if not self._has_embeddings:
+            raise UnsupportedModelError(
+                f"{self.kind} is divided into stages, so one process cannot {what}: use tp and no pp, or a drafter "
+                "that needs nothing of the target"
+            )
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """Return the rows of all processes."""
+        if not self._has_parts:
+            return rows
+        others = [
+            torch.frombuffer(bytearray(data), dtype=torch.uint8).view(rows.dtype) for data in self._leader.reports()
+        ]
+        return torch.cat([rows, *(other.view(-1, rows.shape[1]) for other in others)])
+
+    def _ask(self, ask: Ask, compute: Callable[[], Found]) -> Found:
+        with self._lock:
+            self._writer.ask(ask)
+            return self._together(compute)
+
+    def _together(self, compute: Callable[[], Found]) -> Found:
+        """Send what was written, and compute what the other ranks compute as well; all raise the same of our errors."""
+        try:
+            self._leader.send(self._writer.take())
+            return compute()
+        except DraftreeError:
+            raise
+        except Exception as error:
+            self._leader.give_up(error)
+        except BaseException:  # the pass is not complete here, so the others cannot go on
+            self._leader.drop()
+            raise
+
+
+def _stop(leader: Leader, writer: MessageWriter, lock: threading.RLock) -> None:
+    """Send a stop and end the connections."""
+    if not leader.is_open:
+        return
+    with lock:
+        try:
+            leader.send(writer.take(Flag.STOP))
+        except DraftreeError:
+            return
+        leader.close()

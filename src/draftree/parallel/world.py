@@ -1,0 +1,83 @@
+"""The processes of one job: rank, number, and the store in which they find each other."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.parallel.options import ParallelOptions
+
+__all__ = ["World", "current_world", "own_rank"]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Set by torchrun for each process."""
+
+
+@dataclass(slots=True)
+class World:
+    """The processes that torchrun started.
+
+    Attributes:
+        rank: number of this process; rank 0 runs the engine.
+        size: number of processes.
+        local_rank: number of this process on its machine.
+        local_size: number of processes on its machine.
+        store: a key-value store of torch.distributed that all processes reach.
+        is_divided: whether `load_together` has loaded a model.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    store: Any
+    is_divided: bool = False
+    _num_names: int = field(default=0)
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all processes run on one machine."""
+        return self.local_size == self.size
+
+    def next_name(self, what: str) -> str:
+        """Return a new name in the store; all processes ask for the same names in the same order."""
+        self._num_names += 1
+        return f"draftree/{what}/{self._num_names}"
+
+
+def own_rank(options: ParallelOptions) -> int:
+    """Return the rank of this process; imports no torch.
+
+    Raises:
+        ConfigurationError: the process was not started by torchrun.
+    """
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if missing:
+        count = options.num_processes
+        raise ConfigurationError(
+            f"{options} needs {count} processes, and this one was not started by torchrun ({missing[0]} is not set): "
+            f"start with 'torchrun --standalone --nproc-per-node {count} -m draftree …'"
+        )
+    return int(os.environ["RANK"])
+
+
+_current: World | None = None
+
+
+def current_world(options: ParallelOptions) -> World:
+    """Return the processes of this job, from the variables of torchrun; the first call connects to their store.
+
+    Raises:
+        ConfigurationError: the process was not started by torchrun.
+    """
+    global _current  # noqa: PLW0603, one job has one store
+    own_rank(options)
+    if _current is None:
+        from torch.distributed import rendezvous
+
+        store, rank, size = next(iter(rendezvous("env://")))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        _current = World(rank, size, int(os.environ["LOCAL_RANK"]), local_size, store)
+    return _current

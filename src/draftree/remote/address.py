@@ -1,0 +1,102 @@
+"""Names of remote targets: `remote:URL`, with options after a question mark."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from draftree.core.errors import ConfigurationError, suggestion
+
+__all__ = ["PREFIX", "RemoteAddress", "is_remote"]
+
+PREFIX = "remote:"
+FORM = "write remote:http://HOST:PORT or remote:https://HOST"
+OPTIONS = ("model", "tokenizer", "transport")
+TRANSPORTS = ("auto", "websocket", "post")
+PORTS = {"http": 80, "https": 443}
+
+
+def is_remote(name: object) -> bool:
+    """Return whether a model argument names a remote target."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAddress:
+    """A verify server, and how to use it.
+
+    Attributes:
+        scheme: "http" or "https".
+        host: name or number, an IPv6 number without brackets.
+        port: TCP port.
+        path: prefix of all paths, without a slash at its end.
+        model: name of the served model; None for the server's first.
+        tokenizer: local folder of the target's tokenizer; None to fetch the server's.
+        transport: "websocket", "post", or "auto" for the first that works.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+    model: str | None = None
+    tokenizer: str | None = None
+    transport: str = "auto"
+
+    @classmethod
+    def parse(cls, name: str) -> RemoteAddress:
+        """Return the address of a name: `remote:URL` or `remote:URL?model=NAME&tokenizer=FOLDER&transport=post`.
+
+        Raises:
+            ConfigurationError: it is not of this form.
+        """
+        url = name.removeprefix(PREFIX).strip()
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"'{name}' has no valid URL ({error}): {FORM}") from error
+        if parts.scheme not in PORTS or not host:
+            raise ConfigurationError(f"'{name}' does not name a server by http:// or https://: {FORM}")
+        if parts.username is not None or parts.password is not None:
+            raise ConfigurationError(
+                "the URL of a remote target contains a user or a password: leave them out, and set the API key in "
+                "DRAFTREE_API_KEY"
+            )
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        unknown = next((key for key in options if key not in OPTIONS), None)
+        if unknown is not None or parts.fragment:
+            wrong = unknown if unknown is not None else f"#{parts.fragment}"
+            raise ConfigurationError(f"'{name}' has the option '{wrong}': {suggestion(wrong, OPTIONS)}")
+        transport = options.get("transport", "auto")
+        if transport not in TRANSPORTS:
+            raise ConfigurationError(f"'{name}' has transport={transport}: {suggestion(transport, TRANSPORTS)}")
+        path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        return cls(
+            parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
+            options.get("tokenizer") or None, transport,
+        )  # fmt: skip
+
+    @property
+    def is_private(self) -> bool:
+        """Whether what is sent cannot be read on the way: TLS, or this machine."""
+        if self.scheme == "https" or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def authority(self) -> str:
+        """Host and port."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def url(self, path: str, *, websocket: bool = False) -> str:
+        """Return the URL of a path below the root."""
+        scheme = {"http": "ws", "https": "wss"}[self.scheme] if websocket else self.scheme
+        return f"{scheme}://{self.authority}{self.path}{path}"
+
+    def __str__(self) -> str:
+        return self.url("")

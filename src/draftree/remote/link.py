@@ -1,0 +1,284 @@
+"""The client's end of a session: numbered requests, repeated over new connections until they are answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, final
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.remote.address import RemoteAddress
+from draftree.remote.errors import (
+    ConnectionLostError,
+    FrameError,
+    RefusedError,
+    SessionLostError,
+    UnreachableError,
+)
+from draftree.remote.latency import Latency
+from draftree.remote.protocol import MAX_REPLY_BYTES, VERSION, decode, encode
+from draftree.remote.transport import Transport, open_transport
+
+__all__ = ["Connector", "Link", "Patience", "Welcome"]
+
+logger = logging.getLogger(__name__)
+
+Connector = Callable[[], Transport]
+"""Opens a connection; raises ConnectionLostError or RefusedError."""
+MAX_STALE = 1000
+"""Late replies in a row after which a connection counts as broken."""
+LOST_CODES = frozenset({"session_lost", "text_lost", "out_of_step"})
+"""Codes of errors after which texts must be opened again."""
+MAX_VOCAB = 1 << 24
+PINGS = 2
+"""Requests that measure the round trip of a new client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a client waits. Seconds.
+
+    Attributes:
+        reply: for one reply; it must be longer than the server's longest pass and queue.
+        total: for a server that does not answer or is full, over all attempts.
+        first_pause: before the second attempt; doubled for each further one.
+        longest_pause: between two attempts at most.
+    """
+
+    reply: float = 120.0
+    total: float = 60.0
+    first_pause: float = 0.05
+    longest_pause: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What the server tells a new session.
+
+    Attributes:
+        session: token of the session.
+        model: name of the served model.
+        vocab_size: tokens of its vocabulary.
+        context: most tokens of prompt and text.
+        eos_ids: tokens that end a text.
+        tokenizer: fingerprint of its tokenizer; empty if it has none.
+        is_exact: as for `LanguageModel.is_exact`.
+        supports_trees: whether drafts may branch.
+        nodes: most nodes of a text's tree.
+        texts: most open texts of the session.
+        lease: seconds without a request after which the session ends.
+        pass_seconds: the server's passes by rows.
+    """
+
+    session: str
+    model: str
+    vocab_size: int
+    context: int
+    eos_ids: tuple[int, ...]
+    tokenizer: str
+    is_exact: bool
+    supports_trees: bool
+    nodes: int
+    texts: int
+    lease: float
+    pass_seconds: Mapping[int, float]
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> Welcome:
+        """Return the content of a reply.
+
+        Raises:
+            FrameError: a field is missing or wrong.
+        """
+        try:
+            found = cls(
+                session=str(message["s"]),
+                model=str(message["model"]),
+                vocab_size=int(message["vocab"]),
+                context=int(message["context"]),
+                eos_ids=tuple(int(token) for token in message["eos"]),
+                tokenizer=str(message["tokenizer"]),
+                is_exact=bool(message["exact"]),
+                supports_trees=bool(message["trees"]),
+                nodes=int(message["nodes"]),
+                texts=int(message["texts"]),
+                lease=float(message["lease"]),
+                pass_seconds={int(rows): float(seconds) for rows, seconds in message["passes"]},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FrameError(f"the server's greeting cannot be read ({type(error).__name__})") from error
+        if not (0 < found.vocab_size <= MAX_VOCAB and found.context > 1 and found.texts > 0 and found.nodes >= 0):
+            raise FrameError("the server's greeting has sizes that no model has")
+        return found
+
+
+@final
+class Link:
+    """A session with a verify server. For one thread.
+
+    Args:
+        address: the server.
+        key: API key; None for none.
+        patience: how long to wait.
+        connector: opens connections; None for those of the address.
+        clock: measures round trips.
+        sleep: waits between attempts.
+
+    Raises:
+        ConfigurationError: an API key would be sent unencrypted.
+        UnreachableError: the server does not answer.
+        RefusedError: it refuses the session.
+    """
+
+    def __init__(
+        self,
+        address: RemoteAddress,
+        key: str | None,
+        *,
+        patience: Patience | None = None,
+        connector: Connector | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        if key is not None and not address.is_private:
+            raise ConfigurationError(
+                f"the API key would be sent to {address} unencrypted: use https, or a tunnel to this machine"
+            )
+        self._patience = patience or Patience()
+        self._connector = connector or (lambda: open_transport(address, key, timeout=self._patience.reply))
+        self._address, self._clock, self._sleep = address, clock, sleep
+        self._transport: Transport | None = None
+        self._session: str | None = None
+        self._number = 0
+        self._is_patient, self._must_resume = True, False
+        self._counted = (0, 0)
+        self.latency = Latency()
+        self.welcome = self.begin()
+
+    def begin(self) -> Welcome:
+        """Begin a new session, after the first one or a lost one.
+
+        Raises:
+            UnreachableError: the server does not answer.
+            RefusedError: it refuses the session.
+        """
+        self._leave()
+        found = Welcome.read(self._answered({"t": "hello", "v": VERSION, "model": self._address.model}))
+        self._session = found.session
+        if not self.latency.pass_seconds:
+            self.latency.pass_seconds = dict(found.pass_seconds)
+            for _ in range(PINGS):
+                start = self._clock()
+                self.request({"t": "ping"})
+                self.latency.note_trip(self._clock() - start)
+        return found
+
+    def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request of the session and return its reply; it is repeated until there is one.
+
+        Raises:
+            SessionLostError: the server lost the session or a text of it.
+            UnreachableError: the server does not answer.
+            RefusedError: it refuses the request.
+            InvalidRequestError: a parameter or a prompt cannot be honoured.
+        """
+        self._number += 1
+        return self._answered({**message, "id": self._number})
+
+    def _answered(self, message: dict[str, Any]) -> dict[str, Any]:
+        begin, pause = self._clock(), self._patience.first_pause
+        while True:
+            try:
+                reply = self._once(message)
+                self._is_patient = True
+                return reply
+            except ConnectionLostError as error:
+                reason, wait = str(error), pause
+                self._disconnect()
+            except RefusedError as error:
+                if error.retry_ms is None:
+                    raise
+                reason, wait = str(error), max(pause, error.retry_ms / 1000)
+                if "id" in message:  # the refusal is the answer to this number
+                    self._number += 1
+                    message["id"] = self._number
+            if self._clock() - begin + wait > self._patience.total or not self._is_patient:
+                self._is_patient = False  # the other texts of a batch need not wait as long
+                raise UnreachableError(
+                    f"the verify server {self._address} did not answer within {self._patience.total:g} s ({reason}): "
+                    "check that it runs and can be reached"
+                )
+            logger.info("verify server %s: %s; next attempt in %.2f s", self._address, reason, wait)
+            self._sleep(wait)
+            pause = min(2 * pause, self._patience.longest_pause)
+
+    def _once(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        transport = self._connected()
+        given = dict(message)
+        if self._session is not None and (transport.needs_session or self._must_resume):
+            given["s"] = self._session
+        reply = self._read(transport.exchange(encode(given)))
+        self._must_resume = False
+        for _ in range(MAX_STALE):
+            if reply.get("id") == message.get("id") or reply.get("id") is None:
+                return self._checked(reply, message)
+            reply = self._read(transport.receive())  # the late reply to an earlier request
+        raise ConnectionLostError("the connection repeats replies")
+
+    def _read(self, frame: bytes) -> dict[str, Any]:
+        try:
+            return decode(frame, max_bytes=MAX_REPLY_BYTES)
+        except FrameError as error:
+            raise ConnectionLostError(f"a reply cannot be read: {error}") from error
+
+    def _checked(self, reply: dict[str, Any], message: Mapping[str, Any]) -> dict[str, Any]:
+        if reply.get("t") != "error":
+            return reply
+        code, text = str(reply.get("code")), str(reply.get("message"))[:500]
+        if code in LOST_CODES:
+            raise SessionLostError(text)
+        retry = reply.get("retry_ms")
+        if isinstance(retry, int):
+            raise RefusedError(f"the server is busy: {text}", code=code, retry_ms=retry)
+        if reply.get("status") == 400 and message.get("t") in ("open", "verify"):
+            raise InvalidRequestError(text, param=reply.get("param"))
+        raise RefusedError(f"the server refuses a request: {text}", code=code)
+
+    def _connected(self) -> Transport:
+        if self._transport is None:
+            self._transport = self._connector()
+            self._must_resume = self._session is not None
+            self._counted = (0, 0)
+            self.latency.reconnects += self._must_resume
+        return self._transport
+
+    def traffic(self) -> tuple[int, int]:
+        """Return the bytes of frames sent and received since the last call, over this connection."""
+        if self._transport is None:
+            return 0, 0
+        now = (self._transport.bytes_up, self._transport.bytes_down)
+        before, self._counted = self._counted, now
+        return now[0] - before[0], now[1] - before[1]
+
+    def _disconnect(self) -> None:
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def close(self) -> None:
+        """End the session, without waiting for a server that does not answer."""
+        self._leave()
+        self._disconnect()
+
+    def _leave(self) -> None:
+        """Tell the server that the session is over, if there is a connection."""
+        if self._transport is not None and self._session is not None:
+            self._number += 1
+            # if it fails, the session ends with its lease
+            with suppress(ConnectionLostError, RefusedError, SessionLostError, InvalidRequestError):
+                self._once({"t": "bye", "id": self._number})
+        self._session, self._number = None, 0

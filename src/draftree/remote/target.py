@@ -1,0 +1,302 @@
+"""A target on a verify server, as a `LanguageModel`: passes send drafted trees, and return the accepted tokens.
+
+The engine of the device runs as with any target: it plans, drafts, and writes what the target picks. The server holds
+the model, the controls and the noise; a pass returns its picks on the accepted path, and no logits. A text without a
+drafter is written by the server alone and read in pieces, so that its speed does not depend on the round trip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, final
+
+import torch
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.tree import TokenTree, is_path
+from draftree.models.base import (
+    Close,
+    Commit,
+    Edit,
+    Extend,
+    Fork,
+    LanguageModel,
+    Pass,
+    PassResult,
+    Slot,
+    SlotRequest,
+    Truncate,
+)
+from draftree.remote.errors import FrameError, RefusedError, SessionLostError, UnreachableError
+from draftree.remote.link import Link
+from draftree.remote.protocol import DraftedText, WalkedText, pack_draft, unpack_walk
+from draftree.remote.requests import sendable_params
+from draftree.remote.slots import PickedRows, RemoteSlot, crc_of
+
+__all__ = ["RemoteModel"]
+
+MAX_REOPENED = 3
+"""Attempts of one pass whose texts the server lost."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A text in a pass: its slot, its tree and its result."""
+
+    slot: RemoteSlot
+    tree: TokenTree
+    num_rows: int
+    path: tuple[int, ...] = ()
+    bonus: int = -1
+
+    def picks(self) -> list[int]:
+        found, row = [-1] * self.num_rows, 0
+        for node in self.path:
+            found[row], row = self.tree.tokens[node], node + 1
+        found[row] = self.bonus
+        return found
+
+
+@final
+@dataclass(eq=False)
+class RemoteModel(LanguageModel):
+    """A model on a verify server.
+
+    Args:
+        link: a session with the server.
+        device: where drafters of this engine run.
+        dtype: of their weights.
+        clock: measures rounds.
+    """
+
+    link: Link
+    device: torch.device
+    dtype: torch.dtype
+    clock: Clock = SYSTEM_CLOCK
+    _slots: dict[int, RemoteSlot] = field(default_factory=dict)
+    _texts: int = 0
+    _last: tuple[tuple[int, ...], float] = ((), 0.0)
+    """Texts of the last round, and when it ended."""
+
+    applies_controls = True
+
+    def __post_init__(self) -> None:
+        welcome = self.link.welcome
+        self.vocab_size, self.max_length = welcome.vocab_size, welcome.context
+        self.supports_trees, self.is_exact = welcome.supports_trees, welcome.is_exact
+        self.max_open, self._nodes = welcome.texts, welcome.nodes
+
+    @property
+    def note(self) -> str:
+        """Round trips, bytes per token, and whether streaming would be faster."""
+        return self.link.latency.report()
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return len(self._slots)
+
+    def known_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Seconds of a round by rows: round trip, queue and the server's pass."""
+        trip = self.link.latency.trip_seconds
+        return self.link.latency.costs() or {1: trip, max_rows: trip}
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Do nothing: the server makes room when texts need it."""
+
+    def open(self) -> Slot:
+        """Raise: the server opens texts of requests only."""
+        raise UnsupportedModelError(
+            "a remote target writes texts of requests only, with its own sampling: use generate, chat or stream"
+        )
+
+    def opener(self, request: SlotRequest) -> Callable[[], Slot]:
+        """Return a function that opens the text on the server.
+
+        Raises:
+            InvalidRequestError: log-probabilities are requested, which the server does not send.
+        """
+        params = request.controls.params
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(params, name) is not None:
+                raise InvalidRequestError(f"{name} needs logits, which a remote target does not send", param=name)
+        return lambda: self._open(request)
+
+    def _open(self, request: SlotRequest) -> RemoteSlot:
+        number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
+        slot = RemoteSlot(number, -1, request)
+        self._retried(partial(self._begin, slot))
+        self._slots[number] = slot
+        return slot
+
+    def _begin(self, slot: RemoteSlot) -> None:
+        """Open the text of a slot on the server, with what is written of it."""
+        request = slot.request
+        history, length = request.history, request.history.prompt_length
+        self._texts += 1
+        slot.text, slot.unread, slot.is_done = self._texts, [], False
+        self.link.request(
+            {
+                "t": "open",
+                "text": slot.text,
+                "prompt": history.tokens[:length].tolist(),
+                "output": history.output.tolist(),
+                "params": sendable_params(request.controls.params),
+                "seed": request.controls.noise.seed,
+                "limit": request.limit - length,
+                "plain": request.is_plain,
+            }
+        )
+        self.link.traffic()  # prompts do not count as bytes of rounds
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Send the drafts of all texts that decode, in one frame; prompts were sent when the texts were opened.
+
+        Raises:
+            UnreachableError: the server does not answer.
+            RefusedError: it refuses the drafts.
+        """
+        turns = [turn for job in pass_.jobs if (turn := self._turn(job)) is not None]
+        drafted = [turn for turn in turns if not turn.slot.request.is_plain]
+        plain = [turn for turn in turns if turn.slot.request.is_plain]
+        if drafted:
+            self._retried(partial(self._verify, drafted))
+        for turn in plain:
+            self._retried(partial(self._read, turn))
+        for job in pass_.jobs:
+            _remote(job.slot).tentative += len(job.tokens)
+        rows = [pick for turn in turns for pick in turn.picks()]
+        return PassResult.of_jobs(pass_.jobs, PickedRows(rows, self.vocab_size))
+
+    def _turn(self, job: Extend) -> _Turn | None:
+        """Return what a job drafts: the nodes after its first row with logits; None for a part of a prompt."""
+        slot, rows = _remote(job.slot), job.num_logits
+        if not rows:
+            return None
+        root = len(job.tokens) - rows
+        kept = min(rows - 1, self._nodes)
+        parents = [parent - root - 1 for parent in job.parents[root + 1 :]][:kept]
+        return _Turn(slot, TokenTree(tuple(job.tokens[root + 1 :])[:kept], tuple(parents)), rows)
+
+    def _retried(self, action: Callable[[], None]) -> None:
+        """Run an action again after all texts were opened again, if the server lost them."""
+        for attempt in range(1 + MAX_REOPENED):
+            try:
+                if attempt:
+                    self._reopen()
+                action()
+                return
+            except SessionLostError as error:
+                if attempt == MAX_REOPENED:
+                    raise GenerationError(f"the server loses its texts again and again: {error}") from error
+
+    def _reopen(self) -> None:
+        """Begin a new session, and open all texts again with what is written of them."""
+        self.link.begin()
+        for slot in self._slots.values():
+            if not slot.is_done:
+                self._begin(slot)
+                self.link.latency.reopened += 1
+
+    def _verify(self, turns: Sequence[_Turn]) -> None:
+        start = self.clock()
+        drafts = [
+            DraftedText(turn.slot.text, len(history), crc_of(history), turn.tree)
+            for turn in turns
+            for history in [turn.slot.request.history]
+        ]
+        reply = self.link.request({"t": "verify", "x": [pack_draft(draft) for draft in drafts]})
+        queue, passed = _times(reply)
+        allowed = reply.get("n")
+        if isinstance(allowed, int):  # a busy server asks for smaller drafts
+            self._nodes = max(0, min(self.link.welcome.nodes, allowed))
+        walks = {walk.text: walk for walk in map(unpack_walk, _listed(reply))}
+        for turn in turns:
+            self._accept(turn, walks.get(turn.slot.text))
+        end, latency = self.clock(), self.link.latency
+        tokens = sum(len(turn.path) + 1 for turn in turns)
+        latency.note_round(end - start, queue=queue, passed=passed, texts=len(turns), tokens=tokens)
+        texts = tuple(turn.slot.text for turn in turns)
+        latency.seconds += end - (self._last[1] if texts == self._last[0] else start)
+        self._last = texts, end
+        self._count_bytes()
+
+    def _accept(self, turn: _Turn, walk: WalkedText | None) -> None:
+        """Take a verdict, which must be one on the tree that was sent."""
+        tree = turn.tree
+        if walk is None or not is_path(tree.parents, walk.path) or not 0 <= walk.bonus < self.vocab_size:
+            raise RefusedError("the server's verdict is not one on the draft: it is no verify server", code="bad_reply")
+        turn.path, turn.bonus, turn.slot.is_done = walk.path, walk.bonus, walk.is_done
+
+    def _read(self, turn: _Turn) -> None:
+        """Take the next token of a text that the server writes alone; wait for it if none is there."""
+        slot, history = turn.slot, turn.slot.request.history
+        while not slot.unread:
+            start = history.num_output_tokens
+            reply = self.link.request({"t": "read", "text": slot.text, "start": start})
+            slot.unread = [token for token in _listed(reply) if isinstance(token, int) and 0 <= token < self.vocab_size]
+            slot.is_done = slot.is_done or bool(reply.get("done"))
+            if slot.is_done and not slot.unread:
+                raise RefusedError("the server ended the text before the device did", code="bad_reply")
+            self.link.latency.streamed += len(slot.unread)
+            self._count_bytes()
+        turn.bonus = slot.unread.pop(0)
+
+    def _count_bytes(self) -> None:
+        up, down = self.link.traffic()
+        self.link.latency.bytes_up += up
+        self.link.latency.bytes_down += down
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Note what the slots hold; close texts on the server that have not ended there."""
+        ended: list[int] = []
+        for edit in edits:
+            slot = _remote(edit.slot)
+            match edit:
+                case Commit(_, path, keep):
+                    slot.length_, slot.tentative = slot.length_ + len(path), len(keep)
+                case Truncate(_, length):
+                    slot.length_, slot.tentative = length, 0
+                case Fork():
+                    raise UnsupportedModelError("texts of a remote target cannot be copied")
+                case Close():
+                    del self._slots[slot.id]
+                    if not slot.is_done:
+                        ended.append(slot.text)
+        if ended:
+            self._end(ended)
+        return []
+
+    def _end(self, texts: Sequence[int]) -> None:
+        # if it fails, the server ends them with their lease
+        with contextlib.suppress(SessionLostError, RefusedError, UnreachableError):
+            self.link.request({"t": "close", "texts": list(texts)})
+        self.link.traffic()
+
+    def disconnect(self) -> None:
+        """End the session."""
+        self.link.close()
+
+
+def _remote(slot: Slot) -> RemoteSlot:
+    assert isinstance(slot, RemoteSlot), "a remote target has remote slots"
+    return slot
+
+
+def _listed(reply: Mapping[str, Any]) -> list[Any]:
+    found = reply.get("x")
+    if not isinstance(found, list):
+        raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
+    return found
+
+
+def _times(reply: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the server's seconds before the pass and in it."""
+    values = reply.get("us")
+    if not isinstance(values, list) or len(values) != 2 or not all(isinstance(value, int) for value in values):
+        raise FrameError("the server's reply has no times")
+    return values[0] * 1e-6, values[1] * 1e-6

@@ -1,0 +1,83 @@
+"""Tokenizers on the way to devices: their files as texts, and a fingerprint of what they do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ModelLoadError
+from draftree.text.tokenizer import Tokenizer
+
+__all__ = ["MAX_BYTES", "TOKENIZER_PATH", "install_files", "tokenizer_files", "tokenizer_fingerprint"]
+
+TOKENIZER_PATH = "/v1/verify/tokenizer"
+"""Path of a GET request for the files."""
+JSON_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "config.json",
+)  # fmt: skip
+TEXT_FILES = ("merges.txt", "vocab.txt", "chat_template.jinja")
+FILES = frozenset((*JSON_FILES, *TEXT_FILES))
+MAX_BYTES = 64 << 20
+PROBE = "The café – 12,345 naïve façades.\n\tdef f(x): return x  # 東京 😀\r\n  end"
+"""Text whose tokens are part of the fingerprint: tokenizers with one vocabulary may split it differently."""
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer | None) -> str:
+    """Return a hash of the vocabulary and of the split of a probe text; empty without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    content = [tokenizer.vocabulary(), tokenizer.encode(PROBE), tokenizer.encode_literally(PROBE)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
+    """Return the files of a tokenizer by name; empty without one, and for one that has no tokenizer.json."""
+    if tokenizer is None:
+        return {}
+    with tempfile.TemporaryDirectory() as where:
+        tokenizer.backend.save_pretrained(where)
+        paths = [Path(where) / name for name in sorted(FILES)]
+        found = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+    return found if "tokenizer.json" in found else {}
+
+
+def install_files(content: bytes, where: Path) -> Path:
+    """Write the files of a server into a folder, after checks; the folder is named after their content.
+
+    Args:
+        content: JSON object with `files`, a map from names to texts.
+        where: parent folder.
+
+    Raises:
+        ModelLoadError: unknown names, or files that are not JSON.
+    """
+    files = _checked(content)
+    folder = where / hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:32]
+    if (folder / "complete").is_file():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, "utf-8")
+    (folder / "complete").write_text("", "utf-8")  # last: an interrupted write is repeated
+    return folder
+
+
+def _checked(content: bytes) -> Mapping[str, str]:
+    try:
+        found: Any = json.loads(content)
+        files = found["files"]
+        assert isinstance(files, dict)
+        assert all(name in FILES and isinstance(text, str) for name, text in files.items())
+        for name in files:
+            if name in JSON_FILES and not isinstance(json.loads(files[name]), dict | list):
+                raise ValueError(name)
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
+        raise ModelLoadError(
+            "the server's tokenizer files cannot be used: name a local copy, remote:URL?tokenizer=FOLDER"
+        ) from error
+    return files

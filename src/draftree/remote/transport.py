@@ -1,0 +1,232 @@
+"""Transports of frames: one WebSocket, or one POST request for each frame."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import final
+
+from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from draftree.remote.address import RemoteAddress
+from draftree.remote.errors import ConnectionLostError, RefusedError
+from draftree.remote.protocol import MAX_REPLY_BYTES
+
+__all__ = ["PATH", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
+
+PATH = "/v1/verify"
+"""Path of the WebSocket, and of POST requests with one frame each."""
+CONTENT_TYPE = "application/msgpack"
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+OK = 200
+NO_UPGRADE = frozenset({400, 404, 405, 426, 500, 501, 502})
+"""Answers of servers and proxies that do not pass WebSockets."""
+
+
+class Transport(ABC):
+    """A connection to a verify server. For one thread.
+
+    Attributes:
+        bytes_up: bytes of frames sent.
+        bytes_down: bytes of frames received.
+    """
+
+    needs_session = False
+    """Whether every frame must name its session."""
+
+    def __init__(self) -> None:
+        self.bytes_up = self.bytes_down = 0
+
+    @abstractmethod
+    def exchange(self, frame: bytes) -> bytes:
+        """Send a frame and return the next reply, which may be the late reply to an earlier frame.
+
+        Raises:
+            ConnectionLostError: the connection ended or timed out.
+            RefusedError: the server refuses the connection.
+        """
+
+    @abstractmethod
+    def receive(self) -> bytes:
+        """Return one more reply to the last frame; raises as `exchange`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection."""
+
+
+@final
+class WebSocketTransport(Transport):
+    """Binary frames over one WebSocket.
+
+    Args:
+        address: the server.
+        key: API key; None for none.
+        timeout: seconds for connecting and for each reply.
+
+    Raises:
+        ConnectionLostError: the server cannot be reached.
+        RefusedError: it refuses the connection; code "no_websocket" if it offers none.
+    """
+
+    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float) -> None:
+        super().__init__()
+        self._timeout = timeout
+        self._stack = ExitStack()
+        try:
+            opening = connect(
+                address.url(PATH, websocket=True),
+                additional_headers=_headers(key),
+                compression=None,
+                open_timeout=timeout,
+                close_timeout=1.0,
+                max_size=MAX_REPLY_BYTES,
+                user_agent_header=None,
+                proxy=None,
+            )
+            self._connection: ClientConnection = self._stack.enter_context(opening)
+        except InvalidStatus as error:
+            raise _refusal(error.response.status_code, bytes(error.response.body or b""), websocket=True) from error
+        except (OSError, InvalidHandshake, WebSocketException, EOFError) as error:
+            raise ConnectionLostError(f"no connection to {address}: {_first_line(error)}") from error
+
+    def exchange(self, frame: bytes) -> bytes:
+        """Send a frame and return the next reply."""
+        try:
+            self._connection.send(frame)
+        except (WebSocketException, OSError) as error:
+            raise ConnectionLostError(f"the connection ended: {_first_line(error)}") from error
+        self.bytes_up += len(frame)
+        return self.receive()
+
+    def receive(self) -> bytes:
+        """Return the next reply."""
+        try:
+            reply = self._connection.recv(timeout=self._timeout)
+        except (WebSocketException, OSError, EOFError) as error:  # TimeoutError is an OSError
+            raise ConnectionLostError(f"the connection ended: {_first_line(error)}") from error
+        if isinstance(reply, str):
+            raise ConnectionLostError("the server sent a text frame: it is not a verify server")
+        self.bytes_down += len(reply)
+        return reply
+
+    def close(self) -> None:
+        """End the connection."""
+        with suppress(WebSocketException, OSError, EOFError):
+            self._stack.close()
+
+
+@final
+class PostTransport(Transport):
+    """One POST request per frame, over a connection that is kept.
+
+    Args:
+        address: the server.
+        key: API key; None for none.
+        timeout: seconds for each reply.
+    """
+
+    needs_session = True
+
+    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float) -> None:
+        super().__init__()
+        self._address, self._headers = address, _headers(key)
+        self._connection = _connection(address, timeout)
+
+    def exchange(self, frame: bytes) -> bytes:
+        """Send a frame and return its reply."""
+        headers = {**self._headers, "content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
+        try:
+            self._connection.request("POST", f"{self._address.path}{PATH}", body=frame, headers=headers)
+            response = self._connection.getresponse()
+            body = response.read(MAX_REPLY_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()  # the next request connects again
+            raise ConnectionLostError(f"no answer from {self._address}: {_first_line(error)}") from error
+        self.bytes_up += len(frame)
+        self.bytes_down += len(body)
+        if response.status != OK or response.getheader("content-type") != CONTENT_TYPE:
+            raise _refusal(response.status, body)
+        return body
+
+    def receive(self) -> bytes:
+        """Raise: a POST request has one reply."""
+        raise ConnectionLostError("the reply belongs to another request")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+
+def open_transport(address: RemoteAddress, key: str | None, *, timeout: float) -> Transport:
+    """Connect by the transport of the address: for "auto" by WebSocket, or by POST if the server offers none.
+
+    Raises:
+        ConnectionLostError: the server cannot be reached.
+        RefusedError: it refuses the connection.
+    """
+    if address.transport == "post":
+        return PostTransport(address, key, timeout=timeout)
+    try:
+        return WebSocketTransport(address, key, timeout=timeout)
+    except RefusedError as error:
+        if error.code != "no_websocket" or address.transport == "websocket":
+            raise
+        return PostTransport(address, key, timeout=timeout)
+
+
+def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float, max_bytes: int) -> bytes:
+    """Return the body of a GET request.
+
+    Raises:
+        ConnectionLostError: the server cannot be reached.
+        RefusedError: it refuses the request, or the body is too large.
+    """
+    connection = _connection(address, timeout)
+    try:
+        connection.request("GET", f"{address.path}{path}", headers=_headers(key))
+        response = connection.getresponse()
+        body = response.read(max_bytes + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionLostError(f"no answer from {address}: {_first_line(error)}") from error
+    finally:
+        connection.close()
+    if response.status != OK:
+        raise _refusal(response.status, body)
+    if len(body) > max_bytes:
+        raise RefusedError(f"{address}{path} has more than {max_bytes} bytes", code="too_large")
+    return body
+
+
+def _connection(address: RemoteAddress, timeout: float) -> http.client.HTTPConnection:
+    if address.scheme == "https":
+        context = ssl.create_default_context()
+        return http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=context)
+    return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+
+
+def _headers(key: str | None) -> Mapping[str, str]:
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
+
+
+def _refusal(status: int, body: bytes, *, websocket: bool = False) -> RefusedError:
+    """Return the error of an HTTP answer other than a frame."""
+    if status in (UNAUTHORIZED, FORBIDDEN):
+        text = "the server refuses the API key: set the right one in DRAFTREE_API_KEY"
+        return RefusedError(text, code="unauthorized")
+    if websocket and status in NO_UPGRADE:
+        return RefusedError(f"the server offers no WebSocket (status {status})", code="no_websocket")
+    if status == NOT_FOUND:
+        text = "the server does not verify drafts: start it with 'draftree verify-server'"
+        return RefusedError(text, code="not_found")
+    shown = body[:200].decode("utf-8", "replace")
+    retry = 1000 if status in (429, 503) else None
+    return RefusedError(f"the server answered with status {status}: {shown}", code=f"http_{status}", retry_ms=retry)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Verification of drafts that devices make: sessions, their texts, and the endpoint of their frames."""

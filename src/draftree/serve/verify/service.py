@@ -1,0 +1,297 @@
+"""The service of a verify server: frames of devices become rounds of the engine.
+
+All texts of all sessions are in one engine per model, with the other requests of the server: drafts that arrive while a
+pass runs are scored together in the next one. A frame is checked completely before any of it takes effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import DraftreeError, InvalidRequestError
+from draftree.core.types import RoundRecord
+from draftree.remote.errors import FrameError
+from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_request
+from draftree.serve.errors import ApiError, closed_error
+from draftree.serve.keys import ApiKey
+from draftree.serve.pool import ServedModel
+from draftree.serve.server import Server
+from draftree.serve.verify.opening import open_text
+from draftree.serve.verify.replies import error_frame, model_facts
+from draftree.serve.verify.sessions import Session, Talk
+from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
+from draftree.serve.verify.texts import DraftedByClient, OpenText, WrittenAlone
+
+__all__ = ["VerifyService"]
+
+logger = logging.getLogger(__name__)
+
+FULL_RETRY_MS = 2000
+WATCH_SHARE = 0.25
+"""Sessions and texts are looked through after this share of the shorter of lease and parking time."""
+
+
+@final
+class VerifyService:
+    """Sessions of devices. For one event loop.
+
+    Args:
+        server: admission, limits and models.
+        settings: limits of sessions and drafts.
+        clock: of leases and times.
+    """
+
+    def __init__(self, server: Server, settings: VerifySettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.settings, self.counts = settings, Counter[str]()
+        self.sessions: dict[str, Session] = {}
+        self._server, self._clock = server, clock
+        self._round_seconds: dict[str, float] = {}
+        """Seconds of the last round of every text, by its request id."""
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._stop_listening: list[Callable[[], None]] = []
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """Open texts of all sessions."""
+        return sum(len(session.texts) for session in self.sessions.values())
+
+    def status(self) -> dict[str, int]:
+        """Return counts for the server's status."""
+        repeated = sum(session.num_repeated for session in self.sessions.values())
+        return {"sessions": len(self.sessions), "texts": self.num_texts, "repeated": repeated, **self.counts}
+
+    async def answer(self, frame: bytes, talk: Talk) -> bytes:
+        """Return the reply to a frame; an error is a reply, too.
+
+        Args:
+            frame: from a client, unchecked.
+            talk: its connection.
+        """
+        self.counts["frames"] += 1
+        self.counts["bytes_up"] += len(frame)
+        number = None
+        try:
+            message = read_request(frame, max_bytes=MAX_FRAME_BYTES)
+            number = message.get("id")
+            if message["t"] == "hello":
+                reply = encode(await self._hello(message, talk))
+            else:
+                session = self._session(message, talk)
+                reply = await session.answered(message["id"], lambda: self._work(session, message))
+        except FrameError as error:
+            talk.num_bad += error.code not in ("session_lost", "out_of_order")
+            self.counts["refused"] += 1
+            reply = error_frame(error, number)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            reply = error_frame(closed_error(), number)  # the session ended during its request
+        except Exception as error:
+            reply = error_frame(error, number)
+        self.counts["bytes_down"] += len(reply)
+        return reply
+
+    async def _work(self, session: Session, message: dict[str, Any]) -> bytes:
+        """Answer a request of a session; errors become the answer."""
+        actions = {
+            "open": self._open,
+            "verify": self._verify,
+            "read": self._read,
+            "close": self._close,
+            "ping": self._ping,
+            "bye": self._bye,
+        }
+        number = message["id"]
+        try:
+            found = await actions[message["t"]](session, message)
+        except Exception as error:
+            self.counts["refused"] += isinstance(error, FrameError | InvalidRequestError)
+            return error_frame(error, number)
+        return encode({**found, "id": number})
+
+    def _session(self, message: dict[str, Any], talk: Talk) -> Session:
+        token = message["s"]
+        if token is not None:
+            talk.session = self.sessions.get(token)
+        session = talk.session
+        if session is None or session.token not in self.sessions or session.key.name != talk.key.name:
+            talk.session = None
+            raise FrameError("there is no such session: begin a new one with hello", code="session_lost")
+        session.expires = self._clock() + self.settings.lease
+        return session
+
+    async def _hello(self, message: dict[str, Any], talk: Talk) -> dict[str, Any]:
+        if self._server.gate.is_closed:
+            raise closed_error()
+        if talk.session is not None:  # a connection has one session
+            await self._drop(talk.session)
+        self._require_room(talk.key)
+        model = self._server.pool.get(message["model"], talk.key)
+        facts = await self._facts_of(model)
+        session = Session(talk.key, model, self._clock() + self.settings.lease)
+        self.sessions[session.token] = talk.session = session
+        self.counts["hellos"] += 1
+        self._watch()
+        return {"t": "welcome", "v": VERSION, "s": session.token, **facts}
+
+    def _require_room(self, key: ApiKey) -> None:
+        own = sum(session.key.name == key.name for session in self.sessions.values())
+        most = max(1, math.ceil(self.settings.max_sessions * self._server.settings.key_share))
+        if len(self.sessions) >= self.settings.max_sessions or own >= most:
+            raise ApiError(
+                429, f"{len(self.sessions)} sessions are open, {own} with this API key: retry later",
+                code="sessions_full", headers={"Retry-After": str(FULL_RETRY_MS // 1000)},
+            )  # fmt: skip
+
+    async def _facts_of(self, model: ServedModel) -> dict[str, Any]:
+        """Return the part of a greeting that depends on the model alone; its rounds are observed from then on."""
+        if model.name not in self._facts:
+            facts = await model_facts(model, self.settings)
+            if model.name not in self._facts:
+                self._facts[model.name] = facts
+                self._stop_listening.append(model.llm.on_round(self._note_round))
+        return self._facts[model.name]
+
+    def _note_round(self, record: RoundRecord) -> None:
+        """Note the seconds of a round; on the engine's thread, before its updates are sent."""
+        for row in record.sequences:
+            if row.request_id in self._round_seconds:
+                self._round_seconds[row.request_id] = record.total_seconds
+
+    async def _open(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        number = message["text"]
+        if self._server.gate.is_closed:
+            raise closed_error()
+        self._drop_done(session)
+        if number in session.texts:
+            raise FrameError(f"text {number} is open already: take another number")
+        if len(session.texts) >= self.settings.max_texts:
+            raise FrameError(f"{len(session.texts)} texts are open: close one first", code="too_many_texts")
+        session.texts[number] = text = await open_text(self._server, session, message, now=self._clock())
+        if isinstance(text, DraftedByClient):
+            self._round_seconds[text.submission.request_id] = 0.0
+        self.counts["opened"] += 1
+        return {"t": "opened"}
+
+    async def _verify(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        start, drafts = self._clock(), message["x"]
+        texts = [self._checked(session, draft) for draft in drafts]
+        self.counts["asked"] += len(drafts)
+        found = await asyncio.gather(
+            *(text.verify(draft.tree) for text, draft in zip(texts, drafts, strict=True)), return_exceptions=True
+        )
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+        walks = [one for one in found if isinstance(one, WalkedText)]
+        passed = max(self._round_seconds.get(text.submission.request_id, 0.0) for text in texts)
+        queue = max(0.0, self._clock() - start - passed)
+        self.counts["rounds"] += len(walks)
+        self.counts["drafted"] += sum(len(draft.tree) for draft in drafts)
+        self.counts["accepted"] += sum(len(walk.path) for walk in walks)
+        self._drop_done(session)
+        times = [round(queue * 1e6), round(passed * 1e6)]
+        return {"t": "walk", "x": [pack_walk(walk) for walk in walks], "us": times, "n": self._allowance()}
+
+    def _allowance(self) -> int:
+        """Return the nodes that each text should have in its next draft, by the number of open texts."""
+        return max(1, min(self.settings.max_nodes, self.settings.max_rows // max(1, self.num_texts)))
+
+    def _checked(self, session: Session, draft: DraftedText) -> DraftedByClient:
+        text: DraftedByClient = session.expected(DraftedByClient, draft.text)
+        target = session.model.llm.llm.model
+        text.check(
+            draft,
+            max_nodes=self.settings.max_nodes,
+            vocab_size=target.vocab_size,
+            may_branch=target.supports_trees,
+        )
+        text.used = self._clock()
+        return text
+
+    async def _read(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        text: WrittenAlone = session.expected(WrittenAlone, message["text"])
+        text.used = self._clock()
+        tokens, is_done = await text.read(message["start"])
+        self.counts["streamed"] += len(tokens)
+        return {"t": "tokens", "x": tokens, "done": is_done}
+
+    async def _close(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        await self._end([(session, number) for number in message["texts"]])
+        return {"t": "closed"}
+
+    async def _ping(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        return {"t": "pong"}
+
+    async def _bye(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
+        self.sessions.pop(session.token, None)
+        await self._end([(session, number) for number in list(session.texts)])
+        return {"t": "closed"}
+
+    def _drop_done(self, session: Session) -> None:
+        """Forget drafted texts that have ended, and texts whose last tokens were sent."""
+        for number, text in list(session.texts.items()):
+            if text.is_done and isinstance(text, DraftedByClient):
+                self._forget(session.texts.pop(number))
+
+    def _forget(self, text: OpenText) -> None:
+        name = text.submission.request_id
+        self._round_seconds.pop(name, None)
+        self._server.meters[next(m.name for m in self._server.pool if m.llm is text.llm)].release(name)
+
+    async def _end(self, texts: Sequence[tuple[Session, int]]) -> None:
+        for session, number in texts:
+            text = session.texts.pop(number, None)
+            if text is not None:
+                await text.close()
+                self._forget(text)
+
+    async def sweep(self) -> None:
+        """End sessions whose lease is over, and free the slots of texts without a draft for a while."""
+        now = self._clock()
+        for session in [one for one in self.sessions.values() if one.expires <= now]:
+            logger.info("a session of key %s ended with its lease", session.key.name)
+            self.counts["expired"] += 1
+            await self._drop(session)
+        for session in list(self.sessions.values()):
+            for text in list(session.texts.values()):
+                if isinstance(text, DraftedByClient) and text.used + self.settings.park <= now:
+                    text.used = now
+                    await text.park()
+                    self.counts["parked"] += 1
+
+    async def _drop(self, session: Session) -> None:
+        self.sessions.pop(session.token, None)
+        for text in session.texts.values():
+            self._forget(text)
+        await session.close()
+
+    def _watch(self) -> None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._sweep_again())
+
+    async def _sweep_again(self) -> None:
+        pause = WATCH_SHARE * min(self.settings.lease, self.settings.park)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self.sweep()
+            except DraftreeError as error:
+                logger.warning("sessions could not be looked through: %s", error)
+
+    async def close(self) -> None:
+        """End all sessions."""
+        if self._watching is not None:
+            self._watching.cancel()
+        for session in list(self.sessions.values()):
+            await self._drop(session)
+        for stop in self._stop_listening:
+            stop()
+        self._stop_listening = []

@@ -1,0 +1,171 @@
+"""Starts the processes of a parallel model, and runs jobs in them. Not a test itself.
+
+Run as a program, it is one of these processes: `parallel_jobs.py RANK SIZE FOLDER`, where FOLDER holds `jobs.json`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SECONDS = 420
+
+
+def environment(rank: int, size: int, **others: str) -> dict[str, str]:
+    """The variables that torchrun sets, and those of the tests."""
+    tests = Path(__file__).parent
+    path = os.pathsep.join(
+        [str(tests.parents[1] / "src"), str(tests), str(tests.parent / "equivalence"), os.environ.get("PYTHONPATH", "")]
+    )
+    own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **{key: str(value) for key, value in own.items()}, **fixed, "PYTHONPATH": path, **others}
+
+
+def start(size: int, folder: Path, jobs: Any, **others: str) -> list[subprocess.Popen[str]]:
+    """Start all processes; their output goes to pipes."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    return [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(size), str(folder)],
+            env=environment(rank, size, **others),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+
+
+def ended(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Wait for all processes; return status, output and errors of each. A process that hangs is killed."""
+    found = []
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=SECONDS)
+            found.append((process.returncode, out, errors))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return found
+
+
+def run(size: int, folder: Path, jobs: Any, **others: str) -> Any:
+    """Run jobs in processes that all end with status 0; return what rank 0 found."""
+    results = ended(start(size, folder, jobs, **others))
+    assert [status for status, _, _ in results] == [0] * size, "\n".join(errors for _, _, errors in results)
+    return json.loads((folder / "found.json").read_text())
+
+
+def texts(llm: Any, case: dict[str, Any]) -> list[list[int]]:
+    """Texts of a case: its prompts as a batch, again with cached prefixes, and each alone."""
+    from draftree import SamplingParams
+
+    params = [SamplingParams(**one) for one in case["params"]]
+    done = [*llm.generate(case["prompts"], params), *llm.generate(case["prompts"], params)]
+    done += [llm.generate([prompt], one)[0] for prompt, one in zip(case["prompts"], params, strict=True)]
+    return [list(one.token_ids) for one in done]
+
+
+def all_texts(loaded: Any, job: dict[str, Any]) -> dict[str, Any]:
+    """Texts of a job's drafters with one loaded model, and facts of the model."""
+    from draftree import LLM
+
+    found: dict[str, Any] = {}
+    for draft in job["drafts"]:
+        llm = LLM(loaded, draft=draft, **({} if draft is None else {"plan": "fixed"}))
+        found[str(draft)] = texts(llm, job)
+        llm.engine.check_integrity()
+        llm.forget()
+    model = loaded.model
+    facts = {"exact": model.is_exact, "fingerprint": model.fingerprint, "length": model.max_length}
+    return {"texts": found, **facts, "open": model.num_open, "kernels": loaded.kernels}
+
+
+def sums_alike() -> list[bool]:
+    """Whether a row's sum has the same bits alone and in passes of more rows: ordered, and as gloo adds."""
+    import torch
+    import torch.distributed as dist
+
+    from draftree.parallel.sums import ordered_sum
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    rows = torch.randn(64, 2048, generator=generator)
+
+    def gloo(part: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(part)
+        return part
+
+    found = []
+    for add in (lambda part: ordered_sum(part, None), gloo):
+        alone = add(rows[:1].clone())
+        found.append(all(torch.equal(add(rows[:count].clone())[:1], alone) for count in (2, 5, 33, 64)))
+    return found
+
+
+def never_end(job: dict[str, Any]) -> None:
+    """Generate, or wait, until this process is ended."""
+    import time
+
+    from draftree import LLM, SamplingParams
+
+    draft = "suffix" if os.environ["RANK"] == "0" else "ngram"  # the drafter of another rank is not used
+    llm = LLM(job["model"], draft, tp=2, dtype="float32", device="cpu")
+    print("ready", flush=True)
+    while True:
+        if job["endless"] == "idle":
+            time.sleep(600)
+        llm.generate("Hello", SamplingParams(max_tokens=100, ignore_eos=True))
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    faulthandler.dump_traceback_later(SECONDS - 60, exit=True)  # what a process that hangs waits for
+    from torch.distributed import FileStore
+
+    import draftree.parallel.world as worlds
+    from draftree.parallel.load import attend, lead
+    from draftree.parallel.options import ParallelOptions
+    from draftree.parallel.settings import LoadSettings
+
+    world = worlds.World(rank, size, rank, size, FileStore(str(folder / "store"), size))
+    worlds._current = world
+    jobs = json.loads((folder / "jobs.json").read_text())
+    if "endless" in jobs:
+        never_end(jobs)
+    found = []
+    for job in jobs:
+        options, settings = ParallelOptions(**job["options"]), LoadSettings(**job["settings"])
+        if rank:
+            attend(world, job["model"], options, settings)
+            if job.get("sums"):
+                sums_alike()
+            continue
+        loaded = lead(world, job["model"], options, settings)
+        found.append(all_texts(loaded, job))
+        if job.get("digest"):
+            from test_parallel_native import digest
+
+            found[-1]["digest"] = digest(loaded.model)
+            heads = [loaded.model.input_embedding(), loaded.model.output_head()]
+            found[-1]["heads"] = [hashlib.sha256(one.float().numpy().tobytes()).hexdigest() for one in heads]
+        found[-1]["bytes"], found[-1]["messages"] = loaded.model.num_bytes_sent, loaded.model.num_messages
+        loaded.model.stop()
+        if job.get("sums"):
+            found[-1]["sums"] = sums_alike()
+    if not rank:
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

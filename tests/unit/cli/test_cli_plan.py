@@ -1,0 +1,58 @@
+"""`draftree plan`: tables and JSON of simulated fleets, and refusals in one sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftree.cli.main import run
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+DEMAND = ["plan", "--model-size", "8B", "--rate", "2", "--prompt", "100", "--output", "50"]
+
+
+def test_json_has_a_fleet_for_each_degree_of_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DEMAND, "--devices", "4", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["tensor_parallel"] for one in found] == [1, 2, 4]
+    assert all(one["serves"] and one["devices"] <= 4 for one in found)
+
+
+def test_a_drafter_lowers_the_time_per_token(capsys: pytest.CaptureFixture[str]) -> None:
+    times = []
+    for drafter in ([], ["--nodes", "8", "--tokens-per-round", "2.5"]):
+        assert run([*DEMAND, *drafter, "--devices", "1", "--json"]) == 0
+        times.append(json.loads(capsys.readouterr().out)[0]["seconds_per_token"]["0.5"])
+    assert times[1] < 0.6 * times[0]
+
+
+def test_the_table_says_that_nothing_was_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DEMAND, "--devices", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "1 h100" in out
+    assert "nothing was run" in out
+
+
+def test_measured_passes_replace_the_data_sheet(capsys: pytest.CaptureFixture[str]) -> None:
+    file = RESULTS / "costs-smollm2.jsonl"
+    options = ["--model-size", "135M", "--rate", "3", "--prompt", "40", "--output", "60", "--devices", "3"]
+    assert run(["plan", *options, "--measured", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[-1]["serves"]
+    assert found[-1]["device"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--model-size", "eight", "--rate", "1"], "model size is 'eight'"),
+        (["--model-size", "8B", "--rate", "0"], "rate is 0"),
+        (["--model-size", "8B", "--rate", "1", "--device", "h1000"], "unknown device"),
+        (["--model-size", "8B", "--rate", "1", "--tokens-per-round", "3"], "from 1 to 1"),
+    ],
+)
+def test_impossible_plans_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *options]) == 1
+    assert reason in capsys.readouterr().err
