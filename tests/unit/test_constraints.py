@@ -34,12 +34,15 @@ def test_the_newest_of_every_package_is_named_and_allowed(requirement: Requireme
 TOOLS = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter"}
 """Development packages that are run, not imported."""
 
+MODULES = {"PyYAML": "yaml"}
+"""Modules of packages with other names."""
+
 
 @pytest.mark.parametrize("requirement", wanted(), ids=str)
 def test_every_package_is_used(requirement: Requirement) -> None:
     folders = ("src", "tests", "benchmarks")
     sources = "\n".join(path.read_text("utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    module = requirement.name.replace("-", "_")
+    module = MODULES.get(requirement.name, requirement.name.replace("-", "_"))
     imported = re.search(rf"^\s*(import|from) {module}\b", sources, re.MULTILINE)
     found = imported or requirement.name in {*TOOLS, *EXTRAS.values()}
     assert found, f"{requirement.name} is not used: remove it from pyproject.toml"

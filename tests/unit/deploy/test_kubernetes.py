@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
+import yaml
 
 from draftree.core.errors import ConfigurationError
 from draftree.serve.ray.options import from_environment
-
-yaml = pytest.importorskip("yaml")
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -143,12 +143,11 @@ def test_objects_follow_the_schema(one: Any) -> None:
 
 @pytest.mark.parametrize("one", objects())
 def test_objects_follow_the_schemas_of_kubernetes(one: Any) -> None:
-    validate = pytest.importorskip("kubernetes_validate")
     if one["kind"] != "RayService":
-        validate.validate(one, "1.34", strict=True)
+        kubernetes_validate.validate(one, "1.34", strict=True)
     for pod in pods(one):
         inner = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": pod}
-        validate.validate(inner, "1.34", strict=True)
+        kubernetes_validate.validate(inner, "1.34", strict=True)
 
 
 @pytest.mark.parametrize("one", objects())
