@@ -19,6 +19,7 @@ from draftree.cli.main import run
 from draftree.drafters import head
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_config
+from draftree.parallel.world import VARIABLES
 from draftree.weights.catalogue import CATALOGUE
 from real_weights import folder_of
 
@@ -82,7 +83,8 @@ def test_command_is_understood(
     for program, *arguments in programs(line):
         name = program.rpartition("/")[2]
         if name == "torchrun":  # each of its processes runs the same command
-            monkeypatch.setenv("RANK", "0")
+            for variable in VARIABLES:
+                monkeypatch.setenv(variable, "0")
             monkeypatch.setenv("WORLD_SIZE", arguments[arguments.index("--nproc-per-node") + 1])
             name, arguments = "draftree", arguments[arguments.index("draftree") + 1 :]
         if name == "make":
