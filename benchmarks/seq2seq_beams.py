@@ -81,7 +81,7 @@ def theirs(shape: str, folder: Path, source: Any) -> Search:
     """Return transformers' search."""
     from transformers import GenerationMixin
 
-    model = type(build(shape)).from_pretrained(folder, dtype=torch.float32).eval()
+    model = type(build(shape)).from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     model.generation_config.eos_token_id = None
     name = "input_features" if shape == "whisper-tiny" else "input_ids"
     given = {name: torch.as_tensor(source)[None]}

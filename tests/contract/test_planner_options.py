@@ -41,7 +41,7 @@ MERGED = [
     "suffix+grammar",
 ]
 DRAFTS = [spec for name in DRAFTERS_BY_NAME for spec in SPECS.get(name, [name])] + MERGED
-GIVE_CONFIDENCE = {"early-exit", "head", "layer-skip", "model", "ngram", "prediction", "suffix"}
+GIVE_CONFIDENCE = {"early-exit", "head", "layer-skip", "model", "ngram", "prediction", "quantized", "suffix"}
 TEXT = [1, 2, 1, 2, 1, 4, 5, 6, 7, 4, 5, 8, 8, 8, 1, 2, 1, 5, 1, 2]
 
 

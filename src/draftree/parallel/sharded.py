@@ -70,7 +70,7 @@ class ShardedReader:
     def __init__(self, options: ParallelOptions) -> None:
         self._options = options
 
-    def from_pretrained(self, folder: Any, **settings: Any) -> Any:
+    def from_pretrained(self, folder: Any, *, trust_remote_code: bool = False, **settings: Any) -> Any:
         """Load the share; arguments and result are those of `AutoModelForCausalLM.from_pretrained`."""
         from transformers import AutoModelForCausalLM
         from transformers.distributed import DistributedConfig
@@ -79,7 +79,9 @@ class ShardedReader:
         loader: Any = AutoModelForCausalLM
         order: AbstractContextManager[None] = ordered_sums() if self._options.strict_sums else nullcontext()
         with order:
-            return loader.from_pretrained(folder, distributed_config=division, **settings)
+            return loader.from_pretrained(
+                folder, distributed_config=division, trust_remote_code=trust_remote_code, **settings
+            )
 
 
 class ShardedModel(HFModel):

@@ -72,8 +72,8 @@ def test_random_tokens_of_the_text_are_guessed_only_where_the_pool_has_nothing()
         ({"n": 1}, "n=1"),
         ({"candidates": 0}, "candidates=0"),
         ({"random": -1}, "random=-1"),
-        ({"window": 60, "n": 6}, "256"),
-        ({"window": 0, "random": 300}, "256"),
+        ({"window": 240, "n": 6}, "1024"),
+        ({"window": 0, "random": 1100}, "1024"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, int], message: str) -> None:

@@ -84,7 +84,7 @@ def test_a_text_that_fails_on_the_way_fails_alone() -> None:
     llm.engine.check_integrity()
 
 
-@pytest.mark.parametrize("options", [{"accept": 1.2}, {"accept": -0.1}, {"k": 0}, {"width": 0}, {"k": 100, "width": 9}])
+@pytest.mark.parametrize("options", [{"accept": 1.2}, {"accept": -0.1}, {"k": 0}, {"width": 0}, {"k": 120, "width": 9}])
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
         SyntheticDrafter.Config(**options)  # type: ignore[arg-type]
