@@ -9,7 +9,7 @@ import pytest
 
 from draftree.core.errors import GenerationError
 from draftree.remote.address import RemoteAddress
-from draftree.remote.link import Patience
+from draftree.remote.link import Link, Patience
 from draftree.remote.transport import PostTransport, Transport, WebSocketTransport
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
@@ -126,6 +126,21 @@ def test_a_server_that_is_gone_is_reported() -> None:
         with pytest.raises(GenerationError, match=r"did not answer within 0\.05 s"):
             llm.generate("The quick brown fox")
         llm.engine.check_integrity()
+
+
+def test_a_server_that_never_answered_is_reported_soon() -> None:
+    patience = Patience(reply=1.0, total=60.0, first=5.0)
+    waits: list[float] = []
+    with pytest.raises(GenerationError, match="did not answer within 5 s"):
+        Link(
+            RemoteAddress.parse("remote:http://127.0.0.1:9"),
+            None,
+            patience=patience,
+            connector=connector_of_nothing,
+            clock=lambda: sum(waits),
+            sleep=waits.append,
+        )
+    assert 1 < sum(waits) <= 5
 
 
 def connector_of_nothing() -> Transport:

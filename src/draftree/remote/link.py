@@ -45,12 +45,14 @@ class Patience:
     Attributes:
         reply: for one reply; it must be longer than the server's longest pass and queue.
         total: for a server that does not answer or is full, over all attempts.
+        first: for the first reply of all, over all attempts: a wrong address is an error soon.
         first_pause: before the second attempt; doubled for each further one.
         longest_pause: between two attempts at most.
     """
 
     reply: float = 120.0
     total: float = 60.0
+    first: float = 5.0
     first_pause: float = 0.05
     longest_pause: float = 2.0
 
@@ -154,7 +156,7 @@ class Link:
         self._transport: Transport | None = None
         self._session: str | None = None
         self._number = 0
-        self._is_patient, self._must_resume = True, False
+        self._is_patient, self._must_resume, self._has_answered = True, False, False
         self._counted = (0, 0)
         self.latency = Latency()
         self.welcome = self.begin()
@@ -194,7 +196,7 @@ class Link:
         while True:
             try:
                 reply = self._once(message)
-                self._is_patient = True
+                self._is_patient = self._has_answered = True
                 return reply
             except ConnectionLostError as error:
                 reason, wait = str(error), pause
@@ -202,14 +204,16 @@ class Link:
             except RefusedError as error:
                 if error.retry_ms is None:
                     raise
+                self._has_answered = True
                 reason, wait = str(error), max(pause, error.retry_ms / 1000)
                 if "id" in message:  # the refusal is the answer to this number
                     self._number += 1
                     message["id"] = self._number
-            if self._clock() - begin + wait > self._patience.total or not self._is_patient:
+            limit = self._patience.total if self._has_answered else min(self._patience.first, self._patience.total)
+            if self._clock() - begin + wait > limit or not self._is_patient:
                 self._is_patient = False  # the other texts of a batch need not wait as long
                 raise UnreachableError(
-                    f"the verify server {self._address} did not answer within {self._patience.total:g} s ({reason}): "
+                    f"the verify server {self._address} did not answer within {limit:g} s ({reason}): "
                     "check that it runs and can be reached"
                 )
             logger.info("verify server %s: %s; next attempt in %.2f s", self._address, reason, wait)
