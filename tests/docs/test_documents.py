@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import documents
@@ -97,3 +98,9 @@ def test_wrapping_keeps_words_code_and_tables() -> None:
     assert f"    {words} {words}" in lines
     assert all(line.startswith(("* ", "  ")) for line in lines[2:6])
     assert wrapped(made) == made
+
+
+@pytest.mark.parametrize("path", documents.documents(), ids=lambda path: str(path.relative_to(documents.ROOT)))
+def test_no_merge_is_left_open(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if re.match(r"<{7} |>{7} |={7}$", line)] == []

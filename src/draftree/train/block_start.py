@@ -69,11 +69,9 @@ def start_block(
         ConfigurationError: the given head cannot be continued or does not fit, or the data lacks hidden states.
     """
     start = options.head.start
-    if start is not None and options.head.features is not None:
-        raise ConfigurationError(
-            "the hidden states are those of the head that training starts from: leave out features"
-        )
     given = None if start is None else read_head(start, dtype=torch.float32)
+    if start is not None:
+        options.head.require_sizes_of_start(but="layers" if isinstance(given, Eagle3Head) else "")
     if isinstance(given, Eagle3Head):
         head, data = _seeded(prepared, settings, options, given)
         note(f"the first layer begins with the weights of '{start}'")
@@ -135,7 +133,7 @@ def _seeded(
 def _new(
     prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
 ) -> tuple[DFlashHead, ScaledTexts]:
-    vocabulary, share = answer_vocabulary(prepared, options.head.draft_vocab)
+    vocabulary, share = answer_vocabulary(prepared, options.head.new_vocab)
     note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     stored = prepared.data.recipe.features
     places = chosen_features(options.head.features, stored, prepared.parts.num_layers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from draftree.train.settings import TrainSettings
 
 __all__ = ["HeadOptions", "HeadResult", "TrainingJob", "train_head"]
 
+DRAFT_VOCAB = 8192
+"""Size of the draft vocabulary of a new head, unless the user chooses another."""
 LEAST_COVERAGE = 0.97
 
 
@@ -39,19 +41,41 @@ class HeadOptions:
 
     Attributes:
         shape: sizes and variants.
-        draft_vocab: size of the draft vocabulary.
+        draft_vocab: size of the draft vocabulary; None for `DRAFT_VOCAB`.
         features: hidden states that it reads, among those of the data; None for all.
         start: folder of a head that training starts from; None for a new one.
     """
 
     shape: HeadShape = field(default_factory=HeadShape)
-    draft_vocab: int = 8192
+    draft_vocab: int | None = None
     features: tuple[int, ...] | None = None
     start: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.draft_vocab < 1:
+        if self.draft_vocab is not None and self.draft_vocab < 1:
             raise ConfigurationError(f"draft_vocab is {self.draft_vocab}: it must be at least 1")
+
+    @property
+    def new_vocab(self) -> int:
+        """Size of a new head's draft vocabulary."""
+        return DRAFT_VOCAB if self.draft_vocab is None else self.draft_vocab
+
+    def require_sizes_of_start(self, *, but: str = "") -> None:
+        """Raise if sizes or variants are chosen that the head has from which training starts.
+
+        Args:
+            but: a size that may be chosen.
+
+        Raises:
+            ConfigurationError: at least one is chosen.
+        """
+        new = HeadShape(trains_output=self.shape.trains_output)
+        given = [name for name in ("draft_vocab", "features") if getattr(self, name) is not None]
+        given += [one.name for one in fields(new) if getattr(self.shape, one.name) != getattr(new, one.name)]
+        if refused := [name for name in given if name != but]:
+            raise ConfigurationError(
+                f"sizes and variants are those of the head that training starts from: leave out {', '.join(refused)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +150,7 @@ def start(
     """Return the head before training, and the data with the hidden states that it reads."""
     stored = prepared.data.recipe.features
     if options.start is not None:
+        options.require_sizes_of_start()
         head = read_head(options.start, dtype=torch.float32)
         if not isinstance(head, FeatureHead):
             raise ConfigurationError(
@@ -138,7 +163,7 @@ def start(
         data = scaled(prepared, head.config, places)
         unfold(head, data.sizes)
         return _placed(head, prepared), data
-    vocabulary, share = answer_vocabulary(prepared, options.draft_vocab)
+    vocabulary, share = answer_vocabulary(prepared, options.new_vocab)
     note(f"draft vocabulary: {len(vocabulary):,} tokens, {100 * share:.2f} % of unseen answers")
     if share < LEAST_COVERAGE:
         note("the draft vocabulary limits acceptance: a larger one (--draft-vocab) covers more")

@@ -37,6 +37,8 @@ OPTIONS = [
     ),
     *("--evaluate-every", "40", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"),
 ]
+CONTINUED = OPTIONS[2:]
+"""Options of trainings that start from a head, which has a draft vocabulary."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def test_a_run_is_resumed_and_never_overwritten(
 
 def test_training_continues_from_a_head(model: Path, data: Path, head: Path, tmp_path: Path) -> None:
     output = tmp_path / "second"
-    arguments = ["--data", str(data), "--output", str(output), "--from", str(head), *OPTIONS, "--levels-from", "0"]
+    arguments = ["--data", str(data), "--output", str(output), "--from", str(head), *CONTINUED, "--levels-from", "0"]
     arguments[arguments.index("120")] = "5"
     assert run(["train", "head", str(model), *arguments]) == 0
     first = read_log(head / "training" / "log.jsonl")[0]["levels"][0]["loss"]
@@ -205,10 +207,10 @@ def test_a_block_head_is_trained_at_all_levels_of_its_block(
 def test_a_block_head_starts_from_a_head_and_is_continued(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = [*OPTIONS]
+    short = [*CONTINUED]
     short[short.index("--steps") + 1] = "2"
     head, first, second = (tmp_path / name for name in ("head", "first", "second"))
-    assert run(["train", "head", str(model), "--data", str(data), "--output", str(head), *short]) == 0
+    assert run(["train", "head", str(model), "--data", str(data), "--output", str(head), *OPTIONS[:2], *short]) == 0
     command = ["train", "block", str(model), "--data", str(data), "--layers", "1", "--markov-rank", "8", *short]
     assert run([*command, "--output", str(first), "--from", str(head)]) == 0
     assert f"the first layer begins with the weights of '{head}'" in capsys.readouterr().err
@@ -218,6 +220,20 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
     capsys.readouterr()
     assert run([*command, "--output", str(tmp_path / "no"), "--from", str(head), "--features", "1"]) == 1
     assert "leave out features" in capsys.readouterr().err
+    again = [
+        "train",
+        "head",
+        str(model),
+        "--data",
+        str(data),
+        "--output",
+        str(tmp_path / "no"),
+        "--from",
+        str(head),
+        *short,
+    ]
+    assert run([*again, "--draft-vocab", "30", "--layers", "2"]) == 1
+    assert "leave out draft_vocab, layers" in capsys.readouterr().err
     command[command.index("--depth") + 1] = str(DEPTH + 1)
     assert run([*command, "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
     assert f"drafts {DEPTH} tokens in a pass" in capsys.readouterr().err

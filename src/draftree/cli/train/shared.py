@@ -122,9 +122,13 @@ def head_of(
         ),
     ] = None,
     draft_vocab: Annotated[
-        int,
-        typer.Option(help="Tokens that it can propose, by counts in the answers.", metavar="N", rich_help_panel=HEAD),
-    ] = 8192,
+        int | None,
+        typer.Option(
+            help="Tokens that it can propose, by counts in the answers; 8192 if not given.",
+            metavar="N",
+            rich_help_panel=HEAD,
+        ),
+    ] = None,
     features: Annotated[
         str | None,
         typer.Option(
