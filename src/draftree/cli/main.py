@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -34,10 +35,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(status)
 
 
+def spare_threads() -> None:
+    """Let tokenizers use one thread if the process has a limit on addresses: they panic where none can be started."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run as `main`, but return the exit status."""
     if sys.stdout is None:
         return complain("error: standard output is closed: send it to a file, or to /dev/null", FAILED)
+    spare_threads()
     try:
         # imported inside: Ctrl-C may arrive during the imports
         from draftree.cli.commands import invoke
