@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from draftree.core.tree import Draw
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.wrappers.apart import apart_reader
+from draftree.drafters.growing.model_files import apart_reader, model_reader
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.drafters.wrappers.overlap import ahead_of
@@ -26,12 +25,10 @@ from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import LoadedModel
 from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
-from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
-from draftree.models.native.build import NativeUnavailableError
 from draftree.planners.base import PLANNERS, Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import VERIFIERS, Verifier
@@ -248,41 +245,6 @@ def build_parts(
     apart = apart_reader(target.quantization, trust_remote_code=trust_remote_code)
     drafter = _drafter(methods, target.model, tokenizer, load=load, apart=apart, clock=clock, learning=learning)
     return Parts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
-
-
-def model_reader(
-    target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
-) -> Callable[[str], LoadedDraftModel]:
-    """Return a function that loads a drafter's model from files; arguments as for `build_parts`.
-
-    Its weights have 8 bits if the target's have and it has native kernels: drafts never change a text.
-    """
-
-    def load(name: str, quantization: str | None) -> LoadedModel:
-        return load_model(
-            name,
-            dtype=dtype,
-            device=device,
-            kernels=kernels,
-            quantization=quantization,
-            trust_remote_code=trust_remote_code,
-        )
-
-    def read(name: str) -> LoadedDraftModel:
-        try:
-            loaded = load(name, target.quantization)
-        except NativeUnavailableError as reason:
-            if target.quantization is None:
-                raise
-            logger.info("drafter '%s' keeps its own weights: %s", name, reason)
-            loaded = load(name, None)
-        if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
-            logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
-        folder = loaded.folder
-        own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
-        return LoadedDraftModel(loaded.model, own, os.fspath(name))
-
-    return read
 
 
 def _drafter(

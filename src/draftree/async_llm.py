@@ -26,6 +26,7 @@ from draftree.arguments import (
 from draftree.async_beams import AsyncBeamSearching, BeamWork
 from draftree.async_given import AsyncGiven
 from draftree.async_prompts import AsyncPromptEncoder
+from draftree.async_speech import AsyncSpeech
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
@@ -35,11 +36,9 @@ from draftree.engine.sequence import WritingSequence
 from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
-from draftree.long_speech import LongSpeech, first_window
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
-from draftree.spoken import Detection, Speech
 from draftree.submission import Submission
 
 COMPILING_THREADS = 4
@@ -48,7 +47,7 @@ MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven):
+class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -242,41 +241,6 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven):
         """
         require_one_conversation(messages)
         return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
-
-    async def detect_speech(
-        self, audio: Any, speech: Speech, *, always: bool = False
-    ) -> tuple[FeatureSource, Detection | None]:
-        """Return the source of samples or features, for `submit`, and what the model says about it.
-
-        Args:
-            audio: as for `LLM.transcribe`, one item.
-            speech: how it is transcribed.
-            always: ask the model although the language is known.
-
-        Raises:
-            DraftreeError: as `LLM.transcribe`.
-        """
-        work = self._llm.transcriber
-        source = await asyncio.to_thread(work.source, audio)
-        if not always and not work.needs_language(speech):
-            return source, None
-        return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
-
-    async def long_speech(self, audio: Any, speech: Speech) -> LongSpeech:
-        """Return the windows of samples or features of any length; their sources are for `submit`.
-
-        Args:
-            audio: as for `LLM.transcribe_long`, one item.
-            speech: how it is transcribed.
-
-        Raises:
-            DraftreeError: as `LLM.transcribe_long`.
-        """
-        work = self._llm.transcriber
-        features = await asyncio.to_thread(work.features, audio)
-        source = first_window(work, features)
-        detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
-        return await self.prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

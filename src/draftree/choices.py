@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from draftree.assembly import Methods, build_parts, choose_methods, model_reader, require_fit
+from draftree.assembly import Methods, build_parts, choose_methods, require_fit
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
@@ -17,6 +17,7 @@ from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.learning.files import prepare_folder
 from draftree.drafters.learning.settings import Learning, parse_learning
 from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.growing.model_files import model_reader
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates

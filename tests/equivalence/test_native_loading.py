@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.assembly import model_reader
 from draftree.core.errors import ConfigurationError
+from draftree.drafters.growing.model_files import model_reader
 from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError, built_library

@@ -86,6 +86,7 @@ SLOW = frozenset(
         "test_train_losses",
         "test_train_optimizer",
         "test_train_processes",
+        "test_train_students",
         "test_train_texts",
         "test_translated_drafts",
         "test_tree_times",

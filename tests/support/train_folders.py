@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from bench_samples import write_model
+from draftree import LLM, SamplingParams
 from draftree.cli.main import run
+from draftree.train.data.reading import TrainingData
 
 WORDS = ("the", "fox", "dog", "sleeps", "runs", "quick", "lazy", "jumps", "over", "brown")
 ANSWER = 40
+DEPTH = 3
+"""Length of the drafts of trained drafters."""
 RUN = ["--dtype", "float32", "--kernels", "torch"]
 
 
@@ -55,3 +60,21 @@ def write_data(model: Path, folder: Path, *, count: int = 300, temperatures: tup
     ]
     assert run(["train", "data", str(model), "--output", str(folder), *arguments]) == 0
     return folder
+
+
+def lengths_of_unseen(model: Path, data: Path, spec: str, *, temperature: float) -> list[Any]:
+    """Statistics of unseen texts that the engine writes again, with drafts of a fixed length; texts are compared."""
+    texts = TrainingData(data)
+    _, unseen = texts.split(0.2)
+    llm = LLM(str(model), spec, plan=f"fixed:{DEPTH}", dtype="float32", kernels="torch")
+    found = []
+    for number in unseen:
+        text = texts[number]
+        if abs(text.temperature - temperature) > 1e-3:
+            continue
+        tokens = text.tokens.tolist()
+        params = SamplingParams(temperature=temperature, seed=text.seed, max_tokens=len(tokens) - text.prompt_length)
+        (completion,) = llm.generate([tokens[: text.prompt_length]], params)
+        assert list(completion.token_ids) == tokens[text.prompt_length :]
+        found.append(completion.stats)
+    return found

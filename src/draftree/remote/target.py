@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 
@@ -31,9 +31,10 @@ from draftree.models.base import (
     SlotRequest,
     Truncate,
 )
-from draftree.remote.errors import FrameError, RefusedError, SessionLostError, UnreachableError
+from draftree.remote.errors import RefusedError, SessionLostError, UnreachableError
 from draftree.remote.link import Link
 from draftree.remote.protocol import DraftedText, WalkedText, pack_draft, unpack_walk
+from draftree.remote.replies import results_of, times_of
 from draftree.remote.requests import sendable_params
 from draftree.remote.slots import PickedRows, RemoteSlot, crc_of
 
@@ -210,11 +211,11 @@ class RemoteModel(LanguageModel):
             for history in [turn.slot.request.history]
         ]
         reply = self.link.request({"t": "verify", "x": [pack_draft(draft) for draft in drafts]})
-        queue, passed = _times(reply)
+        queue, passed = times_of(reply)
         allowed = reply.get("n")
         if isinstance(allowed, int):  # a busy server asks for smaller drafts
             self._nodes = max(0, min(self.link.welcome.nodes, allowed))
-        walks = {walk.text: walk for walk in map(unpack_walk, _listed(reply))}
+        walks = {walk.text: walk for walk in map(unpack_walk, results_of(reply))}
         for turn in turns:
             self._accept(turn, walks.get(turn.slot.text))
         end, latency = self.clock(), self.link.latency
@@ -238,7 +239,9 @@ class RemoteModel(LanguageModel):
         while not slot.unread:
             start = history.num_output_tokens
             reply = self.link.request({"t": "read", "text": slot.text, "start": start})
-            slot.unread = [token for token in _listed(reply) if isinstance(token, int) and 0 <= token < self.vocab_size]
+            slot.unread = [
+                token for token in results_of(reply) if isinstance(token, int) and 0 <= token < self.vocab_size
+            ]
             slot.is_done = slot.is_done or bool(reply.get("done"))
             if slot.is_done and not slot.unread:
                 raise RefusedError("the server ended the text before the device did", code="bad_reply")
@@ -285,18 +288,3 @@ class RemoteModel(LanguageModel):
 def _remote(slot: Slot) -> RemoteSlot:
     assert isinstance(slot, RemoteSlot), "a remote target has remote slots"
     return slot
-
-
-def _listed(reply: Mapping[str, Any]) -> list[Any]:
-    found = reply.get("x")
-    if not isinstance(found, list):
-        raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
-    return found
-
-
-def _times(reply: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the server's seconds before the pass and in it."""
-    values = reply.get("us")
-    if not isinstance(values, list) or len(values) != 2 or not all(isinstance(value, int) for value in values):
-        raise FrameError("the server's reply has no times")
-    return values[0] * 1e-6, values[1] * 1e-6

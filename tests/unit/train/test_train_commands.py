@@ -1,14 +1,12 @@
-"""`draftree train head|distill|boost|block` on a tiny model: from data to texts with drafts."""
+"""`draftree train head|boost|block` on a tiny model: from data to texts with drafts."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.heads.calibration import read_calibration
@@ -18,10 +16,8 @@ from draftree.train.data.reading import TrainingData
 from draftree.train.preparing import TrainingJob
 from draftree.train.run_state import read_log
 from draftree.train.settings import Limits, TrainSettings
-from families import fresh
-from train_folders import learnable_model, write_data
+from train_folders import DEPTH, learnable_model, lengths_of_unseen, write_data
 
-DEPTH = 3
 OPTIONS = [
     *(
         "--draft-vocab",
@@ -56,24 +52,6 @@ def head(model: Path, data: Path) -> Path:
     output = model.parent / "head"
     assert run(["train", "head", str(model), "--data", str(data), "--output", str(output), *OPTIONS]) == 0
     return output
-
-
-def lengths_of_unseen(model: Path, data: Path, spec: str, *, temperature: float) -> list[Any]:
-    """Statistics of unseen texts that the engine writes again, with drafts of a fixed length; texts are compared."""
-    texts = TrainingData(data)
-    _, unseen = texts.split(0.2)
-    llm = LLM(str(model), spec, plan=f"fixed:{DEPTH}", dtype="float32", kernels="torch")
-    found = []
-    for number in unseen:
-        text = texts[number]
-        if abs(text.temperature - temperature) > 1e-3:
-            continue
-        tokens = text.tokens.tolist()
-        params = SamplingParams(temperature=temperature, seed=text.seed, max_tokens=len(tokens) - text.prompt_length)
-        (completion,) = llm.generate([tokens[: text.prompt_length]], params)
-        assert list(completion.token_ids) == tokens[text.prompt_length :]
-        found.append(completion.stats)
-    return found
 
 
 def test_a_trained_head_drafts_accepted_tokens_and_leaves_the_text(model: Path, data: Path, head: Path) -> None:
@@ -243,45 +221,6 @@ def test_a_block_is_not_trained_at_fewer_levels(model: Path, data: Path, tmp_pat
     job = TrainingJob(model=str(model), data=(data,), output=tmp_path / "block")
     with pytest.raises(ConfigurationError, match="levels is 2 and depth is 3: a block has all its levels"):
         train_block(job, TrainSettings(Limits(steps=1), levels=2, depth=3), BlockOptions())
-
-
-def test_a_distilled_model_drafts_accepted_tokens(model: Path, data: Path, tmp_path: Path) -> None:
-    output = tmp_path / "student"
-    arguments = ["--hidden", "32", "--layers", "1", "--heads", "2", "--steps", "150", "--learning-rate", "1e-2"]
-    more = ["--batch-tokens", "600", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"]
-    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output)]
-    assert run([*command, *arguments, *more]) == 0
-    facts = json.loads((output / "recipe.json").read_text())
-    longest = max(len(text.tokens) for text in TrainingData(data))
-    assert json.loads((output / "config.json").read_text())["max_position_embeddings"] == longest
-    stats = lengths_of_unseen(model, data, f"model:{output}", temperature=0.0)
-    accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
-    assert accepted > 0.2
-    assert accepted == pytest.approx(facts["unseen"]["0"]["rounds"]["all"]["conditional"][0], abs=0.06)
-
-
-def test_distillation_starts_from_given_weights(
-    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The target itself: its drafts are accepted before any update counts."""
-    output = tmp_path / "same"
-    arguments = ["--from", str(model), "--steps", "1", "--learning-rate", "1e-9", "--depth", str(DEPTH)]
-    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output), *arguments]
-    assert run([*command, "--unseen-share", "0.2", "--dtype", "float32"]) == 0
-    facts = json.loads((output / "recipe.json").read_text())
-    for mode in facts["unseen"].values():
-        assert mode["rounds"]["all"]["acceptance_length"] > DEPTH + 0.9
-    assert "tokens per round" in capsys.readouterr().out
-
-
-def test_a_start_with_a_table_of_positions_is_not_extended(
-    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
-    fresh("gpt2", vocab_size=vocab, max_position_embeddings=16).save_pretrained(tmp_path / "start")
-    command = ["train", "distill", str(model), "--data", str(data), "--output", str(tmp_path / "out"), "--steps", "1"]
-    assert run([*command, "--from", str(tmp_path / "start"), "--unseen-share", "0.2", "--dtype", "float32"]) == 1
-    assert "--max-length 16" in capsys.readouterr().err
 
 
 def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(

@@ -35,7 +35,8 @@ def data(model: Path) -> Path:
 
 
 def train(model: Path, data: Path, output: Path, *options: str) -> int:
-    fixed = ["--draft-vocab", "300", "--batch-tokens", "600", "--unseen-share", str(SHARE), "--dtype", "float32"]
+    sizes = [] if "--from" in options else ["--draft-vocab", "300"]
+    fixed = [*sizes, "--batch-tokens", "600", "--unseen-share", str(SHARE), "--dtype", "float32"]
     return run(
         ["train", "head", str(model), "--data", str(data), "--output", str(output), "--depth", "2", *fixed, *options]
     )

@@ -158,12 +158,8 @@ INLINE vf sums_of(vf *x) {
                                    30, 31);
 }
 
-/* e to the x; relative error about 1e-7; 0 below -87 */
-INLINE vf exp16(vf x) {
-    vi tiny = x < -87.0f, huge = x > 88.0f;
-    vf y = choose(tiny, splat(-87.0f), choose(huge, splat(88.0f), x));
-    vf shift = splat(12582912.0f); /* adding it rounds to an integer */
-    vf n = fma16(y, splat(1.44269504088896341f), shift) - shift;
+/* e to the y - n * ln 2, where n is the integer next to y / ln 2 */
+INLINE vf exp_of_rest(vf y, vf n) {
     vf r = fma16(n, splat(-0.693359375f), y);
     r = fma16(n, splat(2.12194440e-4f), r);
     vf p = splat(1.9875691500e-4f);
@@ -172,7 +168,16 @@ INLINE vf exp16(vf x) {
     p = fma16(p, r, splat(4.1665795894e-2f));
     p = fma16(p, r, splat(1.6666665459e-1f));
     p = fma16(p, r, splat(5.0000001201e-1f));
-    p = fma16(p, r * r, r + 1.0f);
+    return fma16(p, r * r, r + 1.0f);
+}
+
+/* e to the x; relative error about 1e-7; 0 below -87 */
+INLINE vf exp16(vf x) {
+    vi tiny = x < -87.0f, huge = x > 88.0f;
+    vf y = choose(tiny, splat(-87.0f), choose(huge, splat(88.0f), x));
+    vf shift = splat(12582912.0f); /* adding it rounds to an integer */
+    vf n = fma16(y, splat(1.44269504088896341f), shift) - shift;
+    vf p = exp_of_rest(y, n);
     vi power = (__builtin_convertvector(n, vi) + 127) << 23;
     return choose(tiny, splat(0.0f), p * (vf)power);
 }
@@ -183,15 +188,7 @@ INLINE vf exp_of_negative(vf x) {
     const vf y = max16(splat(-104.0f), x); /* NaN stays */
     const vf n = (vf)_mm512_roundscale_ps((__m512)(y * splat(1.44269504088896341f)),
                                           _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    vf r = fma16(n, splat(-0.693359375f), y);
-    r = fma16(n, splat(2.12194440e-4f), r);
-    vf p = splat(1.9875691500e-4f);
-    p = fma16(p, r, splat(1.3981999507e-3f));
-    p = fma16(p, r, splat(8.3334519073e-3f));
-    p = fma16(p, r, splat(4.1665795894e-2f));
-    p = fma16(p, r, splat(1.6666665459e-1f));
-    p = fma16(p, r, splat(5.0000001201e-1f));
-    p = fma16(p, r * r, r + 1.0f);
+    vf p = exp_of_rest(y, n);
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
     return exp16(x);
