@@ -121,7 +121,9 @@ def reference(folder: Path, kind: str, prompt: list[int], count: int) -> list[in
         chain = range(-1, len(new) - 1)
         states = local.run(Pass([Extend(first, new, chain)], capture=(SPLIT,))).hidden
         assert states is not None
-        result = whole.run_rest([Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS])
+        result = whole.run_rest(
+            [Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS]
+        )
         logits = local.read_out(rounded(result.hidden[-1])).tensor()
         text.append(int(logits[0].argmax()))
         local.commit(first, range(len(new)))
@@ -157,9 +159,7 @@ def test_rounded_states_are_a_function_of_their_own(server: Running, folder: Pat
     assert texts == [texts[0]] * len(DRAFTS)
 
 
-def test_long_prompts_take_several_frames(
-    server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_take_several_frames(server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MAX_ROWS", 7)
     prompt, params = " ".join(PROMPTS[:2] * 3), SamplingParams(max_tokens=20, temperature=0, prompt_logprobs=0)
     whole = LLM(str(folder), None, dtype="float32").generate(prompt, params)[0]
