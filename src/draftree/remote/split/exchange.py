@@ -72,6 +72,8 @@ class Exchange:
     def __init__(self, link: Link, address: RemoteAddress, *, limit: int) -> None:
         self.link, self._address, self._limit = link, address, limit
         self._texts = 0
+        self._num_runs = 0
+        self._ended: list[int] = []
         self.slots: dict[int, SplitSlot] = {}
         """Open slots by id."""
         reply = self._join()
@@ -113,6 +115,7 @@ class Exchange:
                     self._join()
                 return action()
             except SessionLostError as error:
+                self._ended.clear()
                 for slot in self.slots.values():
                     slot.text = 0  # sent again when it is next used
                 if attempt == MAX_REOPENED:
@@ -120,6 +123,9 @@ class Exchange:
         raise AssertionError("the last attempt returns or raises")
 
     def _run(self, turns: Sequence[Turn]) -> tuple[float, float]:
+        self._num_runs += 1
+        for turn in turns:
+            turn.slot.used = self._num_runs
         kept = {id(turn): self._begin(turn.slot) for turn in turns if not turn.slot.text}
         queue = passed = 0.0
         for turn in turns:
@@ -148,13 +154,17 @@ class Exchange:
 
     def _begin(self, slot: SplitSlot) -> int:
         """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again."""
+        self._make_room()
         self._texts += 1
         request = slot.request
         params = {} if request is None else text_free_params(request.controls.params)
         seed = 0 if request is None else request.controls.noise.seed
         limit = self._limit if request is None else min(self._limit, request.limit)
         self.link.latency.reopened += slot.was_open
-        self.link.request({"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params})
+        ends, self._ended = self._ended, []
+        self.link.request(
+            {"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params, "ends": ends}
+        )
         slot.text, slot.was_open, slot.edit = self._texts, True, None
         start = 0
         while start < slot.length:
@@ -191,8 +201,21 @@ class Exchange:
         if frame:
             yield frame
 
-    def close(self, slot: SplitSlot) -> None:
-        """End a text on the server, if it is there."""
+    def _make_room(self) -> None:
+        """End the text that was not used for the longest time if the server has as many as it takes of a session."""
+        there = [slot for slot in self.slots.values() if slot.text]
+        if len(there) >= self.link.welcome.texts:
+            self.end(min(there, key=lambda slot: slot.used))
+
+    def end(self, slot: SplitSlot) -> None:
+        """End a text on the server, with the next text that begins."""
         if slot.text:
-            self.link.request({"t": "close", "texts": [slot.text]})
+            self._ended.append(slot.text)
             slot.text = 0
+
+    def close(self) -> None:
+        """End the session and its texts."""
+        for slot in self.slots.values():
+            slot.text = 0
+        self._ended.clear()
+        self.link.close()

@@ -1,7 +1,7 @@
 """Messages of a target split by layers, within the sessions of the verify protocol.
 
     join    after hello: number of layers of the device, format of states, and what passes return
-    begin   begins a text: room, and noise and sampling parameters if the server picks
+    begin   begins a text, and ends others: room, and noise and sampling parameters if the server picks
     rows    one pass: for each text an edit of its slot, parents and hidden states of new nodes
 
 Replies: joined, begun, passed. The type `close` of the protocol ends texts of both kinds. Token ids are in no request.
@@ -134,7 +134,14 @@ def probe_tokens(vocab: int) -> Sequence[int]:
 
 SPLIT_REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "join": {"id": read_number, "split": read_number, "states": read_token, "picks": read_token},
-    "begin": {"id": read_number, "text": read_number, "limit": read_number, "seed": read_seed, "params": read_params},
+    "begin": {
+        "id": read_number,
+        "text": read_number,
+        "limit": read_number,
+        "seed": read_seed,
+        "params": read_params,
+        "ends": read_numbers,
+    },
     "rows": {"id": read_number, "x": _all_rows},
 }
 """Fields of the requests, each with its check."""

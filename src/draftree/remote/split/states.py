@@ -67,7 +67,7 @@ class StateFormat:
         scales = (np.abs(values).max(axis=1, keepdims=True) / np.float32(MOST)).astype("<f4")
         divisors = np.where(scales > 0, scales, np.float32(1))
         whole = np.clip(np.rint(values / divisors), -MOST, MOST).astype(np.int8)
-        return np.concatenate([scales.view(np.uint8).reshape(len(values), -1), whole.view(np.uint8)], axis=1)
+        return np.concatenate([scales.view(np.uint8).reshape(len(values), 4), whole.view(np.uint8)], axis=1)
 
     def unpack(self, data: bytes, rows: int) -> Tensor:
         """Return the states of rows from the other side, shape (rows, hidden), float32.

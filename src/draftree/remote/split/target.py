@@ -11,7 +11,6 @@ and knows the tokens of the text that it picks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -21,13 +20,11 @@ from torch import Tensor
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError, VocabularyMismatchError
-from draftree.core.tree import ROOT
 from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
     Edit,
-    Extend,
     Fork,
     LanguageModel,
     LayerSubset,
@@ -41,12 +38,13 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError, RefusedError, SessionLostError, UnreachableError
+from draftree.remote.errors import FrameError, RefusedError
 from draftree.remote.link import Link
 from draftree.remote.split.exchange import Exchange, Turn
-from draftree.remote.split.results import joined_states, picked_rows, read_out, rows_of
+from draftree.remote.split.results import joined_states, picked_rows, read_out
 from draftree.remote.split.sampling import text_free_params
-from draftree.remote.split.slots import SplitSlot
+from draftree.remote.split.slots import SplitSlot, split_slot
+from draftree.remote.split.turns import make_turns
 
 __all__ = ["SplitModel"]
 
@@ -173,7 +171,7 @@ class SplitModel(LanguageModel):
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
         start, capture = self._clock(), pass_.capture
-        turns = self._turns(pass_.jobs, wants_all=self.num_layers in capture)
+        turns = make_turns(self.local, self._exchange.format, pass_.jobs, wants_all=self.num_layers in capture)
         try:
             queue, passed = self._exchange.run([turn for turn, _ in turns])
         except FrameError as error:
@@ -196,35 +194,13 @@ class SplitModel(LanguageModel):
     def _run_first(self, pass_: Pass) -> PassResult:
         """Run a draft pass through the first layers; a whole pass continues from its nodes."""
         self.require_part(pass_.layers)
-        slots = [_split(job.slot) for job in pass_.jobs]
+        slots = [split_slot(job.slot) for job in pass_.jobs]
         assert not any(slot.parents for slot in slots), "a slot with partial nodes has no tentative tree"
         jobs = [replace(job, slot=slot.local) for job, slot in zip(pass_.jobs, slots, strict=True)]
         result = self.local.run(Pass(jobs, capture=(self.split,)))
         for index, (job, slot) in enumerate(zip(jobs, slots, strict=True)):
             slot.note_local(job.tokens, job.parents, result.hidden_of(index)[:, 0])
         return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
-
-    def _turns(self, jobs: Sequence[Extend], *, wants_all: bool) -> list[tuple[Turn, list[int]]]:
-        """Return for each job what is sent and its nodes in the local slot; runs the first layers of new nodes."""
-        found, late = [], []
-        for job in jobs:
-            slot = _split(job.slot)
-            nodes, missing = slot.find(job.tokens, job.parents)
-            found.append((slot, job, nodes))
-            if missing:
-                known = [*slot.nodes, *nodes]
-                above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
-                late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
-        if late:
-            result = self.local.run(Pass([extend for _, extend in late], capture=(self.split,)))
-            for index, (slot, extend) in enumerate(late):
-                slot.note_local(extend.tokens, extend.parents, result.hidden_of(index)[:, 0])
-        turns = []
-        for slot, job, nodes in found:
-            packed = self._exchange.format.pack(slot.states_of(nodes))
-            wanted = len(nodes) if wants_all else len(nodes) - min(rows_of(job), default=len(nodes))
-            turns.append((Turn(slot, tuple(job.parents), packed, wanted), nodes))
-        return turns
 
     def _count(self, turns: Sequence[tuple[Turn, list[int]]], seconds: float, queue: float, passed: float) -> None:
         """Note times and bytes; states of nodes without results are those of prompts and do not count."""
@@ -282,10 +258,10 @@ class SplitModel(LanguageModel):
         return self.local.final_norm(hidden)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Edit the slots of the first layers; the server's follow with the next pass, closed ones at once."""
+        """Edit the slots of the first layers; the server's follow with the next pass or text."""
         opened: list[Slot] = []
         for edit in edits:
-            slot = _split(edit.slot)
+            slot = split_slot(edit.slot)
             match edit:
                 case Commit(_, path, keep):
                     if slot.num_read is not None:
@@ -313,16 +289,8 @@ class SplitModel(LanguageModel):
         del self._exchange.slots[slot.id]
         self.link.latency.tokens += slot.num_read is not None  # a round whose path was not committed
         self.local.close(slot.local)
-        # if it fails, the server ends the text with the session's lease
-        with contextlib.suppress(SessionLostError, RefusedError, UnreachableError):
-            self._exchange.close(slot)
-        self.link.traffic()
+        self._exchange.end(slot)
 
     def disconnect(self) -> None:
         """End the session."""
-        self.link.close()
-
-
-def _split(slot: Slot) -> SplitSlot:
-    assert isinstance(slot, SplitSlot), "a split target has slots of its own"
-    return slot
+        self._exchange.close()

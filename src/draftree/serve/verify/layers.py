@@ -21,7 +21,7 @@ from draftree.remote.split.probe import Probe
 from draftree.remote.split.sampling import require_sendable
 from draftree.remote.split.states import StateFormat
 from draftree.sampling.controls import build_controls
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import ApiError, closed_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, Work
 from draftree.serve.verify.settings import VerifySettings
@@ -65,10 +65,11 @@ class LayerService:
     Args:
         settings: limits of sessions and drafts; `split` is the number of layers that devices run.
         clock: of leases.
+        is_closed: returns whether the server takes no new texts.
     """
 
-    def __init__(self, settings: VerifySettings, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: VerifySettings, clock: Clock, is_closed: Callable[[], bool]) -> None:
+        self._settings, self._clock, self._is_closed = settings, clock, is_closed
         self._passes: dict[str, tuple[LayerPasses, SlottedModel, Probe]] = {}
         self._open: dict[LayerText, str] = {}
         """Open texts of all sessions, with the names of their models."""
@@ -127,6 +128,9 @@ class LayerService:
             ApiError: 400, a wrong parameter; 429, no memory for another text.
         """
         texts = _joined(session)
+        if self._is_closed():
+            raise closed_error()
+        await self.end(session, message["ends"])
         number, limit, target = message["text"], message["limit"], texts.target
         if number in texts.texts or number in session.texts:
             raise FrameError(f"text {number} is open already: take another number")
@@ -248,7 +252,7 @@ def _after_edit(slot: KVSlot, rows: SentRows) -> list[int]:
 
 def _target_of(model: ServedModel) -> SlottedModel:
     target = model.llm.llm.model
-    if not isinstance(target, SlottedModel):
+    if not isinstance(target, SlottedModel) or target.streams_weights:
         raise ApiError(400, f"the layers of the model '{model.name}' cannot be divided: its device must send tokens")
     return target
 
