@@ -120,6 +120,14 @@ class ServerSettings:
     log_format: str = _option("json", "json or text.", LOGS, word="NAME")
     log_level: str = _option("info", "debug, info (one line per request), warning or error.", LOGS, word="NAME")
     log_prompts: bool = _option(False, "Log prompts and texts, too.", LOGS)
+    record: str | None = _option(
+        None, "A trace of all rounds, with the tokens of all texts; of several models one each, FILE-MODEL.", LOGS,
+        word="FILE",
+    )  # fmt: skip
+    otlp_endpoint: str | None = _option(
+        None, "Send a span of every request to this OpenTelemetry collector (OTLP over HTTP), such as "
+        "http://localhost:4318/v1/traces; needs the extra 'telemetry'.", LOGS, word="URL",
+    )  # fmt: skip
 
     verify: str = _option("coupled", "The verifier.", SPECULATION, word="RULE")
     plan: str | None = _option(None, "The planner of draft sizes; auto if not given.", SPECULATION, word="POLICY")
@@ -169,6 +177,10 @@ class ServerSettings:
             parse_learning(self.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"otlp_endpoint is {self.otlp_endpoint!r}: write a URL such as http://localhost:4318/v1/traces"
+            )
 
     @property
     def parallel(self) -> ParallelOptions:
