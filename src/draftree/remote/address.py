@@ -12,7 +12,7 @@ __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
-OPTIONS = ("model", "tokenizer", "transport")
+OPTIONS = ("model", "tokenizer", "transport", "ca")
 TRANSPORTS = ("auto", "websocket", "post")
 PORTS = {"http": 80, "https": 443}
 
@@ -34,6 +34,7 @@ class RemoteAddress:
         model: name of the served model; None for the server's first.
         tokenizer: local folder of the target's tokenizer; None to fetch the server's.
         transport: "websocket", "post", or "auto" for the first that works.
+        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
     """
 
     scheme: str
@@ -43,10 +44,11 @@ class RemoteAddress:
     model: str | None = None
     tokenizer: str | None = None
     transport: str = "auto"
+    ca: str | None = None
 
     @classmethod
     def parse(cls, name: str) -> RemoteAddress:
-        """Return the address of a name: `remote:URL` or `remote:URL?model=NAME&tokenizer=FOLDER&transport=post`.
+        """Return the address of a name: `remote:URL`, with options such as `?model=NAME&transport=post`.
 
         Raises:
             ConfigurationError: it is not of this form.
@@ -72,10 +74,13 @@ class RemoteAddress:
         transport = options.get("transport", "auto")
         if transport not in TRANSPORTS:
             raise ConfigurationError(f"'{name}' has transport={transport}: {suggestion(transport, TRANSPORTS)}")
+        authority = options.get("ca") or None
+        if authority is not None and parts.scheme != "https":
+            raise ConfigurationError(f"'{name}' has the option 'ca' without encryption: write https:// or leave it out")
         path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         return cls(
             parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
-            options.get("tokenizer") or None, transport,
+            options.get("tokenizer") or None, transport, authority,
         )  # fmt: skip
 
     @property
