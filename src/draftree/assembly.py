@@ -16,8 +16,8 @@ from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
-from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.growing.model_files import apart_reader, model_reader
+from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.drafters.wrappers.overlap import ahead_of

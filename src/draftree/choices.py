@@ -14,10 +14,10 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.drafters.growing.model_files import model_reader
 from draftree.drafters.learning.files import prepare_folder
 from draftree.drafters.learning.settings import Learning, parse_learning
 from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.growing.model_files import model_reader
 from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.engine.parts import Parts
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates

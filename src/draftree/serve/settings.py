@@ -77,6 +77,10 @@ class ServerSettings:
     host: str = _option("127.0.0.1", "Address to listen on.", NETWORK, word="ADDRESS")
     port: int = _option(8000, "Port to listen on; 0 for a free one.", NETWORK, least=0)
     uds: str | None = _option(None, "Listen on a Unix socket instead of a port.", NETWORK, word="PATH")
+    tls_certificate: str | None = _option(
+        None, "Serve HTTPS with this certificate chain (PEM); needs --tls-key.", NETWORK, word="FILE"
+    )
+    tls_key: str | None = _option(None, "Private key of the certificate (PEM).", NETWORK, word="FILE")
     cors_origins: tuple[str, ...] = _option(
         (), "Origin whose pages may call the server from a browser, or '*'; none if not given.", NETWORK, word="ORIGIN"
     )
@@ -167,6 +171,9 @@ class ServerSettings:
                 _require_number(field, getattr(self, field.name))
         if self.port > MAX_PORT:
             raise ConfigurationError(f"port is {self.port}: it must be at most {MAX_PORT}; 0 takes a free one")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("tls_key", "tls_certificate")[:: 1 if self.tls_certificate is None else -1]
+            raise ConfigurationError(f"{given} is given without {missing}: HTTPS needs both")
         if self.parallel.is_parallel and len(self.models) > 1:
             raise ConfigurationError(f"{self.parallel} divides one model, and {len(self.models)} are named: name one")
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
