@@ -13,15 +13,11 @@ __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
-<<<<<<< HEAD
-OPTIONS = ("model", "tokenizer", "transport", "split", "weights", "states", "picks")
+OPTIONS = ("model", "tokenizer", "transport", "ca", "split", "weights", "states", "picks")
 STATES = ("float32", "bfloat16", "int8")
 PICKS = ("device", "server")
 SPLIT_OPTIONS = ("weights", "states", "picks")
 """Options that need `split`."""
-=======
-OPTIONS = ("model", "tokenizer", "transport", "ca")
->>>>>>> x-trace
 TRANSPORTS = ("auto", "websocket", "post")
 MAX_SPLIT = 10_000
 PORTS = {"http": 80, "https": 443}
@@ -44,14 +40,11 @@ class RemoteAddress:
         model: name of the served model; None for the server's first.
         tokenizer: local folder of the target's tokenizer; None to fetch the server's.
         transport: "websocket", "post", or "auto" for the first that works.
-<<<<<<< HEAD
+        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
         split: layers that the device runs; 0 if it sends tokens.
         weights: model whose first layers, embedding and output head the device reads; empty without `split`.
         states: format of hidden states on the way: "float32", "bfloat16" or "int8".
         picks: where logits are computed and tokens picked: "device" or "server".
-=======
-        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
->>>>>>> x-trace
     """
 
     scheme: str
@@ -61,7 +54,7 @@ class RemoteAddress:
     model: str | None = None
     tokenizer: str | None = None
     transport: str = "auto"
-<<<<<<< HEAD
+    ca: str | None = None
     split: int = 0
     weights: str = ""
     states: str = "float32"
@@ -70,13 +63,6 @@ class RemoteAddress:
     @classmethod
     def parse(cls, name: str) -> RemoteAddress:
         """Return the address of a name: `remote:URL`, or `remote:URL?OPTION=VALUE&…`.
-=======
-    ca: str | None = None
-
-    @classmethod
-    def parse(cls, name: str) -> RemoteAddress:
-        """Return the address of a name: `remote:URL`, with options such as `?model=NAME&transport=post`.
->>>>>>> x-trace
 
         Raises:
             ConfigurationError: it is not of this form.
@@ -99,28 +85,26 @@ class RemoteAddress:
         if unknown is not None or parts.fragment:
             wrong = unknown if unknown is not None else f"#{parts.fragment}"
             raise ConfigurationError(f"'{name}' has the option '{wrong}': {suggestion(wrong, OPTIONS)}")
-<<<<<<< HEAD
         for key, known in (("transport", TRANSPORTS), ("states", STATES), ("picks", PICKS)):
             if options.get(key, known[0]) not in known:
                 raise ConfigurationError(f"'{name}' has {key}={options[key]}: {suggestion(options[key], known)}")
-        path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-        return cls(
-            parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
-            options.get("tokenizer") or None, options.get("transport", TRANSPORTS[0]), _split(name, options),
-            options.get("weights", ""), options.get("states", STATES[0]), options.get("picks", PICKS[0]),
-=======
-        transport = options.get("transport", "auto")
-        if transport not in TRANSPORTS:
-            raise ConfigurationError(f"'{name}' has transport={transport}: {suggestion(transport, TRANSPORTS)}")
-        authority = options.get("ca") or None
-        if authority is not None and parts.scheme != "https":
+        ca = options.get("ca") or None
+        if ca is not None and parts.scheme != "https":
             raise ConfigurationError(f"'{name}' has the option 'ca' without encryption: write https:// or leave it out")
-        path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
         return cls(
-            parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
-            options.get("tokenizer") or None, transport, authority,
->>>>>>> x-trace
-        )  # fmt: skip
+            scheme=parts.scheme,
+            host=host,
+            port=port or PORTS[parts.scheme],
+            path=parts.path.rstrip("/").removesuffix("/v1").rstrip("/"),
+            model=options.get("model") or None,
+            tokenizer=options.get("tokenizer") or None,
+            transport=options.get("transport", TRANSPORTS[0]),
+            ca=ca,
+            split=_split(name, options),
+            weights=options.get("weights", ""),
+            states=options.get("states", STATES[0]),
+            picks=options.get("picks", PICKS[0]),
+        )
 
     @property
     def is_private(self) -> bool:
