@@ -28,7 +28,8 @@ from draftree.analysis.fleet.curves import MeasuredCurve
 from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import outcomes_of
-from draftree.analysis.trace import Trace, TraceHeader, TraceWriter, read_trace
+from draftree.analysis.trace import Trace, TraceHeader, read_trace
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.bench.provenance import machine, now, shown_name, versions
 from draftree.bench.workload import encode, read_workload
 from draftree.core.types import RoundRecord

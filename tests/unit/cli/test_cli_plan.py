@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree.analysis.trace import TraceHeader, TraceWriter
+from draftree.analysis.trace import TraceHeader
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.cli.main import run
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord, SequenceRecord
