@@ -46,7 +46,7 @@ def status(server: Process) -> dict[str, Any]:
 
 @pytest.mark.parametrize("draft", ["suffix,min=1", "none"])
 def test_a_killed_device_leaves_no_session_and_no_slot(tmp_path: Path, draft: str) -> None:
-    options = ["--lease", "1.5", "--park", "1", "--max-sessions", "1"]
+    options = ["--lease", "8", "--park", "1", "--max-sessions", "1"]
     server = Process(folder_of(tmp_path), free_port(), options=options)
     device = None
     try:
@@ -56,11 +56,11 @@ def test_a_killed_device_leaves_no_session_and_no_slot(tmp_path: Path, draft: st
         assert device.stdout is not None
         assert device.stdout.readline() == "update\n"
         device.kill()
-        device.wait(60)
+        device.communicate(timeout=60)
         wait_for(lambda: status(server)["verify"]["sessions"] == 0)
         shown = status(server)
         assert shown["verify"]["texts"] == 0
-        assert shown["verify"]["expired"] == 1
+        assert shown["verify"]["expired"] >= 1
         assert all(model["running"] == model["waiting"] == 0 for model in shown["models"])
         # the only session is free again
         llm = LLM(f"remote:{server.url}", None if draft == "none" else draft)
@@ -71,7 +71,7 @@ def test_a_killed_device_leaves_no_session_and_no_slot(tmp_path: Path, draft: st
         for process in (server.process, device):
             if process is not None:
                 process.kill()
-                process.wait(60)
+                process.communicate(timeout=60)
 
 
 def test_a_killed_server_costs_a_reading_device_a_pause(tmp_path: Path) -> None:
