@@ -24,6 +24,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**WINDOW, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
     "granite": {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 2.0},
     "smollm3": {"no_rope_layers": [0, 1]},
+    "gpt2": {"n_inner": 96, "tie_word_embeddings": True, "activation_function": "gelu"},
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 

@@ -197,7 +197,7 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
     for turn, verdict, rows, is_finite, own in zip(turns, found, visited, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
-            if turn.sequence.rounds is not None:
+            if turn.sequence.rounds is not None or turn.sequence.records_picks:
                 turn.picks = tuple(own.picks())
         else:
             turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from draftree.models.native.rotary import Rope
 
-SILU, GELU_TANH = 0, 1
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU = range(5)
+RMS_NORM, LAYER_NORM = range(2)
+ACTIVATIONS: Mapping[str, int] = MappingProxyType(
+    {"SILU": SILU, "GELU_TANH": GELU_TANH, "GELU": GELU, "RELU": RELU, "QUICK_GELU": QUICK_GELU}
+)
+NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +25,14 @@ class LinearBlueprint:
         bias: name of its bias; None for none.
         inputs: number of inputs.
         outputs: number of outputs.
+        is_transposed: whether the weight has shape (inputs, outputs).
     """
 
     weight: str
     bias: str | None
     inputs: int
     outputs: int
+    is_transposed: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,9 +51,9 @@ class LayerBlueprint:
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
     """
 
-    attention_norm: str
+    attention_norm: str | None
     attention_post_norm: str | None
-    mlp_norm: str
+    mlp_norm: str | None
     mlp_post_norm: str | None
     query_norm: str | None
     key_norm: str | None
@@ -57,6 +66,14 @@ class LayerBlueprint:
     rope: int | None
     embedding_norm: str | None = None
     is_normed_residual: bool = False
+
+    def with_norms_of(self, before: str | None) -> LayerBlueprint:
+        """Return a layer with norms after its sublayers as one with norms before them.
+
+        Args:
+            before: norm of what enters the layer.
+        """
+        return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
@@ -98,6 +115,17 @@ class Blueprint:
         residual_scale: factor of each sublayer's output in the residual stream.
         logit_scale: factor of the logits.
         ropes: kinds of rotary positions.
+        final_norm: name of the norm before the head; None for none.
+        norm: RMS_NORM, or LAYER_NORM with mean and variance.
+        has_norm_bias: whether norms have biases, whose names end in "bias" in place of "weight".
+        is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
+            norm before the next one.
+        is_gated: whether perceptrons have gates; otherwise `gate_up` of a layer is its first product.
+        positions: name of a table that is added to embeddings by position; None for none.
+        position_offset: row of the table for position 0.
+        unplaced: token to which no position is added; None for none.
+        start_norm: name of the norm of what enters the first layer; None for none.
+        is_start_norm_first: whether positions are added after that norm.
         projection: product of features; None if passes start at embeddings or hidden states only.
     """
 
@@ -118,11 +146,42 @@ class Blueprint:
     residual_scale: float
     logit_scale: float
     embedding: str
-    final_norm: str
+    final_norm: str | None
     head: LinearBlueprint
     ropes: tuple[Rope, ...]
     layers: tuple[LayerBlueprint, ...]
     projection: ProjectionBlueprint | None = None
+    norm: int = RMS_NORM
+    has_norm_bias: bool = False
+    is_post_norm: bool = False
+    is_gated: bool = True
+    positions: str | None = None
+    position_offset: int = 0
+    unplaced: int | None = None
+    start_norm: str | None = None
+    is_start_norm_first: bool = False
+
+    def as_unpacked(self) -> Blueprint:
+        """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
+
+        def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
+            return tuple(replace(linear, is_transposed=False) for linear in linears)
+
+        layers = [
+            replace(
+                layer,
+                qkv=plain(layer.qkv),
+                output=plain((layer.output,))[0],
+                gate_up=plain(layer.gate_up),
+                down=plain((layer.down,))[0],
+            )
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers), position_offset=0)
+
+    def bias_of_norm(self, name: str) -> str | None:
+        """Return the name of a norm's bias, from that of its weight; None for none."""
+        return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
 
     @property
     def is_tied(self) -> bool:
@@ -132,9 +191,14 @@ class Blueprint:
     @property
     def names(self) -> frozenset[str]:
         """Names of all parameters."""
-        found = [self.embedding, self.final_norm, *self.head.names]
+        norms = [self.start_norm, self.final_norm, *(name for layer in self.layers for name in layer.norms)]
+        found = [name for name in norms if name is not None]
+        found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]
+        found += [self.embedding, *self.head.names]
+        if self.positions is not None:
+            found.append(self.positions)
         if self.projection is not None:
             found += [*self.projection.norms, *self.projection.linear.names]
         for layer in self.layers:
-            found += [*layer.norms, *(name for linear in layer.linears for name in linear.names)]
+            found += [name for linear in layer.linears for name in linear.names]
         return frozenset(found)

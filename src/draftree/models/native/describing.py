@@ -1,32 +1,40 @@
 """Derivation of the `Blueprint` of a transformers model.
 
-Supported: RMS norms, grouped-query attention with rotary positions and optional norms per head, gated multilayer
-perceptrons, residual connections. Modules are found by the names that nearly all families share; the name of the family
-is not used. The blueprint must account for every parameter, and the native model is checked against the original
-logits.
+Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
+attention with rotary or learned positions and optional norms per head; perceptrons with a gate or without; biases;
+residual connections. Modules are found by the names that nearly all families share; the name of the family is not used.
+The blueprint must account for every parameter, and the native model is checked against the original logits.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.modules import Names, activation_of, first_part, linear_of, linears_of, part, runs_before
+from draftree.models.native.norms import norm_facts, require_like_norms
 from draftree.models.native.rotary import read_ropes
-from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.attention import LayerCall, ProbePass, announced
 from draftree.models.torch.embeddings import scale_of_embedding
 from draftree.models.torch.hf import HFModel
 
-NORM_OFFSETS = (0.0, 1.0)
-NORM_TOLERANCE = 2.0**-6
-"""Maximum relative error of an element: twice that of two roundings to bfloat16."""
+LAYERS = ("layers", "h")
+ATTENTION = ("self_attn", "attn")
+BEFORE_ATTENTION = ("input_layernorm", "ln_1", "self_attn_layer_norm")
+BEFORE_MLP = ("post_attention_layernorm", "ln_2", "final_layer_norm")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm")
+POSITIONS = ("wpe", "embed_positions")
+QUERIES = ("q_proj", "qkv_proj", "c_attn")
+QUERY_TOLERANCE = 1e-2
+"""Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
+ACTIVATION = ("act_fn", "activation_fn", "act")
 
 
 def read(model: HFModel) -> Blueprint:
@@ -38,71 +46,74 @@ def read(model: HFModel) -> Blueprint:
     Raises:
         NativeUnavailableError: the architecture is not supported; the message has the reason.
     """
-    names = _Names(model.model)
-    config, base, inner = model.config, model.model.base_model, model.model
-    modules = list(_part(base, "layers"))
+    names = Names(model.model)
+    config, inner, base = model.config, model.model, model.model.base_model
+    base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
+    modules = list(part(base, *LAYERS))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)
-    norm, rotary = _part(base, "norm"), _part(base, "rotary_emb")
+    rotary, table = first_part(base, "rotary_emb"), _position_table(base)
     of_layers = _kinds(rotary, config, modules)
     kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
     if any("dynamic" in str(kind) for kind in _rope_types(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
+    if rotary is None and table is None:
+        raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
+    is_post_norm = _is_post_norm(model, modules[0])
+    factors = _query_factors(model, modules) if None in of_layers else {}
     layers = tuple(
-        _layer(layer, model.calls[index], None if kind is None else kinds.index(kind), names=names)
+        _layer(
+            layer,
+            model.calls[index],
+            None if kind is None else kinds.index(kind),
+            names=names,
+            factor=factors.get(index, 1.0) if kind is None else 1.0,
+        )
         for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
     )
-    _require_like_norms(inner, [name for layer in layers for name in layer.norms], norm)
+    norm = first_part(base, *LAST_NORM)
+    facts = norm_facts(part(modules[0], *BEFORE_ATTENTION) if norm is None else norm)
+    require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
+    final = None if norm is None else names.of(norm)
+    if is_post_norm:
+        if final is not None:
+            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
+        layers, final = norms_after(layers, None)
     embedding = inner.get_input_embeddings()
     if getattr(config, "final_logit_softcapping", None):
         raise NativeUnavailableError("its logits are capped")
+    offset = 0 if table is None else int(getattr(table, "offset", 0))
+    rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
     found = Blueprint(
         kind=model.kind,
         fingerprint=model.fingerprint,
-        context=model.max_length,
+        context=min(model.max_length, rows),
         dtype=str(model.dtype).removeprefix("torch."),
         hidden=int(config.hidden_size),
         heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        kv_heads=(sum(linear.outputs for linear in layers[0].qkv) // head_dim - heads) // 2,
         head_dim=head_dim,
         mlp=layers[0].down.inputs,
         vocab=model.vocab_size,
-        activation=_activation([_part(module, "mlp") for module in modules]),
-        epsilon=_epsilon(norm),
-        norm_offset=_norm_offset(norm),
+        activation=activation_of([part(_mlp(module), *ACTIVATION) for module in modules]),
+        epsilon=facts.epsilon,
+        norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
         logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
         embedding=names.of(embedding),
-        final_norm=names.of(norm),
-        head=_linear(inner.get_output_embeddings(), "the head", names=names),
+        final_norm=final,
+        head=linear_of(inner.get_output_embeddings(), "the head", names=names),
         ropes=read_ropes(rotary, kinds, context=model.max_length),
         layers=layers,
+        norm=facts.kind,
+        has_norm_bias=facts.has_bias,
+        is_post_norm=is_post_norm,
+        is_gated=is_gated(layers[0]),
+        positions=None if table is None else names.of(table),
+        position_offset=offset,
     )
-    _require_sizes(found, names)
-    _require_nothing_else(names, found)
-    return found
-
-
-class _Names:
-    """Names of a model's parameters. A shared parameter has its first name."""
-
-    def __init__(self, model: Any) -> None:
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
-
-    def of(self, module: Any) -> str:
-        """Return the name of a module's weight."""
-        return self._names[id(_part(module, "weight"))]
-
-    def of_bias(self, module: Any) -> str | None:
-        """Return the name of a module's bias, if it has one."""
-        return None if module.bias is None else self._names[id(module.bias)]
-
-
-def _part(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
-        raise NativeUnavailableError(f"{type(module).__name__} has no '{name}'")
+    require_sizes(found, names)
+    require_nothing_else(names, found)
     return found
 
 
@@ -110,12 +121,22 @@ def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _position_table(base: Any) -> nn.Embedding | None:
+    """Return the table that is added to embeddings by position; None for none."""
+    found = first_part(base, *POSITIONS)
+    if found is not None and not isinstance(found, nn.Embedding):
+        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
+    return found
+
+
 def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
     """Return each layer's kind of rotary positions; "" if there is only one, None for none."""
+    if rotary is None:
+        return [None] * len(layers)
     known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         known = [str(kind) for kind in config.layer_types]
-    uses = [getattr(_part(layer, "self_attn"), "use_rope", True) for layer in layers]
+    uses = [getattr(part(layer, *ATTENTION), "use_rope", True) for layer in layers]
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
@@ -125,8 +146,82 @@ def _rope_types(config: Any) -> list[Any]:
     return [rope.get("rope_type") for rope in own]
 
 
-def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: _Names) -> LayerBlueprint:
-    attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+def _is_post_norm(model: HFModel, layer: Any) -> bool:
+    """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
+    norm, attention = part(layer, *BEFORE_ATTENTION), part(layer, *ATTENTION)
+    if norm_facts(norm).kind != LAYER_NORM:
+        return False
+
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+
+    return not runs_before(run, norm, attention)
+
+
+def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
+    """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm.
+
+    Args:
+        layers: layers, whose `attention_norm` is the one after attention, and so on.
+        first: norm before the first layer.
+    """
+    found, before = [], first
+    for layer in layers:
+        found.append(layer.with_norms_of(before))
+        before = layer.mlp_norm
+    return tuple(found), before
+
+
+def _mlp(layer: Any) -> Any:
+    """Return the module with the perceptron: the layer itself in some families."""
+    return layer if hasattr(layer, "fc1") else part(layer, "mlp")
+
+
+@dataclass(slots=True)
+class _Queries(ProbePass):
+    """Pass that records the queries of each layer, shape (1, heads, rows, head_dim)."""
+
+    queries: dict[int, Tensor] = field(default_factory=dict)
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Record the queries, and attend."""
+        self.queries[call.layer] = query
+        return ProbePass.attend(self, call, query, key, value)
+
+
+@torch.inference_mode()
+def _query_factors(model: HFModel, layers: Sequence[Any]) -> dict[int, float]:
+    """Return by layer the factor between the product of its queries and the queries with which it attends.
+
+    Some families scale queries before their attention. It is only of use for layers without rotary positions.
+    """
+    products: dict[int, Tensor] = {}
+    hooks = [
+        part(part(layer, *ATTENTION), *QUERIES).register_forward_hook(
+            lambda module, given, found, index=index: products.setdefault(index, found)
+        )
+        for index, layer in enumerate(layers)
+    ]
+    probe = _Queries()
+    try:
+        with announced(probe):
+            model.model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    found = {}
+    for index, queries in probe.queries.items():
+        after = queries[0].transpose(0, 1).flatten(1).float()
+        before = products[index][0][:, : after.shape[1]].float()
+        factor = float((after * before).sum() / before.square().sum().clamp_min(torch.finfo().tiny))
+        usual = (1.0, float(queries.shape[-1]) ** -0.5)
+        found[index] = next((one for one in usual if abs(factor - one) < QUERY_TOLERANCE * one), factor)
+    return found
+
+
+def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float) -> LayerBlueprint:
+    attention, mlp = part(layer, *ATTENTION), _mlp(layer)
     if call.softcap is not None or call.sinks is not None:
         raise NativeUnavailableError("its attention has capped scores or sinks")
     sandwich = hasattr(layer, "pre_feedforward_layernorm")
@@ -134,106 +229,49 @@ def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: _Names) -> L
     def norm(owner: Any, name: str) -> str | None:
         return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
 
+    up = next((name for name in ("fc1", "c_fc") if hasattr(mlp, name)), None)
+    gated = ("gate_proj", "up_proj")
     return LayerBlueprint(
-        attention_norm=names.of(_part(layer, "input_layernorm")),
+        attention_norm=names.of(part(layer, *BEFORE_ATTENTION)),
         attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
-        mlp_norm=names.of(_part(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")),
+        mlp_norm=names.of(part(layer, *(("pre_feedforward_layernorm",) if sandwich else BEFORE_MLP))),
         mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
         query_norm=norm(attention, "q_norm"),
         key_norm=norm(attention, "k_norm"),
-        qkv=_linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", names=names),
-        output=_linear(_part(attention, "o_proj"), "'o_proj'", names=names),
-        gate_up=_linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", names=names),
-        down=_linear(_part(mlp, "down_proj"), "'down_proj'", names=names),
+        qkv=linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names),
+        output=linear_of(part(attention, "o_proj", "out_proj", "c_proj"), "'o_proj'", names=names),
+        gate_up=linears_of(mlp, gated if up is None else (up,), ("gate_up_proj",), names=names),
+        down=linear_of(part(mlp, "down_proj", "fc2", "c_proj"), "'down_proj'", names=names),
         window=call.window,
-        scaling=call.scaling,
+        scaling=call.scaling * factor,
         rope=rope,
     )
 
 
-def _linear(module: Any, name: str, *, names: _Names) -> LinearBlueprint:
-    if type(module) is not nn.Linear:
-        raise NativeUnavailableError(f"{name} is a {type(module).__name__}, not a plain linear layer")
-    return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
+def is_gated(layer: LayerBlueprint) -> bool:
+    """Return whether the perceptron of a layer has a gate."""
+    return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
 
 
-def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> tuple[LinearBlueprint, ...]:
-    """Return the linear layers with these names, or the fused one."""
-    chosen = [fused] if hasattr(owner, fused) else list(parts)
-    return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
+def require_sizes(found: Blueprint, names: Names) -> None:
+    """Check that the C library can compute layers of these sizes.
 
-
-def _activation(mlps: Sequence[Any]) -> int:
-    """Return the activation of all layers, identified by its values: implementations have many names."""
-    x = torch.linspace(-4, 4, 33)
-    known = {SILU: F.silu(x), GELU_TANH: F.gelu(x, approximate="tanh")}
-    with torch.inference_mode():
-        found = [_part(mlp, "act_fn" if hasattr(mlp, "act_fn") else "activation_fn")(x) for mlp in mlps]
-    for kind, wanted in known.items():
-        if all(torch.allclose(one, wanted, atol=1e-5) for one in found):
-            return kind
-    raise NativeUnavailableError("the activation of its layers is neither SiLU nor the GELU of the hyperbolic tangent")
-
-
-def _epsilon(norm: Any) -> float:
-    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else _part(norm, "eps"))
-
-
-def _norm_offset(norm: Any) -> float:
-    """Return the offset, 0 or 1, with which the formula reproduces the norm.
-
-    With a large weight the two differ little, so errors are relative to each element, and a float32 copy is used if
-    possible: bfloat16 rounds 25 to within 0.1.
+    Raises:
+        NativeUnavailableError: it cannot.
     """
-    errors = {offset: _norm_error(norm, offset) for offset in NORM_OFFSETS}
-    offset = min(errors, key=lambda one: float(errors[one].mean()))
-    if not float(errors[offset].max()) < NORM_TOLERANCE:  # also refuses NaN
-        raise NativeUnavailableError(f"{type(norm).__name__} is not a root-mean-square norm")
-    return offset
-
-
-@torch.inference_mode()
-def _norm_error(norm: Any, offset: float) -> Tensor:
-    """Return the relative error of each element, shape (inputs, elements), with this offset.
-
-    The inputs have a mean, which a norm may subtract, and two scales, one so small that epsilon matters.
-    """
-    weight: Tensor = _part(norm, "weight").detach().float()
-    epsilon = _epsilon(norm)
-    sizes = torch.linspace(0.5, 1.5, weight.numel())
-    sizes[::3] *= -1
-    x = torch.stack([sizes, sizes * epsilon**0.5]) if epsilon > 0 else sizes[None]
-    found = copy.deepcopy(norm).float()(x).float()
-    wanted = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * (weight + offset)
-    return (found - wanted).abs() / wanted.abs().clamp_min(torch.finfo(torch.float32).tiny)
-
-
-def _require_like_norms(model: Any, names: Sequence[str], final: Any) -> None:
-    """Check that all norms have the same epsilon and offset, as the C library requires."""
-    wanted = _epsilon(final), _norm_offset(final)
-    for name in names:
-        norm = model.get_submodule(name.rpartition(".")[0])
-        found = _epsilon(norm), _norm_offset(norm)
-        if found != wanted:
-            raise NativeUnavailableError(
-                f"its norms differ: epsilon and offset are {found} in '{name}' and {wanted} in the last norm"
-            )
-
-
-def _require_sizes(found: Blueprint, names: _Names) -> None:
     units = {"hidden size": (found.hidden, 16), "size of a head": (found.head_dim, 16), "inner size": (found.mlp, 32)}
     for name, (size, unit) in units.items():
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
-    heads = (found.heads + 2 * found.kv_heads) * found.head_dim
+    heads, wide = (found.heads + 2 * found.kv_heads) * found.head_dim, 2 if found.is_gated else 1
     for layer in found.layers:
         sizes = (
-            sum(part.outputs for part in layer.qkv),
+            sum(linear.outputs for linear in layer.qkv),
             layer.output.inputs,
-            sum(part.outputs for part in layer.gate_up),
+            sum(linear.outputs for linear in layer.gate_up),
             layer.down.inputs,
         )
-        if sizes != (heads, found.heads * found.head_dim, 2 * found.mlp, found.mlp):
+        if sizes != (heads, found.heads * found.head_dim, wide * found.mlp, found.mlp):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
         if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
@@ -242,7 +280,12 @@ def _require_sizes(found: Blueprint, names: _Names) -> None:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 
 
-def _require_nothing_else(names: _Names, found: Blueprint) -> None:
+def require_nothing_else(names: Names, found: Blueprint) -> None:
+    """Check that the blueprint accounts for every parameter.
+
+    Raises:
+        NativeUnavailableError: some have an unknown use.
+    """
     strange = [name for name in names.parameters if name not in found.names]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

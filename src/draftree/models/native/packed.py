@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
 from draftree.models.native.packing import bytes_needed, packed_bias
@@ -21,7 +21,7 @@ from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
 
-NO_ROPE = -1
+NO_ROPE = NO_TOKEN = -1
 PAGE = 1 << 12
 PACK_ROWS = 256
 """Number of outputs per packing task."""
@@ -153,8 +153,22 @@ class PackedWeights:
             head=head,
             all_heads=plan.heads if share is None else share.all_heads,
             first_head=0 if share is None else share.first_head,
+            norm=plan.norm,
+            is_post_norm=plan.is_post_norm,
+            is_gated=plan.is_gated,
+            positions=self._positions(),
+            unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
+            start_norm=self._norm(plan.start_norm),
+            is_start_norm_first=plan.is_start_norm_first,
             **self._projection(pool),
         )
+
+    def _positions(self) -> int | None:
+        """Keep the table of positions from position 0 on."""
+        plan = self._blueprint
+        if plan.positions is None:
+            return None
+        return self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
 
     def _projection(self, pool: Executor) -> dict[str, Any]:
         """Return the fields of the product of features; none if there is no such product."""
@@ -180,7 +194,7 @@ class PackedWeights:
             key_norm=self._norm(layer.key_norm),
             qkv=self._linear(layer.qkv, pool),
             output=self._linear([layer.output], pool, first_output=hidden),
-            gate_up=self._linear(layer.gate_up, pool, in_turns=True, first_output=mlp),
+            gate_up=self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp),
             down=self._linear([layer.down], pool, first_output=hidden),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
@@ -209,6 +223,13 @@ class PackedWeights:
         return None if name is None else self._keep(self._norm_weight(name)).data_ptr()
 
     def _norm_weight(self, name: str) -> Tensor:
+        """Return the weights of a norm, and after them the biases of one with a mean."""
+        weight, bias = self._small(name), self._blueprint.bias_of_norm(name)
+        if self._blueprint.norm != LAYER_NORM:
+            return weight
+        return torch.cat([weight, torch.zeros_like(weight) if bias is None else self._small(bias)])
+
+    def _small(self, name: str) -> Tensor:
         weight = self._weights.get(name).to(self._dtype).to(torch.float32, copy=True).contiguous()
         self._weights.release(name)
         return weight
@@ -233,7 +254,8 @@ class PackedWeights:
         is_int8 = kind == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights = [self._weights.get(linear.weight) for linear in linears]
+        found = [(self._weights.get(linear.weight), linear.is_transposed) for linear in linears]
+        weights = [weight.t() if is_transposed else weight for weight, is_transposed in found]
         biases = [None if linear.bias is None else self._weights.get(linear.bias) for linear in linears]
         if in_turns and len(weights) == 1:
             weights = list(weights[0].chunk(2))

@@ -68,6 +68,11 @@ class CDecoder(ctypes.Structure):
         ("feature_part", _size),
         ("all_heads", _size),
         ("first_head", _size),
+        *((name, _size) for name in ("norm", "is_post_norm", "is_gated")),
+        ("positions", _pointer),
+        ("unplaced", _size),
+        ("start_norm", _pointer),
+        ("is_start_norm_first", _size),
     )
 
 

@@ -29,10 +29,8 @@ static void add_normed(const Work *work, int64_t row, const float *norm) {
     const int64_t hidden = decoder->hidden;
     const float *from = work->joint + row * hidden;
     float *to = work->x + row * hidden;
-    const vf inverse = splat(inverse_rms(from, hidden, decoder->epsilon));
-    for (int64_t i = 0; i < hidden; i += LANES)
-        store(to + i, load(to + i) + load(from + i) * inverse *
-                                         (load(norm + i) + splat(decoder->norm_offset)));
+    const RowNorm own = norm_of(decoder, from, hidden, norm);
+    for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) + normed(&own, from, i));
 }
 
 /* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
@@ -78,9 +76,16 @@ static void norm_and_capture(const Work *work, const float *norm, const Layer *j
                              int64_t layer, int phase) {
     const int64_t hidden = work->decoder->hidden;
     EACH(row, work->rows, phase) {
+        float *x = work->x + row * hidden;
         capture_row(work, row, from, layer);
-        if (joined != NULL) write_joined(work, joined, row);
-        else write_input(work, row, work->x + row * hidden, hidden, norm);
+        if (joined != NULL) {
+            write_joined(work, joined, row);
+        } else if (work->decoder->is_post_norm) {
+            norm_row(work, x, hidden, norm, x);
+            write_input(work, row, x, hidden, NULL);
+        } else {
+            write_input(work, row, x, hidden, norm);
+        }
     }
 }
 
@@ -122,7 +127,8 @@ static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
     norm_and_capture(work, layer->mlp_norm, NULL, from, index, phase + MLP_NORM);
-    product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
+    if (decoder->is_gated) product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
+    else product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_PLAIN_MLP);
     meet(work, phase + GATE_UP);
     Work down = *work;
     if (decoder->format != INT8) { /* already in the right format */
@@ -179,7 +185,7 @@ static void start_stream(Work *work) {
     }
     if (pass->hidden_in == NULL) {
         EACH(row, work->rows, EMBED) {
-            if (has_token(work, row)) embed(work, row, work->x + row * hidden);
+            if (has_token(work, row)) start_row(work, row);
         }
     } else {
         EACH(index, num_own_rows(work, work->rows), EMBED) {

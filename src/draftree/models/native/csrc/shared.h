@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
-enum { SILU = 0, GELU_TANH = 1 };
+enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4 };
+enum { RMS_NORM = 0, LAYER_NORM = 1 };
 
 typedef const float *TablePair[2];
 
@@ -34,7 +35,8 @@ typedef struct {
     LINEAR_FIELDS(DECLARE)
 } Linear;
 
-/* A layer. Norms that it does not have are NULL.
+/* A layer. Norms that it does not have are NULL. After the weights of a norm with a mean lie its
+ * biases.
  *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
  *                        and after it the normed residual stream; otherwise NULL
  *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
@@ -71,7 +73,15 @@ typedef struct {
  *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
  *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
  *                           and its first one; otherwise heads and 0. Its embedding has the rows
- *                           of its part of the head */
+ *                           of its part of the head
+ *   norm          kind of all norms
+ *   is_post_norm  whether the norm before a sublayer replaces the residual stream, which makes it
+ *                 the norm after the sublayer before
+ *   is_gated      whether perceptrons have gates
+ *   positions     [position][hidden], added to embeddings; NULL: none
+ *   unplaced      token to which none is added; negative: no such token
+ *   start_norm    norm of what enters the first layer; NULL: none
+ *   is_start_norm_first   whether positions are added after it */
 #define DECODER_FIELDS(FIELD) \
     FIELD(int64_t, hidden) \
     FIELD(int64_t, heads) \
@@ -96,7 +106,14 @@ typedef struct {
     FIELD(const float *, feature_norm) \
     FIELD(int64_t, feature_part) \
     FIELD(int64_t, all_heads) \
-    FIELD(int64_t, first_head)
+    FIELD(int64_t, first_head) \
+    FIELD(int64_t, norm) \
+    FIELD(int64_t, is_post_norm) \
+    FIELD(int64_t, is_gated) \
+    FIELD(const float *, positions) \
+    FIELD(int64_t, unplaced) \
+    FIELD(const float *, start_norm) \
+    FIELD(int64_t, is_start_norm_first)
 
 typedef struct {
     DECODER_FIELDS(DECLARE)
