@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
 from draftree.engine.given import HeldSequences, is_held
 from draftree.engine.memory import slot_budget
@@ -253,8 +253,8 @@ class Engine:
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
             record = run_round(self._parts, ready, chunks)
-        except AssertionError:
-            raise  # an internal error, not a request's
+        except (AssertionError, RankError):
+            raise  # an internal error, not a request's, or the end of the model
         except Exception as error:
             if not self._tries_again:
                 raise
@@ -281,7 +281,7 @@ class Engine:
                 continue
             try:
                 record = run_round(self._parts, () if own else (sequence,), own)
-            except AssertionError:
+            except (AssertionError, RankError):
                 raise
             except Exception as its_own:
                 sequence.fail(its_own)

@@ -77,6 +77,10 @@ class DrainingServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends: after a signal, or when the model lost a process."""
+        return await super().on_tick(counter) or self.server.lost_process is not None
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, end."""
         if self.signal is not None:
@@ -127,6 +131,7 @@ def run_server(
 
     Raises:
         DraftreeError: a model cannot be loaded.
+        RankError: a process ended that computes the model with this one.
     """
     pool = ModelPool()
     app = create_app(settings, pool, keys=keys, verify=verify)
@@ -151,6 +156,8 @@ def run_server(
         asyncio.run(_serve(server, listener, loading, lambda: on_ready(url_of(listener), list(pool))))
     if loading.error is not None:
         raise loading.error
+    if (lost := server.server.lost_process) is not None:
+        raise lost
     return server.status
 
 
