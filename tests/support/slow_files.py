@@ -57,6 +57,7 @@ SLOW = frozenset(
         "test_magpie",
         "test_merged_distributions",
         "test_mtp",
+        "test_native_experts",
         "test_native_heads",
         "test_native_library_files",
         "test_native_passes",
