@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from draftree.core.tree import TokenTree
 from draftree.engine.costs import costs_of
@@ -13,6 +13,8 @@ from draftree.submission import Submission
 
 if TYPE_CHECKING:
     from draftree.llm import LLM
+
+T = TypeVar("T")
 
 
 class AsyncGiven:
@@ -30,6 +32,15 @@ class AsyncGiven:
         """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
         (sequence,) = submission.sequences
         await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.held.park(sequence)))
+
+    async def between_steps(self, action: Callable[[], T]) -> T:
+        """Return the result of an action on the engine's thread, which may use the model, between two steps.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        found: T = await asyncio.wrap_future(self._driver.call(action))
+        return found
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""

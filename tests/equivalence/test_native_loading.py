@@ -15,8 +15,10 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.growing.model_files import model_reader
 from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
+from draftree.models.native.blueprint import RMS_NORM
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
+from draftree.models.native.norms import NormFacts
 from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh
 from native_samples import SIZES, lower, text
@@ -26,9 +28,8 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C 
 
 OTHERS = {
     "gemma2": "capped",
-    "gpt2": "has no",
     "olmo2": "has no",
-    "cohere": "has no|root-mean-square",
+    "cohere": "has no|mean",
     "mixtral": "has no",
     "gpt_oss": "sinks",
     "qwen3_moe": "has no",
@@ -88,8 +89,9 @@ def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft
 
 def test_a_model_with_other_native_logits_is_reloaded_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = load_model(folder, dtype="float32", kernels="torch").model
-    monkeypatch.setattr("draftree.models.native.describing._epsilon", lambda norm: 3.0)
-    monkeypatch.setattr("draftree.models.native.describing._norm_offset", lambda norm: 0.0)
+    wrong = NormFacts(RMS_NORM, 0.0, 3.0, has_bias=False)
+    for name in ("describing", "norms"):
+        monkeypatch.setattr(f"draftree.models.native.{name}.norm_facts", lambda norm: wrong)
     loaded = load_model(folder, dtype="float32")
     assert loaded.kernels == "torch"
     assert "differ" in str(loaded.why_torch)

@@ -55,6 +55,14 @@ Park = Annotated[
         help="Seconds without a draft after which the memory of a text is freed.", metavar="S", rich_help_panel=LIMITS
     ),
 ]
+Split = Annotated[
+    int,
+    typer.Option(
+        help="First layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.",
+        metavar="N",
+        rich_help_panel=LIMITS,
+    ),
+]
 
 
 @takes_settings
@@ -68,12 +76,13 @@ def verify_server(
     max_rows: MaxRows = 256,
     lease: Lease = 120.0,
     park: Park = 20.0,
+    split: Split = 0,
     options: Mapping[str, Any],
 ) -> None:
     """Serve models to devices that draft: 'draftree generate remote:URL --draft SPEC'.
 
-    Devices send tokens and get tokens. The HTTP API of 'draftree serve' is there, too. --draft names the drafters of
-    texts that the server writes alone.
+    Devices send tokens and get tokens. With --split they may send hidden states of their first layers. The HTTP API of
+    'draftree serve' is there, too. --draft names the drafters of texts that the server writes alone.
     """
     settings = ServerSettings(models=choose_models(models, draft), **options)
     limits = VerifySettings(
@@ -83,6 +92,7 @@ def verify_server(
         max_rows=max_rows,
         lease=lease,
         park=park,
+        split=split,
     )
     for extra in ("serve", "remote"):
         require_extra(extra, "'draftree verify-server' needs", error=ConfigurationError)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftree.core.errors import ConfigurationError, VocabularyMismatchError
+import torch
+
+from draftree.core.errors import ConfigurationError, GenerationError, VocabularyMismatchError
 from draftree.core.extras import require_extra
 from draftree.core.paths import expanded
 from draftree.loading.choices import resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.remote.address import RemoteAddress
+from draftree.remote.errors import FrameError
 from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, tokenizer_fingerprint
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights.cache import Cache
+
+if TYPE_CHECKING:
+    from draftree.remote.split.target import SplitModel
 
 __all__ = ["KEY_VARIABLE", "load_remote", "require_same_tokenizer"]
 
@@ -32,9 +38,9 @@ def load_remote(
         name: `remote:URL`, as for `RemoteAddress.parse`.
         dtype: of drafters on this machine.
         device: of drafters on this machine.
-        kernels: must be "auto": the server chose its own.
-        quantization: must be None, likewise.
-        offload: must be None, likewise.
+        kernels: of the layers on this machine, if the address has a split; else must be "auto".
+        quantization: likewise; else must be None.
+        offload: must be None.
 
     Raises:
         ConfigurationError: a wrong address, or options of the server's model.
@@ -42,7 +48,8 @@ def load_remote(
         ModelLoadError: its tokenizer cannot be used.
     """
     address = RemoteAddress.parse(name)
-    if kernels != "auto" or quantization is not None or offload is not None:
+    is_chosen = kernels != "auto" or quantization is not None
+    if (is_chosen and not address.split) or offload is not None:
         raise ConfigurationError(
             f"kernels, quantization and offload of '{name}' are chosen on the server: "
             "give them to 'draftree verify-server'"
@@ -54,12 +61,43 @@ def load_remote(
     from draftree.remote.target import RemoteModel
 
     key = os.environ.get(KEY_VARIABLE) or None
-    model = RemoteModel(Link(address, key), where, kind)
-    model.fingerprint = f"remote-{model.link.welcome.model}-{model.link.welcome.tokenizer}"
-    folder = _tokenizer_folder(address, key, model.link.welcome.tokenizer)
-    return LoadedModel(
-        model, folder, model.link.welcome.eos_ids, name, kernels="remote", tokenizer_sha=model.link.welcome.tokenizer
+    model: RemoteModel | SplitModel
+    if address.split:
+        model = _split_target(address, key, kind=kind, device=where, kernels=kernels, quantization=quantization)
+    else:
+        model = RemoteModel(Link(address, key), where, kind)
+    welcome = model.link.welcome
+    model.fingerprint = f"remote-{welcome.model}-{welcome.tokenizer}"
+    folder = _tokenizer_folder(address, key, welcome.tokenizer)
+    return LoadedModel(model, folder, welcome.eos_ids, name, kernels="remote", tokenizer_sha=welcome.tokenizer)
+
+
+def _split_target(
+    address: RemoteAddress,
+    key: str | None,
+    *,
+    kind: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    quantization: str | None,
+) -> SplitModel:
+    """Load the first layers, and begin a session that sends their states."""
+    from draftree.loading.first_layers import load_first_layers
+    from draftree.remote.link import Link
+    from draftree.remote.split.target import SplitModel
+
+    local = load_first_layers(
+        address.weights, address.split, dtype=kind, device=device, kernels=kernels, quantization=quantization
     )
+    link = Link(address, key, takes_bytes=True)
+    try:
+        return SplitModel(link, local, address)
+    except FrameError as error:
+        link.close()
+        raise GenerationError(f"the server's reply cannot be used: {error}") from error
+    except Exception:
+        link.close()
+        raise
 
 
 def _tokenizer_folder(address: RemoteAddress, key: str | None, wanted: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
@@ -12,8 +13,13 @@ __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
-OPTIONS = ("model", "tokenizer", "transport")
+OPTIONS = ("model", "tokenizer", "transport", "ca", "split", "weights", "states", "picks")
+STATES = ("float32", "bfloat16", "int8")
+PICKS = ("device", "server")
+SPLIT_OPTIONS = ("weights", "states", "picks")
+"""Options that need `split`."""
 TRANSPORTS = ("auto", "websocket", "post")
+MAX_SPLIT = 10_000
 PORTS = {"http": 80, "https": 443}
 
 
@@ -34,6 +40,11 @@ class RemoteAddress:
         model: name of the served model; None for the server's first.
         tokenizer: local folder of the target's tokenizer; None to fetch the server's.
         transport: "websocket", "post", or "auto" for the first that works.
+        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
+        split: layers that the device runs; 0 if it sends tokens.
+        weights: model whose first layers, embedding and output head the device reads; empty without `split`.
+        states: format of hidden states on the way: "float32", "bfloat16" or "int8".
+        picks: where logits are computed and tokens picked: "device" or "server".
     """
 
     scheme: str
@@ -43,10 +54,15 @@ class RemoteAddress:
     model: str | None = None
     tokenizer: str | None = None
     transport: str = "auto"
+    ca: str | None = None
+    split: int = 0
+    weights: str = ""
+    states: str = "float32"
+    picks: str = "device"
 
     @classmethod
     def parse(cls, name: str) -> RemoteAddress:
-        """Return the address of a name: `remote:URL` or `remote:URL?model=NAME&tokenizer=FOLDER&transport=post`.
+        """Return the address of a name: `remote:URL`, or `remote:URL?OPTION=VALUE&…`.
 
         Raises:
             ConfigurationError: it is not of this form.
@@ -69,14 +85,26 @@ class RemoteAddress:
         if unknown is not None or parts.fragment:
             wrong = unknown if unknown is not None else f"#{parts.fragment}"
             raise ConfigurationError(f"'{name}' has the option '{wrong}': {suggestion(wrong, OPTIONS)}")
-        transport = options.get("transport", "auto")
-        if transport not in TRANSPORTS:
-            raise ConfigurationError(f"'{name}' has transport={transport}: {suggestion(transport, TRANSPORTS)}")
-        path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        for key, known in (("transport", TRANSPORTS), ("states", STATES), ("picks", PICKS)):
+            if options.get(key, known[0]) not in known:
+                raise ConfigurationError(f"'{name}' has {key}={options[key]}: {suggestion(options[key], known)}")
+        ca = options.get("ca") or None
+        if ca is not None and parts.scheme != "https":
+            raise ConfigurationError(f"'{name}' has the option 'ca' without encryption: write https:// or leave it out")
         return cls(
-            parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
-            options.get("tokenizer") or None, transport,
-        )  # fmt: skip
+            scheme=parts.scheme,
+            host=host,
+            port=port or PORTS[parts.scheme],
+            path=parts.path.rstrip("/").removesuffix("/v1").rstrip("/"),
+            model=options.get("model") or None,
+            tokenizer=options.get("tokenizer") or None,
+            transport=options.get("transport", TRANSPORTS[0]),
+            ca=ca,
+            split=_split(name, options),
+            weights=options.get("weights", ""),
+            states=options.get("states", STATES[0]),
+            picks=options.get("picks", PICKS[0]),
+        )
 
     @property
     def is_private(self) -> bool:
@@ -100,3 +128,21 @@ class RemoteAddress:
 
     def __str__(self) -> str:
         return self.url("")
+
+
+def _split(name: str, options: Mapping[str, str]) -> int:
+    """Return the layers of the device; 0 if it sends tokens."""
+    given = options.get("split")
+    if given is None:
+        lonely = next((key for key in SPLIT_OPTIONS if key in options), None)
+        if lonely is not None:
+            raise ConfigurationError(f"'{name}' has {lonely}={options[lonely]} without split=N: add the layers to run")
+        return 0
+    if not (given.isascii() and given.isdigit() and 0 < int(given) <= MAX_SPLIT):
+        raise ConfigurationError(f"'{name}' has split={given}: give the number of layers that the device runs, from 1")
+    if not options.get("weights"):
+        raise ConfigurationError(
+            f"'{name}' has split={given} without weights: name the model whose first {given} layers this device runs, "
+            "such as weights=smollm2-135m-instruct"
+        )
+    return int(given)

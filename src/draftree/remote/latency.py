@@ -52,6 +52,8 @@ class Latency:
         reconnects: connections after the first.
         reopened: texts that were opened again, since the server had lost them.
         seconds: time of verified rounds, drafting included.
+        prompt_bytes: bytes of hidden states of prompts, sent.
+        can_stream: whether the server could write and stream texts alone.
     """
 
     pass_seconds: dict[int, float] = field(default_factory=dict)
@@ -63,6 +65,8 @@ class Latency:
     reconnects: int = 0
     reopened: int = 0
     seconds: float = 0.0
+    prompt_bytes: int = 0
+    can_stream: bool = True
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _queues: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _passes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -111,7 +115,7 @@ class Latency:
     def streaming_is_faster(self) -> bool:
         """Whether the server alone would deliver tokens faster than the rounds so far did."""
         alone = streaming_seconds(self.pass_seconds, self.queue_seconds)
-        return self.rounds >= MIN_ROUNDS and 0 < alone < MARGIN * self.token_seconds
+        return self.can_stream and self.rounds >= MIN_ROUNDS and 0 < alone < MARGIN * self.token_seconds
 
     def report(self) -> str:
         """Return one line about the rounds so far; empty before the first."""

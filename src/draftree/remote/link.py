@@ -129,6 +129,7 @@ class Link:
         connector: opens connections; None for those of the address.
         clock: measures round trips.
         sleep: waits between attempts.
+        takes_bytes: whether replies may have hidden states.
 
     Raises:
         ConfigurationError: an API key would be sent unencrypted.
@@ -145,6 +146,7 @@ class Link:
         connector: Connector | None = None,
         clock: Clock = SYSTEM_CLOCK,
         sleep: Callable[[float], None] = time.sleep,
+        takes_bytes: bool = False,
     ) -> None:
         if key is not None and not address.is_private:
             raise ConfigurationError(
@@ -153,6 +155,7 @@ class Link:
         self._patience = patience or Patience()
         self._connector = connector or (lambda: open_transport(address, key, timeout=self._patience.reply))
         self._address, self._clock, self._sleep = address, clock, sleep
+        self._takes_bytes = takes_bytes
         self._transport: Transport | None = None
         self._session: str | None = None
         self._number = 0
@@ -235,7 +238,7 @@ class Link:
 
     def _read(self, frame: bytes) -> dict[str, Any]:
         try:
-            return decode(frame, max_bytes=MAX_REPLY_BYTES)
+            return decode(frame, max_bytes=MAX_REPLY_BYTES, takes_bytes=self._takes_bytes)
         except FrameError as error:
             raise ConnectionLostError(f"a reply cannot be read: {error}") from error
 

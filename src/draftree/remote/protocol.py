@@ -17,7 +17,7 @@ extension types are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,17 @@ import msgpack
 
 from draftree.core.tree import ROOT, TokenTree, is_chain
 from draftree.remote.errors import FrameError
+from draftree.remote.fields import (
+    MAX_TOKENS,
+    Check,
+    read_flag,
+    read_number,
+    read_numbers,
+    read_params,
+    read_seed,
+    read_token,
+    read_values,
+)
 
 __all__ = [
     "MAX_FRAME_BYTES",
@@ -48,12 +59,9 @@ MAX_FRAME_BYTES = 1 << 20
 """Largest frame from a client: a prompt of some hundred thousand tokens."""
 MAX_REPLY_BYTES = 1 << 22
 """Largest frame from a server that a client reads."""
-MAX_TOKENS = 1 << 18
-"""Most entries of any list in a frame."""
 MAX_TEXTS = 256
 """Most texts of one frame."""
-MAX_ID = 2**53
-MAX_NAME = 256
+NO_REQUESTS: Mapping[str, Mapping[str, Check]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +104,13 @@ def encode(message: Mapping[str, Any]) -> bytes:
     return packed
 
 
-def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any]:
+def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool = False) -> dict[str, Any]:
     """Return the message of a frame; its fields are not checked.
+
+    Args:
+        frame: from the other side.
+        max_bytes: size of a frame at most.
+        takes_bytes: whether binary values are allowed, which only messages with hidden states have.
 
     Raises:
         FrameError: too large, not msgpack, or not one map with text keys.
@@ -110,7 +123,7 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any]:
             raw=False,
             strict_map_key=True,
             max_str_len=max_bytes,
-            max_bin_len=0,
+            max_bin_len=max_bytes if takes_bytes else 0,
             max_array_len=MAX_TOKENS,
             max_map_len=1024,
             max_ext_len=0,
@@ -123,20 +136,27 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any]:
     return found
 
 
-Check = Callable[[str, Any], Any]
-
-
-def read_request(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> dict[str, Any]:
+def read_request(
+    frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, more: Mapping[str, Mapping[str, Check]] = NO_REQUESTS
+) -> dict[str, Any]:
     """Return a request whose fields have the types and ranges of the protocol; `t` is its type.
+
+    Args:
+        frame: from a client.
+        max_bytes: size of a frame at most.
+        more: types besides those of the protocol, with their fields; they may have binary values.
 
     Raises:
         FrameError: unreadable, unknown, or a field is missing, unknown or wrong.
     """
-    message = decode(frame, max_bytes=max_bytes)
+    message = decode(frame, max_bytes=max_bytes, takes_bytes=bool(more))
     kind = message.get("t")
-    if not isinstance(kind, str) or kind not in REQUESTS:
-        raise FrameError(f"the frame has type {kind!r:.60}: known: {', '.join(REQUESTS)}", code="unknown_type")
-    fields = REQUESTS[kind]
+    known = {**REQUESTS, **more}
+    if not isinstance(kind, str) or kind not in known:
+        raise FrameError(f"the frame has type {kind!r:.60}: known: {', '.join(known)}", code="unknown_type")
+    if more and kind not in more:
+        message = decode(frame, max_bytes=max_bytes)  # without binary values
+    fields = known[kind]
     unknown = next((key for key in message if key not in fields and key not in ("t", "s")), None)
     if unknown is not None:
         raise FrameError(f"a frame of type '{kind}' has no field {unknown!r:.60}: leave it out")
@@ -147,7 +167,7 @@ def read_request(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> dict[str,
             code="version_mismatch",
         )
     found = {name: check(f"{kind}.{name}", message.get(name)) for name, check in fields.items()}
-    found["t"], found["s"] = kind, _token(f"{kind}.s", message.get("s"))
+    found["t"], found["s"] = kind, read_token(f"{kind}.s", message.get("s"))
     return found
 
 
@@ -164,17 +184,17 @@ def unpack_draft(name: str, values: Any) -> DraftedText:
     Raises:
         FrameError: another shape, or parents that are no tree.
     """
-    text, length, crc, tokens, parents = _tuple(name, values, 5)
-    given = _numbers(f"{name}.tokens", tokens)
+    text, length, crc, tokens, parents = read_values(name, values, 5)
+    given = read_numbers(f"{name}.tokens", tokens)
     if parents is None:
         tree = TokenTree(given, tuple(range(ROOT, len(given) - 1)))
     else:
-        above = _numbers(f"{name}.parents", parents)
+        above = read_numbers(f"{name}.parents", parents)
         if len(above) != len(given) or any(parent > node for node, parent in enumerate(above)):
             raise FrameError(f"'{name}' has parents that are no tree: one earlier node, or 0 for the root, per token")
         tree = TokenTree(given, tuple(parent - 1 for parent in above))
     return DraftedText(
-        _number(f"{name}.text", text), _number(f"{name}.length", length), _number(f"{name}.crc", crc), tree
+        read_number(f"{name}.text", text), read_number(f"{name}.length", length), read_number(f"{name}.crc", crc), tree
     )
 
 
@@ -190,52 +210,14 @@ def unpack_walk(values: Any) -> WalkedText:
     Raises:
         FrameError: another shape.
     """
-    text, path, bonus, is_done = _tuple("walk", values, 4)
+    text, path, bonus, is_done = read_values("walk", values, 4)
     if isinstance(path, int) and not isinstance(path, bool) and 0 <= path <= MAX_TOKENS:
         nodes = tuple(range(path))
     else:
-        nodes = _numbers("walk.path", path)
-    return WalkedText(_number("walk.text", text), nodes, _number("walk.bonus", bonus), _flag("walk.done", is_done))
-
-
-def _number(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ID:
-        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number from 0 to {MAX_ID}")
-    return value
-
-
-def _seed(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
-        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number of at most 64 bits")
-    return value
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise FrameError(f"'{name}' is {value!r:.60}: it must be true or false")
-    return value
-
-
-def _token(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > MAX_NAME:
-        raise FrameError(f"'{name}' must be a text of at most {MAX_NAME} characters, or nothing")
-    return value
-
-
-def _numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise FrameError(f"'{name}' must be a list of whole numbers")
-    if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_ID for item in value):
-        raise FrameError(f"'{name}' must be a list of whole numbers of at least 0")
-    return tuple(value)
-
-
-def _tuple(name: str, value: Any, length: int) -> Sequence[Any]:
-    if not isinstance(value, list) or len(value) != length:
-        raise FrameError(f"'{name}' must be a list of {length} values")
-    return value
+        nodes = read_numbers("walk.path", path)
+    return WalkedText(
+        read_number("walk.text", text), nodes, read_number("walk.bonus", bonus), read_flag("walk.done", is_done)
+    )
 
 
 def _drafts(name: str, value: Any) -> list[DraftedText]:
@@ -247,28 +229,22 @@ def _drafts(name: str, value: Any) -> list[DraftedText]:
     return found
 
 
-def _params(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise FrameError(f"'{name}' must be a map of sampling parameters")
-    return value
-
-
 REQUESTS: dict[str, dict[str, Check]] = {
-    "hello": {"v": _number, "model": _token},
+    "hello": {"v": read_number, "model": read_token},
     "open": {
-        "id": _number,
-        "text": _number,
-        "prompt": _numbers,
-        "output": _numbers,
-        "params": _params,
-        "seed": _seed,
-        "limit": _number,
-        "plain": _flag,
+        "id": read_number,
+        "text": read_number,
+        "prompt": read_numbers,
+        "output": read_numbers,
+        "params": read_params,
+        "seed": read_seed,
+        "limit": read_number,
+        "plain": read_flag,
     },
-    "verify": {"id": _number, "x": _drafts},
-    "read": {"id": _number, "text": _number, "start": _number},
-    "close": {"id": _number, "texts": _numbers},
-    "ping": {"id": _number},
-    "bye": {"id": _number},
+    "verify": {"id": read_number, "x": _drafts},
+    "read": {"id": read_number, "text": read_number, "start": read_number},
+    "close": {"id": read_number, "texts": read_numbers},
+    "ping": {"id": read_number},
+    "bye": {"id": read_number},
 }
 """Fields of every request, each with its check; `s`, the session's token, is in frames over POST."""

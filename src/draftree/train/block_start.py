@@ -34,6 +34,8 @@ OUTPUT_SIZE = 20.0
 near the embedding of the masked token, which the final norm turns into a confident prediction: 46 nats."""
 GAIN_SIZE = 0.5
 """Factor of the first gain of the final norm, relative to other heads: both together start at 9 nats."""
+MARKOV_RANK = 64
+"""Rank of the bias of new heads by the token before."""
 OUTPUTS = ("o_proj.weight", "down_proj.weight")
 VARIANTS = (
     *("attention_bias", "output_bias", "mlp_bias", "fc_bias", "fc_norm", "qk_norm"),
@@ -49,15 +51,21 @@ class BlockOptions:
     Attributes:
         head: options that it shares with other heads; `start` is a block head to continue, or a head of kind `eagle3`
             whose weights the first layer of a new block head begins with.
-        markov_rank: rank of the bias by the token before; 0 for none.
+        markov_rank: rank of the bias by the token before; 0 for none. If None, that of the block head to continue, and
+            64 for a new one.
     """
 
     head: HeadOptions = field(default_factory=HeadOptions)
-    markov_rank: int = 64
+    markov_rank: int | None = None
 
     def __post_init__(self) -> None:
-        if self.markov_rank < 0:
+        if self.markov_rank is not None and self.markov_rank < 0:
             raise ConfigurationError(f"markov_rank is {self.markov_rank}: it must not be negative")
+
+    @property
+    def new_markov_rank(self) -> int:
+        """Rank of a new head's bias."""
+        return MARKOV_RANK if self.markov_rank is None else self.markov_rank
 
 
 def start_block(
@@ -99,6 +107,11 @@ def _continued(
             f"'{start}' drafts {given.num_levels} tokens in a pass, and depth is {settings.depth}: give --depth "
             f"{given.num_levels}"
         )
+    if options.markov_rank not in (None, given.config.markov_rank):
+        raise ConfigurationError(
+            f"'{start}' has a bias of rank {given.config.markov_rank}: leave out markov_rank, which is "
+            f"{options.markov_rank}"
+        )
     given.bind(prepared.parts)
     for name, parameter in given.named_parameters():
         parameter.requires_grad_(options.head.shape.trains_output or not name.startswith(("lm_head", "embed_tokens")))
@@ -115,7 +128,7 @@ def _seeded(
         reason = f"its {variants[0]} is set" if variants else "its width is not the target's"
         raise ConfigurationError(f"a block head cannot start from this head: {reason}; leave out --from for a new one")
     shape = given.config.changed(num_layers=options.head.shape.layers)
-    config = _block_config(shape, prepared, settings, options.markov_rank)
+    config = _block_config(shape, prepared, settings, options.new_markov_rank)
     data = _data(prepared, config)
     given.bind(prepared.parts)
     unfold(given, data.sizes)
@@ -146,7 +159,7 @@ def _new(
         depth=settings.depth,
         name=prepared.loaded.name,
     )
-    config = _block_config(base, prepared, settings, options.markov_rank)
+    config = _block_config(base, prepared, settings, options.new_markov_rank)
     head = fresh_block_head(
         config, vocabulary, prepared.parts, trains_output=options.head.shape.trains_output, seed=settings.seed
     )

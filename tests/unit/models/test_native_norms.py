@@ -1,4 +1,4 @@
-"""The offset of RMS norms is detected element by element, independent of the size of their weights."""
+"""The kind and the offset of norms are detected element by element, independent of the size of their weights."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from draftree.models.native.blueprint import LAYER_NORM
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describing import _norm_offset, read
+from draftree.models.native.describing import read
+from draftree.models.native.norms import NormFacts, norm_facts
 from draftree.models.torch.hf import HFModel
 from families import fresh
 from native_samples import FAMILIES, SIZES
@@ -48,7 +50,7 @@ def _with_weights(norm: Any, weights: Tensor, dtype: torch.dtype) -> Any:
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize(("kind", "offset"), [(LlamaRMSNorm, 0.0), (Gemma3RMSNorm, 1.0)])
 def test_the_offset_is_found(kind: Any, offset: float, weights: str, dtype: torch.dtype) -> None:
-    assert _norm_offset(_with_weights(kind(SIZE, eps=1e-6), WEIGHTS[weights], dtype)) == offset
+    assert norm_facts(_with_weights(kind(SIZE, eps=1e-6), WEIGHTS[weights], dtype)).offset == offset
 
 
 class HalfNorm(LlamaRMSNorm):
@@ -75,11 +77,7 @@ class HalfOffset(nn.Module):
 @pytest.mark.parametrize("weights", [name for name in WEIGHTS if name != "all large"])
 @pytest.mark.parametrize(("kind", "offset"), [(HalfNorm, 0.0), (HalfOffset, 1.0)])
 def test_rounding_to_bfloat16_hides_no_offset(kind: Any, offset: float, weights: str) -> None:
-    assert _norm_offset(_with_weights(kind(SIZE, eps=1e-6), WEIGHTS[weights], torch.bfloat16)) == offset
-
-
-class WithMean(nn.LayerNorm):
-    """Subtracts the mean as well."""
+    assert norm_facts(_with_weights(kind(SIZE, eps=1e-6), WEIGHTS[weights], torch.bfloat16)).offset == offset
 
 
 class HalfOfOne(Gemma3RMSNorm):
@@ -99,18 +97,28 @@ class OneElementOff(LlamaRMSNorm):
         return result
 
 
-@pytest.mark.parametrize("kind", [WithMean, HalfOfOne, OneElementOff])
+@pytest.mark.parametrize("kind", [HalfOfOne, OneElementOff])
 @pytest.mark.parametrize("weights", ["small", "large mean", "two large ones"])
 def test_other_norms_are_refused(kind: Any, weights: str) -> None:
-    norm = kind(SIZE, eps=1e-6, bias=False) if kind is WithMean else kind(SIZE, eps=1e-6)
-    with pytest.raises(NativeUnavailableError, match="not a root-mean-square norm"):
-        _norm_offset(_with_weights(norm, WEIGHTS[weights], torch.bfloat16))
+    norm = kind(SIZE, eps=1e-6)
+    with pytest.raises(NativeUnavailableError, match="neither a root-mean-square norm"):
+        norm_facts(_with_weights(norm, WEIGHTS[weights], torch.bfloat16))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("weights", ["ones", "small", "large mean", "two large ones"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_with_a_mean_are_identified(has_bias: bool, weights: str, dtype: torch.dtype) -> None:
+    norm = nn.LayerNorm(SIZE, eps=1e-5, bias=has_bias)
+    if has_bias:
+        nn.init.normal_(norm.bias)
+    assert norm_facts(_with_weights(norm, WEIGHTS[weights], dtype)) == NormFacts(LAYER_NORM, 0.0, 1e-5, has_bias)
 
 
 def test_the_model_keeps_its_dtype_and_weights() -> None:
     norm = _with_weights(LlamaRMSNorm(SIZE), WEIGHTS["large mean"], torch.bfloat16)
     before = norm.weight
-    _norm_offset(norm)
+    norm_facts(norm)
     assert norm.weight is before
     assert before.dtype == torch.bfloat16
 
@@ -165,5 +173,5 @@ class OtherEpsilon(LlamaRMSNorm):
 
 
 def test_an_epsilon_that_is_not_used_is_refused() -> None:
-    with pytest.raises(NativeUnavailableError, match="not a root-mean-square norm"):
-        _norm_offset(OtherEpsilon(SIZE, eps=1e-6))
+    with pytest.raises(NativeUnavailableError, match="neither a root-mean-square norm"):
+        norm_facts(OtherEpsilon(SIZE, eps=1e-6))

@@ -212,6 +212,9 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
     ]
     assert run([*again, "--draft-vocab", "30", "--layers", "2"]) == 1
     assert "leave out draft_vocab, layers" in capsys.readouterr().err
+    command[command.index("--markov-rank") + 1] = "4"
+    assert run([*command, "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
+    assert "has a bias of rank 8: leave out markov_rank, which is 4" in capsys.readouterr().err
     command[command.index("--depth") + 1] = str(DEPTH + 1)
     assert run([*command, "--output", str(tmp_path / "no"), "--from", str(first)]) == 1
     assert f"drafts {DEPTH} tokens in a pass" in capsys.readouterr().err

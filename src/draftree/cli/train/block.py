@@ -29,9 +29,13 @@ def block(
     run: Run,
     chosen: HeadOptions,
     markov_rank: Annotated[
-        int,
-        typer.Option(help="Rank of the bias by the token before; 0 for none.", metavar="N", rich_help_panel=HEAD),
-    ] = 64,
+        int | None,
+        typer.Option(
+            help="Rank of the bias by the token before, 0 for none; 64 for a new head if not given.",
+            metavar="N",
+            rich_help_panel=HEAD,
+        ),
+    ] = None,
 ) -> None:
     """Train a DSpark-type head, whose blocks have as many tokens as --depth; '--draft head:FOLDER' uses it.
 

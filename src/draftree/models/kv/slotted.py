@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import (
@@ -29,6 +30,7 @@ from draftree.models.kv.partial import LayerRange, PartialTree, RangeOutput, req
 from draftree.models.kv.pool import SlotPool, kv_slot
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
+from draftree.sampling.logits import Logits
 
 
 class SlottedModel(LanguageModel):
@@ -193,6 +195,40 @@ class SlottedModel(LanguageModel):
             assert output.hidden is not None, "hidden states were requested"
             hidden[[starts[i] + place for i, places in late.items() for place in places]] = output.hidden
         return LayerRange(first.end, self.num_layers, hidden=hidden)
+
+    @torch.inference_mode()
+    def run_rest(
+        self, jobs: Sequence[Extend], hidden: Tensor, *, first: int, capture: Sequence[int] = ()
+    ) -> PassResult:
+        """Append nodes whose first layers ran elsewhere, and run the other layers over them.
+
+        Args:
+            jobs: the nodes; their token ids are not used, and keys and values of the first layers are not written.
+            hidden: output of the layers before `first` for every row of the jobs, shape (rows, hidden).
+            first: first layer that is run; all later ones are run, too.
+            capture: as for `Pass`, from `first` on.
+        """
+        nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
+        given = hidden.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32).contiguous()
+        layers = LayerRange(first, self.num_layers, hidden=given, capture=tuple(capture))
+        output = self._counted_pass(jobs, nodes, layers)
+        return PassResult.of_jobs(jobs, output.logits, output.captured)
+
+    @torch.inference_mode()
+    def read_out(self, hidden: Tensor) -> Logits:
+        """Return the logits of outputs of the last layer, computed as in a pass.
+
+        Args:
+            hidden: before the final norm, shape (rows, hidden), at least one row.
+        """
+        slot = self._pool.open()
+        try:
+            result = self.run_rest(
+                [Extend(slot, [0] * len(hidden), range(-1, len(hidden) - 1))], hidden, first=self.num_layers
+            )
+        finally:
+            self._pool.close(slot)
+        return result.logits
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         """Apply edits; dropped tokens stay stored until they are overwritten."""

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from draftree.models.native.rotary import Rope
 
-SILU, GELU_TANH = 0, 1
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU = range(6)
+MAX_EXPERTS = 1024
+RMS_NORM, LAYER_NORM = range(2)
+ACTIVATIONS: Mapping[str, int] = MappingProxyType(
+    {
+        "SILU": SILU,
+        "GELU_TANH": GELU_TANH,
+        "GELU": GELU,
+        "RELU": RELU,
+        "QUICK_GELU": QUICK_GELU,
+        "CLAMPED_SILU": CLAMPED_SILU,
+    }
+)
+NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +33,69 @@ class LinearBlueprint:
         bias: name of its bias; None for none.
         inputs: number of inputs.
         outputs: number of outputs.
+        is_transposed: whether the weight has shape (inputs, outputs).
+        expert: index in the first dimension of the weight, which many experts share; None for a weight of its own.
+        is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
+        groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
+            then all keys, then all values.
     """
 
     weight: str
     bias: str | None
     inputs: int
     outputs: int
+    is_transposed: bool = False
+    expert: int | None = None
+    is_interleaved: bool = False
+    groups: int = 0
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether the weight has its outputs in another order, or is not the whole parameter."""
+        return self.is_transposed or self.is_interleaved or self.groups > 0 or self.expert is not None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of its parameters."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBlueprint:
+    """Perceptrons of which every row uses some, and the router that chooses them.
+
+    Attributes:
+        router: product whose outputs are the experts' logits.
+        gate_up: first products of expert 0.
+        down: last product of expert 0.
+        count: number of experts.
+        chosen: number of experts of a row, those of the largest logits.
+        is_renormalized: whether the softmax runs over the chosen experts only; otherwise over all.
+        shared_gate_up: first products of the expert that every row uses; empty for none.
+        shared_down: its last product.
+        shared_gate: product whose logistic function is the weight of that expert; None for weight 1.
+    """
+
+    router: LinearBlueprint
+    gate_up: LinearBlueprint
+    down: LinearBlueprint
+    count: int
+    chosen: int
+    is_renormalized: bool
+    shared_gate_up: tuple[LinearBlueprint, ...] = ()
+    shared_down: LinearBlueprint | None = None
+    shared_gate: LinearBlueprint | None = None
+
+    @property
+    def linears(self) -> tuple[LinearBlueprint, ...]:
+        """All products; of the experts those of expert 0."""
+        found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
+        return tuple(linear for linear in found if linear is not None)
+
+    @property
+    def widest(self) -> int:
+        """Largest number of results of an activation."""
+        return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +107,14 @@ class LayerBlueprint:
         embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
             and then the normed residual stream, concatenated; None for other layers.
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
+        score_cap: soft cap of the scores of attention; None for none.
+        sinks: name of scores, one for each head, of a key without a value that every row sees; None for none.
+        experts: the perceptron has experts, and `gate_up` and `down` are those of expert 0.
     """
 
-    attention_norm: str
+    attention_norm: str | None
     attention_post_norm: str | None
-    mlp_norm: str
+    mlp_norm: str | None
     mlp_post_norm: str | None
     query_norm: str | None
     key_norm: str | None
@@ -57,11 +127,23 @@ class LayerBlueprint:
     rope: int | None
     embedding_norm: str | None = None
     is_normed_residual: bool = False
+    score_cap: float | None = None
+    sinks: str | None = None
+    experts: ExpertsBlueprint | None = None
+
+    def with_norms_of(self, before: str | None) -> LayerBlueprint:
+        """Return a layer with norms after its sublayers as one with norms before them.
+
+        Args:
+            before: norm of what enters the layer.
+        """
+        return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All projections."""
-        return (*self.qkv, self.output, *self.gate_up, self.down)
+        own = () if self.experts is None else self.experts.linears
+        return (*self.qkv, self.output, *self.gate_up, self.down, *own)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -98,6 +180,21 @@ class Blueprint:
         residual_scale: factor of each sublayer's output in the residual stream.
         logit_scale: factor of the logits.
         ropes: kinds of rotary positions.
+        final_norm: name of the norm before the head; None for none.
+        norm: RMS_NORM, or LAYER_NORM with mean and variance.
+        has_norm_bias: whether norms have biases, whose names end in "bias" in place of "weight".
+        is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
+            norm before the next one.
+        is_parallel: whether attention and perceptron of a layer read the same residual stream.
+        logit_cap: soft cap of the logits; None for none.
+        gate_limit: largest size of the gate and of what it multiplies, of CLAMPED_SILU.
+        gate_slope: factor in the logistic function of the gate, of CLAMPED_SILU.
+        is_gated: whether perceptrons have gates; otherwise `gate_up` of a layer is its first product.
+        positions: name of a table that is added to embeddings by position; None for none.
+        position_offset: row of the table for position 0.
+        unplaced: token to which no position is added; None for none.
+        start_norm: name of the norm of what enters the first layer; None for none.
+        is_start_norm_first: whether positions are added after that norm.
         projection: product of features; None if passes start at embeddings or hidden states only.
     """
 
@@ -118,11 +215,51 @@ class Blueprint:
     residual_scale: float
     logit_scale: float
     embedding: str
-    final_norm: str
+    final_norm: str | None
     head: LinearBlueprint
     ropes: tuple[Rope, ...]
     layers: tuple[LayerBlueprint, ...]
     projection: ProjectionBlueprint | None = None
+    norm: int = RMS_NORM
+    has_norm_bias: bool = False
+    is_post_norm: bool = False
+    is_gated: bool = True
+    is_parallel: bool = False
+    logit_cap: float | None = None
+    gate_limit: float = 0.0
+    gate_slope: float = 0.0
+    positions: str | None = None
+    position_offset: int = 0
+    unplaced: int | None = None
+    start_norm: str | None = None
+    is_start_norm_first: bool = False
+
+    def as_unpacked(self) -> Blueprint:
+        """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
+
+        def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
+            return tuple(replace(linear, is_transposed=False, is_interleaved=False, groups=0) for linear in linears)
+
+        layers = [
+            replace(
+                layer,
+                qkv=plain(layer.qkv),
+                output=plain((layer.output,))[0],
+                gate_up=plain(layer.gate_up),
+                down=plain((layer.down,))[0],
+            )
+            for layer in self.layers
+        ]
+        return replace(self, layers=tuple(layers), position_offset=0)
+
+    def bias_of_norm(self, name: str) -> str | None:
+        """Return the name of a norm's bias, from that of its weight; None for none."""
+        return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(layer.experts is not None for layer in self.layers)
 
     @property
     def is_tied(self) -> bool:
@@ -132,9 +269,15 @@ class Blueprint:
     @property
     def names(self) -> frozenset[str]:
         """Names of all parameters."""
-        found = [self.embedding, self.final_norm, *self.head.names]
+        norms = [self.start_norm, self.final_norm, *(name for layer in self.layers for name in layer.norms)]
+        found = [name for name in norms if name is not None]
+        found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]
+        found += [self.embedding, *self.head.names]
+        if self.positions is not None:
+            found.append(self.positions)
         if self.projection is not None:
             found += [*self.projection.norms, *self.projection.linear.names]
         for layer in self.layers:
-            found += [*layer.norms, *(name for linear in layer.linears for name in linear.names)]
+            found += [name for linear in layer.linears for name in linear.names]
+            found += [] if layer.sinks is None else [layer.sinks]
         return frozenset(found)

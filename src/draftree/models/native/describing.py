@@ -1,35 +1,57 @@
 """Derivation of the `Blueprint` of a transformers model.
 
-Supported: RMS norms, grouped-query attention with rotary positions and optional norms per head, gated multilayer
-perceptrons, residual connections. Modules are found by the names that nearly all families share; the name of the family
-is not used. The blueprint must account for every parameter, and the native model is checked against the original
-logits.
+Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
+attention with rotary or learned positions, optional norms per head, soft caps and sinks; perceptrons with a gate or
+without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
+families share; the name of the family is not used. The blueprint must account for every parameter, and the native model
+is checked against the original logits.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from draftree.models.native.blueprint import GELU_TANH, SILU, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import CLAMPED_SILU, LAYER_NORM, Blueprint, LayerBlueprint
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.expert_modules import activation_module, clamps_of
+from draftree.models.native.facts import ModelFacts
+from draftree.models.native.layer_modules import (
+    ATTENTION,
+    BEFORE_ATTENTION,
+    BEFORE_MLP,
+    OUTPUT,
+    UP,
+    describe_layer,
+    is_gated,
+    mlp_of,
+    query_factors,
+)
+from draftree.models.native.modules import (
+    Names,
+    activation_of,
+    first_part,
+    linear_of,
+    part,
+    reads_before,
+    runs_before,
+)
+from draftree.models.native.norms import norm_facts, require_like_norms
 from draftree.models.native.rotary import read_ropes
-from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.attention import ProbePass, announced
 from draftree.models.torch.embeddings import scale_of_embedding
-from draftree.models.torch.hf import HFModel
 
-NORM_OFFSETS = (0.0, 1.0)
-NORM_TOLERANCE = 2.0**-6
-"""Maximum relative error of an element: twice that of two roundings to bfloat16."""
+LAYERS = ("layers", "h")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+POSITIONS = ("wpe", "embed_positions")
+ACTIVATION = ("act_fn", "activation_fn", "act")
 
 
-def read(model: HFModel) -> Blueprint:
+def read(model: ModelFacts) -> Blueprint:
     """Derive the blueprint of a model.
 
     Args:
@@ -38,71 +60,78 @@ def read(model: HFModel) -> Blueprint:
     Raises:
         NativeUnavailableError: the architecture is not supported; the message has the reason.
     """
-    names = _Names(model.model)
-    config, base, inner = model.config, model.model.base_model, model.model
-    modules = list(_part(base, "layers"))
+    names = Names(model.model)
+    config, inner, base = model.config, model.model, model.model.base_model
+    base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
+    modules = list(part(base, *LAYERS))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)
-    norm, rotary = _part(base, "norm"), _part(base, "rotary_emb")
+    rotary, table = first_part(base, "rotary_emb"), _position_table(base)
     of_layers = _kinds(rotary, config, modules)
     kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
     if any("dynamic" in str(kind) for kind in _rope_types(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
+    if rotary is None and table is None:
+        raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
+    is_post_norm = _is_post_norm(model, modules[0])
+    factors = query_factors(model, modules) if None in of_layers else {}
     layers = tuple(
-        _layer(layer, model.calls[index], None if kind is None else kinds.index(kind), names=names)
+        describe_layer(
+            layer,
+            model.calls[index],
+            None if kind is None else kinds.index(kind),
+            names=names,
+            factor=factors.get(index, 1.0) if kind is None else 1.0,
+        )
         for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
     )
-    _require_like_norms(inner, [name for layer in layers for name in layer.norms], norm)
+    norm = first_part(base, *LAST_NORM)
+    facts = norm_facts(part(modules[0], *BEFORE_ATTENTION) if norm is None else norm)
+    require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
+    final = None if norm is None else names.of(norm)
+    if is_post_norm:
+        if final is not None:
+            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
+        layers, final = norms_after(layers, None)
     embedding = inner.get_input_embeddings()
-    if getattr(config, "final_logit_softcapping", None):
-        raise NativeUnavailableError("its logits are capped")
+    mlps = [mlp_of(module) for module in modules]
+    activation, limit, slope = _activation(mlps)
+    offset = 0 if table is None else int(getattr(table, "offset", 0))
+    rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
     found = Blueprint(
         kind=model.kind,
         fingerprint=model.fingerprint,
-        context=model.max_length,
+        context=min(model.max_length, rows),
         dtype=str(model.dtype).removeprefix("torch."),
         hidden=int(config.hidden_size),
         heads=heads,
-        kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        kv_heads=(sum(linear.outputs for linear in layers[0].qkv) // head_dim - heads) // 2,
         head_dim=head_dim,
-        mlp=layers[0].down.inputs,
+        mlp=max(layer.down.inputs if layer.experts is None else layer.experts.widest for layer in layers),
         vocab=model.vocab_size,
-        activation=_activation([_part(module, "mlp") for module in modules]),
-        epsilon=_epsilon(norm),
-        norm_offset=_norm_offset(norm),
+        activation=activation,
+        epsilon=facts.epsilon,
+        norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
         logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
         embedding=names.of(embedding),
-        final_norm=names.of(norm),
-        head=_linear(inner.get_output_embeddings(), "the head", names=names),
+        final_norm=final,
+        head=linear_of(inner.get_output_embeddings(), "the head", names=names),
         ropes=read_ropes(rotary, kinds, context=model.max_length),
         layers=layers,
+        norm=facts.kind,
+        has_norm_bias=facts.has_bias,
+        is_post_norm=is_post_norm,
+        is_gated=is_gated(layers[0]),
+        is_parallel=_is_parallel(model, modules[0]),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+        gate_limit=limit,
+        gate_slope=slope,
+        positions=None if table is None else names.of(table),
+        position_offset=offset,
     )
-    _require_sizes(found, names)
-    _require_nothing_else(names, found)
-    return found
-
-
-class _Names:
-    """Names of a model's parameters. A shared parameter has its first name."""
-
-    def __init__(self, model: Any) -> None:
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self._names = {id(parameter): name for name, parameter in self.parameters.items()}
-
-    def of(self, module: Any) -> str:
-        """Return the name of a module's weight."""
-        return self._names[id(_part(module, "weight"))]
-
-    def of_bias(self, module: Any) -> str | None:
-        """Return the name of a module's bias, if it has one."""
-        return None if module.bias is None else self._names[id(module.bias)]
-
-
-def _part(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
-        raise NativeUnavailableError(f"{type(module).__name__} has no '{name}'")
+    require_sizes(found, names)
+    require_nothing_else(names, found)
     return found
 
 
@@ -110,12 +139,22 @@ def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
+def _position_table(base: Any) -> nn.Embedding | None:
+    """Return the table that is added to embeddings by position; None for none."""
+    found = first_part(base, *POSITIONS)
+    if found is not None and not isinstance(found, nn.Embedding):
+        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
+    return found
+
+
 def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
     """Return each layer's kind of rotary positions; "" if there is only one, None for none."""
+    if rotary is None:
+        return [None] * len(layers)
     known = [""] * len(layers)
     if "layer_type" in inspect.signature(rotary.forward).parameters:
         known = [str(kind) for kind in config.layer_types]
-    uses = [getattr(_part(layer, "self_attn"), "use_rope", True) for layer in layers]
+    uses = [getattr(part(layer, *ATTENTION), "use_rope", True) for layer in layers]
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
@@ -125,115 +164,80 @@ def _rope_types(config: Any) -> list[Any]:
     return [rope.get("rope_type") for rope in own]
 
 
-def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: _Names) -> LayerBlueprint:
-    attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
-    if call.softcap is not None or call.sinks is not None:
-        raise NativeUnavailableError("its attention has capped scores or sinks")
-    sandwich = hasattr(layer, "pre_feedforward_layernorm")
+def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
+    """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
+    norm, attention = part(layer, *BEFORE_ATTENTION), part(layer, *ATTENTION)
+    if norm_facts(norm).kind != LAYER_NORM:
+        return False
 
-    def norm(owner: Any, name: str) -> str | None:
-        return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
 
-    return LayerBlueprint(
-        attention_norm=names.of(_part(layer, "input_layernorm")),
-        attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
-        mlp_norm=names.of(_part(layer, "pre_feedforward_layernorm" if sandwich else "post_attention_layernorm")),
-        mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
-        query_norm=norm(attention, "q_norm"),
-        key_norm=norm(attention, "k_norm"),
-        qkv=_linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", names=names),
-        output=_linear(_part(attention, "o_proj"), "'o_proj'", names=names),
-        gate_up=_linears(mlp, ("gate_proj", "up_proj"), "gate_up_proj", names=names),
-        down=_linear(_part(mlp, "down_proj"), "'down_proj'", names=names),
-        window=call.window,
-        scaling=call.scaling,
-        rope=rope,
-    )
+    return not runs_before(run, norm, attention)
 
 
-def _linear(module: Any, name: str, *, names: _Names) -> LinearBlueprint:
-    if type(module) is not nn.Linear:
-        raise NativeUnavailableError(f"{name} is a {type(module).__name__}, not a plain linear layer")
-    return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
+def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
+    """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm.
 
-
-def _linears(owner: Any, parts: Sequence[str], fused: str, *, names: _Names) -> tuple[LinearBlueprint, ...]:
-    """Return the linear layers with these names, or the fused one."""
-    chosen = [fused] if hasattr(owner, fused) else list(parts)
-    return tuple(_linear(_part(owner, name), f"'{name}'", names=names) for name in chosen)
-
-
-def _activation(mlps: Sequence[Any]) -> int:
-    """Return the activation of all layers, identified by its values: implementations have many names."""
-    x = torch.linspace(-4, 4, 33)
-    known = {SILU: F.silu(x), GELU_TANH: F.gelu(x, approximate="tanh")}
-    with torch.inference_mode():
-        found = [_part(mlp, "act_fn" if hasattr(mlp, "act_fn") else "activation_fn")(x) for mlp in mlps]
-    for kind, wanted in known.items():
-        if all(torch.allclose(one, wanted, atol=1e-5) for one in found):
-            return kind
-    raise NativeUnavailableError("the activation of its layers is neither SiLU nor the GELU of the hyperbolic tangent")
-
-
-def _epsilon(norm: Any) -> float:
-    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else _part(norm, "eps"))
-
-
-def _norm_offset(norm: Any) -> float:
-    """Return the offset, 0 or 1, with which the formula reproduces the norm.
-
-    With a large weight the two differ little, so errors are relative to each element, and a float32 copy is used if
-    possible: bfloat16 rounds 25 to within 0.1.
+    Args:
+        layers: layers, whose `attention_norm` is the one after attention, and so on.
+        first: norm before the first layer.
     """
-    errors = {offset: _norm_error(norm, offset) for offset in NORM_OFFSETS}
-    offset = min(errors, key=lambda one: float(errors[one].mean()))
-    if not float(errors[offset].max()) < NORM_TOLERANCE:  # also refuses NaN
-        raise NativeUnavailableError(f"{type(norm).__name__} is not a root-mean-square norm")
-    return offset
+    found, before = [], first
+    for layer in layers:
+        found.append(layer.with_norms_of(before))
+        before = layer.mlp_norm
+    return tuple(found), before
 
 
-@torch.inference_mode()
-def _norm_error(norm: Any, offset: float) -> Tensor:
-    """Return the relative error of each element, shape (inputs, elements), with this offset.
+def _is_parallel(model: ModelFacts, layer: Any) -> bool:
+    """Return whether the perceptron of a layer does not read what its attention adds.
 
-    The inputs have a mean, which a norm may subtract, and two scales, one so small that epsilon matters.
+    Only a layer without a second norm, or with norms of mean and variance, can be such a layer.
     """
-    weight: Tensor = _part(norm, "weight").detach().float()
-    epsilon = _epsilon(norm)
-    sizes = torch.linspace(0.5, 1.5, weight.numel())
-    sizes[::3] *= -1
-    x = torch.stack([sizes, sizes * epsilon**0.5]) if epsilon > 0 else sizes[None]
-    found = copy.deepcopy(norm).float()(x).float()
-    wanted = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon) * (weight + offset)
-    return (found - wanted).abs() / wanted.abs().clamp_min(torch.finfo(torch.float32).tiny)
+    if first_part(layer, *BEFORE_MLP) is not None and norm_facts(part(layer, *BEFORE_ATTENTION)).kind != LAYER_NORM:
+        return False
+    mlp = mlp_of(layer)
+
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+
+    return reads_before(run, part(part(layer, *ATTENTION), *OUTPUT), part(mlp, *UP, "gate_up_proj", "up_proj"))
 
 
-def _require_like_norms(model: Any, names: Sequence[str], final: Any) -> None:
-    """Check that all norms have the same epsilon and offset, as the C library requires."""
-    wanted = _epsilon(final), _norm_offset(final)
-    for name in names:
-        norm = model.get_submodule(name.rpartition(".")[0])
-        found = _epsilon(norm), _norm_offset(norm)
-        if found != wanted:
-            raise NativeUnavailableError(
-                f"its norms differ: epsilon and offset are {found} in '{name}' and {wanted} in the last norm"
-            )
+def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
+    """Return the activation of all layers, and limit and slope of gates that are clamped."""
+    clamps = {clamps_of(mlp) for mlp in mlps}
+    if clamps == {None}:
+        return activation_of([part(activation_module(mlp), *ACTIVATION) for mlp in mlps]), 0.0, 0.0
+    (clamp,) = clamps if len(clamps) == 1 else (None,)
+    if clamp is None:
+        raise NativeUnavailableError("the gates of its layers are clamped in different ways")
+    return CLAMPED_SILU, *clamp
 
 
-def _require_sizes(found: Blueprint, names: _Names) -> None:
-    units = {"hidden size": (found.hidden, 16), "size of a head": (found.head_dim, 16), "inner size": (found.mlp, 32)}
-    for name, (size, unit) in units.items():
+def require_sizes(found: Blueprint, names: Names) -> None:
+    """Check that the C library can compute layers of these sizes.
+
+    Raises:
+        NativeUnavailableError: it cannot.
+    """
+    inner = {size for layer in found.layers for size in _inner_sizes(layer)}
+    units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
+    for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
-    heads = (found.heads + 2 * found.kv_heads) * found.head_dim
+    heads, wide = (found.heads + 2 * found.kv_heads) * found.head_dim, 2 if found.is_gated else 1
     for layer in found.layers:
         sizes = (
-            sum(part.outputs for part in layer.qkv),
+            sum(linear.outputs for linear in layer.qkv),
             layer.output.inputs,
-            sum(part.outputs for part in layer.gate_up),
+            sum(linear.outputs for linear in layer.gate_up),
             layer.down.inputs,
         )
-        if sizes != (heads, found.heads * found.head_dim, 2 * found.mlp, found.mlp):
+        if sizes != (heads, found.heads * found.head_dim, wide * layer.down.inputs, layer.down.inputs):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
         if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
@@ -242,7 +246,17 @@ def _require_sizes(found: Blueprint, names: _Names) -> None:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 
 
-def _require_nothing_else(names: _Names, found: Blueprint) -> None:
+def _inner_sizes(layer: LayerBlueprint) -> set[int]:
+    shared = None if layer.experts is None else layer.experts.shared_down
+    return {layer.down.inputs} | (set() if shared is None else {shared.inputs})
+
+
+def require_nothing_else(names: Names, found: Blueprint) -> None:
+    """Check that the blueprint accounts for every parameter.
+
+    Raises:
+        NativeUnavailableError: some have an unknown use.
+    """
     strange = [name for name in names.parameters if name not in found.names]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
@@ -61,6 +62,15 @@ class NativeModel(SlottedModel):
         shapes = dict.fromkeys(range(decoder.num_layers), shape)
         pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.UNREAD)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Check that the model has these layers and that their input is the residual stream."""
+        if self.blueprint.is_post_norm:
+            raise UnsupportedModelError(
+                f"{self.kind} has norms after its sublayers, and its hidden states are not returned by passes in C: "
+                "choose a drafter that needs none, or kernels 'torch'"
+            )
+        super().require_capture(layers)
 
     @property
     def instructions(self) -> str:

@@ -162,7 +162,8 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
 
     Raises:
         ConfigurationError: the model has fewer key-value heads than there are processes.
-        NativeUnavailableError: it has a projection of features or joined layers, which are for heads.
+        NativeUnavailableError: it has a projection of features or joined layers, which are for heads, norms after its
+            sublayers, or transposed weights.
     """
     if blueprint.kv_heads < size:
         raise ConfigurationError(
@@ -171,6 +172,12 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
+    if blueprint.is_post_norm or any(linear.is_arranged for layer in blueprint.layers for linear in layer.linears):
+        raise NativeUnavailableError(
+            "a model with norms after its sublayers, experts, or weights in another order is not divided"
+        )
+    if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _part(blueprint.kv_heads, 1, rank, size)
     hidden, mlp = _part(blueprint.hidden, UNIT, rank, size), _part(blueprint.mlp, UNIT, rank, size)
     vocab = _part(blueprint.head.outputs, UNIT, rank, size)
@@ -240,7 +247,8 @@ def _rows_by_name(share: Share) -> dict[str, list[range]]:
     fused = [heads, _after(keys, first_key), _after(keys, first_value)]
     for layer in whole.layers:
         each = [fused] if len(layer.qkv) == 1 else [[heads], [keys], [keys]]
-        both = [[share.mlp, _after(share.mlp, whole.mlp)]] if len(layer.gate_up) == 1 else [[share.mlp]] * 2
+        is_fused = whole.is_gated and len(layer.gate_up) == 1
+        both = [[share.mlp, _after(share.mlp, whole.mlp)]] if is_fused else [[share.mlp]] * len(layer.gate_up)
         parts: list[tuple[LinearBlueprint, Sequence[range]]] = [
             *zip(layer.qkv, each, strict=True),
             *zip(layer.gate_up, both, strict=True),

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Edit, LanguageModel, LayerSubset, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
-from draftree.models.native.blueprint import Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LinearBlueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.library import LANES
 from draftree.models.native.model import NativeModel
@@ -37,24 +37,41 @@ class UnpackedWeights(Weights):
     def __init__(self, blueprint: Blueprint, decoder: NativeDecoder) -> None:
         self._blueprint, self._decoder = blueprint, decoder
         self._parts: dict[str, Tensor] = {}
-        self._norms = {blueprint.final_norm: decoder.small_weight(None, "final_norm")}
+        self._small: dict[str, Tensor] = {}
+        for field in ("final_norm", "start_norm"):
+            self._add_norm(getattr(blueprint, field), None, field)
+        for index, layer in enumerate(blueprint.layers):
+            if layer.sinks is not None:
+                self._small[layer.sinks] = decoder.small_weight(index, "sinks")
+        if blueprint.positions is not None:
+            self._small[blueprint.positions] = decoder.small_weight(None, "positions")
         self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
         for index, layer in enumerate(blueprint.layers):
             products = (("qkv", layer.qkv, False), ("output", (layer.output,), False))
-            products += (("gate_up", layer.gate_up, True), ("down", (layer.down,), False))  # type: ignore[assignment]
+            products += (("gate_up", layer.gate_up, blueprint.is_gated), ("down", (layer.down,), False))  # type: ignore[assignment]
             for product, linears, in_turns in products:
                 for name in (name for linear in linears for name in linear.names):
                     self._owners[name] = (index, product, linears, in_turns)
             for field in NORMS:
-                name_of_norm = getattr(layer, field)
-                if name_of_norm is not None:
-                    self._norms[name_of_norm] = decoder.small_weight(index, field)
+                self._add_norm(getattr(layer, field), index, field)
+
+    def _add_norm(self, name: str | None, layer: int | None, field: str) -> None:
+        if name is None:
+            return
+        found = self._decoder.small_weight(layer, field)
+        if self._blueprint.norm != LAYER_NORM:
+            self._small[name] = found
+            return
+        self._small[name], bias = found.chunk(2)
+        name_of_bias = self._blueprint.bias_of_norm(name)
+        if name_of_bias is not None:
+            self._small[name_of_bias] = bias
 
     def get(self, name: str) -> Tensor:
-        """Return a weight in the decoder's dtype; norms and biases in float32."""
+        """Return a weight in the decoder's dtype; norms, positions and biases in float32."""
         plan = self._blueprint
-        if name in self._norms:
-            return self._norms[name]
+        if name in self._small:
+            return self._small[name]
         if name == plan.embedding:
             return self._decoder.input_embedding()
         if name == plan.head.weight:
@@ -126,10 +143,13 @@ class QuantizedCopy(LanguageModel):
                 f"the target has weights of kind {target.quantization} already: a copy of it with fewer bits needs a "
                 "target that is not quantized"
             )
+        if target.blueprint.has_experts:
+            raise UnsupportedModelError("a model with experts has no copy with fewer bits")
         self._target = target
-        weights = UnpackedWeights(target.blueprint, target.decoder)
+        blueprint = target.blueprint.as_unpacked()
+        weights = UnpackedWeights(blueprint, target.decoder)
         with torch.inference_mode():
-            self._decoder = NativeDecoder(target.blueprint, weights, quantization=quantization)
+            self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
         self.vocab_size, self.max_length, self.supports_trees = target.vocab_size, target.max_length, True
         self.device, self.dtype, self.num_layers = target.device, target.dtype, target.num_layers
         self.fingerprint = f"{target.fingerprint}-{quantization}"

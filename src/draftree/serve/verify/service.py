@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -18,13 +17,14 @@ from draftree.core.errors import DraftreeError, InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.remote.errors import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_request
-from draftree.serve.errors import ApiError, closed_error
-from draftree.serve.keys import ApiKey
+from draftree.remote.split.messages import SPLIT_REQUESTS
+from draftree.serve.errors import closed_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.server import Server
+from draftree.serve.verify.layers import LayerService
 from draftree.serve.verify.opening import open_text
 from draftree.serve.verify.replies import error_frame, model_facts
-from draftree.serve.verify.sessions import Session, Talk
+from draftree.serve.verify.sessions import Session, Talk, require_room
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 from draftree.serve.verify.texts import DraftedByClient, OpenText, WrittenAlone
 
@@ -32,7 +32,6 @@ __all__ = ["VerifyService"]
 
 logger = logging.getLogger(__name__)
 
-FULL_RETRY_MS = 2000
 WATCH_SHARE = 0.25
 """Sessions and texts are looked through after this share of the shorter of lease and parking time."""
 
@@ -50,6 +49,7 @@ class VerifyService:
     def __init__(self, server: Server, settings: VerifySettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings, self.counts = settings, Counter[str]()
         self.sessions: dict[str, Session] = {}
+        self.layers = LayerService(settings, clock, lambda: server.gate.is_closed)
         self._server, self._clock = server, clock
         self._round_seconds: dict[str, float] = {}
         """Seconds of the last round of every text, by its request id."""
@@ -60,12 +60,18 @@ class VerifyService:
     @property
     def num_texts(self) -> int:
         """Open texts of all sessions."""
-        return sum(len(session.texts) for session in self.sessions.values())
+        return sum(len(session.texts) for session in self.sessions.values()) + self.layers.num_active
 
     def status(self) -> dict[str, int]:
         """Return counts for the server's status."""
         repeated = sum(session.num_repeated for session in self.sessions.values())
-        return {"sessions": len(self.sessions), "texts": self.num_texts, "repeated": repeated, **self.counts}
+        return {
+            "sessions": len(self.sessions),
+            "texts": self.num_texts,
+            "repeated": repeated,
+            **self.counts,
+            **self.layers.counts,
+        }
 
     async def answer(self, frame: bytes, talk: Talk) -> bytes:
         """Return the reply to a frame; an error is a reply, too.
@@ -78,7 +84,8 @@ class VerifyService:
         self.counts["bytes_up"] += len(frame)
         number = None
         try:
-            message = read_request(frame, max_bytes=MAX_FRAME_BYTES)
+            more = SPLIT_REQUESTS if self.settings.split else {}
+            message = read_request(frame, max_bytes=MAX_FRAME_BYTES, more=more)
             number = message.get("id")
             if message["t"] == "hello":
                 reply = encode(await self._hello(message, talk))
@@ -107,14 +114,14 @@ class VerifyService:
             "close": self._close,
             "ping": self._ping,
             "bye": self._bye,
+            **self.layers.handlers,
         }
-        number = message["id"]
         try:
             found = await actions[message["t"]](session, message)
         except Exception as error:
             self.counts["refused"] += isinstance(error, FrameError | InvalidRequestError)
-            return error_frame(error, number)
-        return encode({**found, "id": number})
+            return error_frame(error, message["id"])
+        return encode({**found, "id": message["id"]})
 
     def _session(self, message: dict[str, Any], talk: Talk) -> Session:
         token = message["s"]
@@ -132,7 +139,7 @@ class VerifyService:
             raise closed_error()
         if talk.session is not None:  # a connection has one session
             await self._drop(talk.session)
-        self._require_room(talk.key)
+        require_room(self.sessions.values(), talk.key, self.settings, key_share=self._server.settings.key_share)
         model = self._server.pool.get(message["model"], talk.key)
         facts = await self._facts_of(model)
         session = Session(talk.key, model, self._clock() + self.settings.lease)
@@ -140,15 +147,6 @@ class VerifyService:
         self.counts["hellos"] += 1
         self._watch()
         return {"t": "welcome", "v": VERSION, "s": session.token, **facts}
-
-    def _require_room(self, key: ApiKey) -> None:
-        own = sum(session.key.name == key.name for session in self.sessions.values())
-        most = max(1, math.ceil(self.settings.max_sessions * self._server.settings.key_share))
-        if len(self.sessions) >= self.settings.max_sessions or own >= most:
-            raise ApiError(
-                429, f"{len(self.sessions)} sessions are open, {own} with this API key: retry later",
-                code="sessions_full", headers={"Retry-After": str(FULL_RETRY_MS // 1000)},
-            )  # fmt: skip
 
     async def _facts_of(self, model: ServedModel) -> dict[str, Any]:
         """Return the part of a greeting that depends on the model alone; its rounds are observed from then on."""
@@ -225,6 +223,7 @@ class VerifyService:
 
     async def _close(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
         await self._end([(session, number) for number in message["texts"]])
+        await self.layers.end(session, message["texts"])
         return {"t": "closed"}
 
     async def _ping(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
@@ -233,12 +232,13 @@ class VerifyService:
     async def _bye(self, session: Session, message: dict[str, Any]) -> dict[str, Any]:
         self.sessions.pop(session.token, None)
         await self._end([(session, number) for number in list(session.texts)])
+        await self.layers.end(session)
         return {"t": "closed"}
 
     def _drop_done(self, session: Session) -> None:
         """Forget drafted texts that have ended, and texts whose last tokens were sent."""
         for number, text in list(session.texts.items()):
-            if text.is_done and isinstance(text, DraftedByClient):
+            if text.is_over:
                 self._forget(session.texts.pop(number))
 
     def _forget(self, text: OpenText) -> None:
@@ -266,12 +266,14 @@ class VerifyService:
                     text.used = now
                     await text.park()
                     self.counts["parked"] += 1
+            self.counts["parked"] += await self.layers.park(session, before=now - self.settings.park)
 
     async def _drop(self, session: Session) -> None:
         self.sessions.pop(session.token, None)
         for text in session.texts.values():
             self._forget(text)
         await session.close()
+        await self.layers.end(session)
 
     def _watch(self) -> None:
         if self._watching is None:

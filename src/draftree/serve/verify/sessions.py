@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, final
 
 from draftree.remote.errors import FrameError
+from draftree.serve.errors import ApiError
 from draftree.serve.keys import ApiKey
 from draftree.serve.pool import ServedModel
+from draftree.serve.verify.layers import LayerTexts
+from draftree.serve.verify.settings import VerifySettings
 from draftree.serve.verify.texts import OpenText
 
-__all__ = ["Session", "Talk"]
+__all__ = ["Session", "Talk", "require_room"]
+
+FULL_RETRY_MS = 2000
 
 TOKEN_BYTES = 18
 
@@ -29,6 +35,7 @@ class Session:
         expires: end of the lease, in seconds of the service's clock.
         token: names the session in later connections; secret.
         texts: open texts by number.
+        layers: texts of a device that runs the first layers; None for one that sends tokens.
     """
 
     key: ApiKey
@@ -36,6 +43,7 @@ class Session:
     expires: float
     token: str = field(default_factory=lambda: secrets.token_urlsafe(TOKEN_BYTES))
     texts: dict[int, OpenText] = field(default_factory=dict)
+    layers: LayerTexts | None = None
     num_repeated: int = 0
     _last: int = 0
     _answer: asyncio.Task[bytes] | None = None
@@ -112,3 +120,19 @@ class Talk:
     key: ApiKey
     session: Session | None = None
     num_bad: int = 0
+
+
+def require_room(sessions: Collection[Session], key: ApiKey, settings: VerifySettings, *, key_share: float) -> None:
+    """Check that a key may open one more session.
+
+    Raises:
+        ApiError: 429, too many are open, of all keys or of this one.
+    """
+    own = sum(session.key.name == key.name for session in sessions)
+    if len(sessions) >= settings.max_sessions or own >= max(1, math.ceil(settings.max_sessions * key_share)):
+        raise ApiError(
+            429,
+            f"{len(sessions)} sessions are open, {own} with this API key: retry later",
+            code="sessions_full",
+            headers={"Retry-After": str(FULL_RETRY_MS // 1000)},
+        )

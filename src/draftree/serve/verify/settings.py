@@ -14,6 +14,7 @@ MAX_NODES = 64
 """Most nodes of one text's tree: the room for tentative tokens in a slot."""
 MAX_FRAME_BYTES = 1 << 20
 """Largest frame of a client."""
+WHOLE = ("max_sessions", "max_texts", "max_nodes", "max_rows", "split")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class VerifySettings:
         lease: seconds without a request after which a session and its texts end.
         park: seconds without a draft after which the slot of a text is freed; its next draft reads it again, as far as
             it is not a cached prefix.
+        split: first layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -40,14 +42,16 @@ class VerifySettings:
     max_rows: int = 256
     lease: float = 120.0
     park: float = 20.0
+    split: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            is_whole = field.name.startswith("max")
+            is_whole, least = field.name in WHOLE, 0 if field.name == "split" else 1
             allowed = int if is_whole else (int, float)
-            if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value) or value <= 0:
-                kind = "a whole number of at least 1" if is_whole else "a number of seconds above 0"
+            is_number = isinstance(value, allowed) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or (value < least if is_whole else value <= 0):
+                kind = f"a whole number of at least {least}" if is_whole else "a number of seconds above 0"
                 raise ConfigurationError(f"{field.name} is {value!r}: it must be {kind}")
         if self.max_nodes > MAX_NODES:
             raise ConfigurationError(f"max_nodes is {self.max_nodes}: it must be at most {MAX_NODES}")

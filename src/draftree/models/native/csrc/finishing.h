@@ -2,10 +2,36 @@
 #pragma once
 #include "structures.h"
 
+/* x times the distribution function of the normal distribution, whose error is below 1e-7: half of
+ * the complementary error function by Abramowitz and Stegun, 7.1.26 */
+INLINE vf exact_gelu(vf x) {
+    const vi is_negative = x < 0.0f;
+    const vf size = choose(is_negative, -x, x) * 0.70710678119f, t = 1.0f / (1.0f + 0.3275911f * size);
+    vf tail = splat(1.061405429f);
+    tail = fma16(tail, t, splat(-1.453152027f));
+    tail = fma16(tail, t, splat(1.421413741f));
+    tail = fma16(tail, t, splat(-0.284496736f));
+    tail = fma16(tail, t, splat(0.254829592f));
+    tail = 0.5f * tail * t * exp16(-(size * size));
+    return x * choose(is_negative, tail, 1.0f - tail);
+}
+
 INLINE vf activate(vf x, int64_t kind) {
+    if (kind == RELU) return choose(x < 0.0f, splat(0.0f), x); /* NaN stays */
+    if (kind == GELU) return exact_gelu(x);
     /* gelu by tanh is x times the logistic of 2 sqrt(2 / pi) (x + 0.044715 x^3) */
-    vf z = kind == SILU ? x : 1.5957691216f * fma16(0.044715f * x * x, x, x);
+    vf z = kind == SILU         ? x
+           : kind == QUICK_GELU ? 1.702f * x
+                                : 1.5957691216f * fma16(0.044715f * x * x, x, x);
     return x / (1.0f + exp16(-z));
+}
+
+INLINE vf gated(const Decoder *decoder, vf gate, vf up) {
+    if (decoder->activation != CLAMPED_SILU) return activate(gate, decoder->activation) * up;
+    const vf limit = splat(decoder->gate_limit); /* NaN stays */
+    gate = choose(gate > limit, limit, gate);
+    up = choose(up > limit, limit, choose(up < -limit, -limit, up));
+    return (up + 1.0f) * (gate / (1.0f + exp16(-(gate * decoder->gate_slope))));
 }
 
 INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
@@ -13,13 +39,26 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
 }
 
 /* TO_START: what enters the first layer, with the precision in which slots keep it */
-enum { TO_WIDE, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_LOGITS };
+enum { TO_WIDE, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_PLAIN_MLP, TO_LOGITS };
 
 INLINE vf as_kept(const Decoder *decoder, vf value) {
     uint16_t halves[LANES];
     if (decoder->kv_format == FLOAT32) return value;
     store_half(halves, value);
     return load_half(halves);
+}
+
+/* stores a result of the activation in the format of the next product, or float32 for int8 */
+INLINE void store_inner(const Work *work, int64_t row, int64_t column, vf value) {
+    const Decoder *decoder = work->decoder;
+    if (decoder->format == BFLOAT16) {
+        int64_t units = blocks_of(work->inner, 32);
+        store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
+                       column % 32,
+                   value);
+    } else {
+        store(work->mixed + row * work->inner + column, value);
+    }
 }
 
 INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t block, vf value,
@@ -36,10 +75,13 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
     } else if (target == TO_STREAM) {
         float *at = work->x + row * decoder->hidden + column;
         store(at, fma16(value, splat(decoder->residual_scale), load(at)));
+    } else if (target == TO_PLAIN_MLP) {
+        store_inner(work, row, column, activate(value, decoder->activation));
     } else {
         float *at = work->logits + row * decoder->vocab + column;
         int64_t left = decoder->vocab - column;
         value = value * decoder->logit_scale;
+        if (decoder->logit_cap > 0.0f) value = capped(value, decoder->logit_cap);
         if (left >= LANES) store(at, value);
         else
             for (int64_t i = 0; i < left; i++) at[i] = value[i];
@@ -52,16 +94,8 @@ INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int6
     const Decoder *decoder = work->decoder;
     gate = with_bias(linear, block, gate);
     up = with_bias(linear, block + 1, up);
-    vf value = activate(gate, decoder->activation) * up;
-    int64_t column = linear->first + block / 2 * LANES;
-    if (decoder->format == BFLOAT16) {
-        int64_t units = blocks_of(decoder->mlp, 32);
-        store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
-                       column % 32,
-                   value);
-    } else {
-        store(work->mixed + row * decoder->mlp + column, value);
-    }
+    store_inner(work, row, linear->first + block / 2 * LANES,
+                gated(decoder, gate, up));
 }
 
 INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, int64_t block,

@@ -10,6 +10,39 @@ INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     return 1.0f / sqrtf(sum_of(squares) / (float)size + epsilon);
 }
 
+/* The norm of one row: by its root mean square, or by its mean and variance. */
+typedef struct {
+    const float *weight, *bias; /* NULL: no norm; no bias */
+    vf mean, inverse, offset;
+} RowNorm;
+
+INLINE RowNorm norm_of(const Decoder *decoder, const float *from, int64_t size,
+                       const float *weight) {
+    RowNorm norm = {.weight = weight, .offset = splat(decoder->norm_offset)};
+    if (weight == NULL) return norm;
+    if (decoder->norm == RMS_NORM) {
+        norm.inverse = splat(inverse_rms(from, size, decoder->epsilon));
+        return norm;
+    }
+    vf sum = splat(0.0f), squares = splat(0.0f);
+    for (int64_t i = 0; i < size; i += LANES) sum += load(from + i);
+    norm.mean = splat(sum_of(sum) / (float)size);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const vf rest = load(from + i) - norm.mean;
+        squares = fma16(rest, rest, squares);
+    }
+    norm.inverse = splat(1.0f / sqrtf(sum_of(squares) / (float)size + decoder->epsilon));
+    norm.bias = weight + size;
+    return norm;
+}
+
+INLINE vf normed(const RowNorm *norm, const float *from, int64_t i) {
+    if (norm->weight == NULL) return load(from + i);
+    const vf weight = load(norm->weight + i) + norm->offset;
+    if (norm->bias == NULL) return load(from + i) * norm->inverse * weight;
+    return fma16((load(from + i) - norm->mean) * norm->inverse, weight, load(norm->bias + i));
+}
+
 /* The last bit of this number is 1, so adding a small number to it rounds to an integer. */
 #define ROUNDING 12582912.0f
 #define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: both signed bytes fit */
@@ -43,10 +76,8 @@ INLINE void store_int8(char *to, int64_t column, vi whole) {
 static void write_formatted(const Work *work, int64_t row, const float *from, int64_t size,
                             const float *norm, int64_t format) {
     const Decoder *decoder = work->decoder;
-    const vf inverse = splat(norm == NULL ? 1.0f : inverse_rms(from, size, decoder->epsilon));
-    const vf offset = splat(decoder->norm_offset);
-#define VALUE(i) \
-    (norm == NULL ? load(from + (i)) : load(from + (i)) * inverse * (load(norm + (i)) + offset))
+    const RowNorm own = norm_of(decoder, from, size, norm);
+#define VALUE(i) normed(&own, from, i)
     if (format == FLOAT32) {
         float *to = (float *)work->inputs + row * size;
         for (int64_t i = 0; i < size; i += LANES) store(to + i, VALUE(i));
@@ -113,10 +144,23 @@ static void embed(const Work *work, int64_t row, float *to) {
 
 static void norm_row(const Work *work, const float *from, int64_t size, const float *norm,
                      float *to) {
+    const RowNorm own = norm_of(work->decoder, from, size, norm);
+    for (int64_t i = 0; i < size; i += LANES) store(to + i, normed(&own, from, i));
+}
+
+/* writes what enters the first layer in place of a token: its embedding, position and norm */
+static void start_row(const Work *work, int64_t row) {
     const Decoder *decoder = work->decoder;
-    const vf inverse = splat(inverse_rms(from, size, decoder->epsilon));
-    for (int64_t i = 0; i < size; i += LANES)
-        store(to + i, load(from + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
+    const int64_t hidden = decoder->hidden;
+    float *x = work->x + row * hidden;
+    embed(work, row, x);
+    if (decoder->is_start_norm_first) norm_row(work, x, hidden, decoder->start_norm, x);
+    if (decoder->positions != NULL && work->pass->tokens[row] != decoder->unplaced) {
+        const float *position = decoder->positions + work->pass->rope_position[row] * hidden;
+        for (int64_t i = 0; i < hidden; i += LANES) store(x + i, load(x + i) + load(position + i));
+    }
+    if (!decoder->is_start_norm_first && decoder->start_norm != NULL)
+        norm_row(work, x, hidden, decoder->start_norm, x);
 }
 
 /* writes the input of a joined layer's attention; the product after it overwrites work->wide */
@@ -150,12 +194,7 @@ static void rotate_head(const Work *work, float *head, const float *norm, int64_
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t dim = decoder->head_dim, rotary = pass->rotary_dim, half = rotary / 2;
-    if (norm != NULL) {
-        const vf inverse = splat(inverse_rms(head, dim, decoder->epsilon));
-        for (int64_t i = 0; i < dim; i += LANES)
-            store(head + i,
-                  load(head + i) * inverse * (load(norm + i) + splat(decoder->norm_offset)));
-    }
+    if (norm != NULL) norm_row(work, head, dim, norm, head);
     if (rope < 0) return;
     const float *cosine = pass->cosines[rope] + pass->rope_position[row] * rotary,
                 *sine = pass->sines[rope] + pass->rope_position[row] * rotary;

@@ -1,0 +1,297 @@
+"""A target whose first layers run here and whose others run on a verify server, as a `LanguageModel`.
+
+The device holds the embedding, the first layers, the final norm and the output head. Token ids stay here; the server
+gets hidden states, positions and parents. Drafts with the first layers (`early-exit:N`) are reused by the pass of the
+target: only layers that ran nowhere yet are run.
+
+Where the logits are computed is a choice. On the device: the server returns outputs of the last layer, and every
+sampling parameter, log-probabilities and all verifiers work. On the server: it returns picks, which are a few bytes,
+and knows the tokens of the text that it picks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError, VocabularyMismatchError
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    Fork,
+    LanguageModel,
+    LayerSubset,
+    Pass,
+    PassResult,
+    Slot,
+    SlotRequest,
+    Truncate,
+)
+from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.kv.slotted import SlottedModel
+from draftree.models.memory import Footprint
+from draftree.remote.address import RemoteAddress
+from draftree.remote.errors import FrameError, RefusedError
+from draftree.remote.link import Link
+from draftree.remote.split.exchange import Exchange
+from draftree.remote.split.results import joined_states, picked_rows, read_out
+from draftree.remote.split.sampling import text_free_params
+from draftree.remote.split.slots import SplitSlot, split_slot
+from draftree.remote.split.turns import captured_states, make_turns, note_pass
+
+__all__ = ["SplitModel"]
+
+
+@final
+class SplitModel(LanguageModel):
+    """The first layers of a model here, the others on a server.
+
+    Args:
+        link: session with the server.
+        local: the first layers as a model of their own, with final norm and output head.
+        address: options of the split.
+        clock: measures rounds.
+
+    Attributes:
+        is_same: whether states and logits of a few tokens have the server's bits.
+        is_lossless: whether the format of states keeps them.
+
+    Raises:
+        ModelLoadError: the layers are not those of the server's model.
+        VocabularyMismatchError: another vocabulary.
+        RefusedError: the server has another split, or none.
+    """
+
+    def __init__(self, link: Link, local: SlottedModel, address: RemoteAddress, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        welcome = link.welcome
+        if welcome.vocab_size != local.vocab_size:
+            raise VocabularyMismatchError(
+                f"the server's model has {welcome.vocab_size} tokens, and weights={address.weights} has "
+                f"{local.vocab_size}: name the server's model"
+            )
+        if local.dtype == torch.float64:
+            raise UnsupportedModelError("hidden states are sent in float32 at most: choose dtype float32")
+        self.link, self.local, self.split, self._clock = link, local, address.split, clock
+        self.vocab_size, self.device, self.dtype = local.vocab_size, local.device, local.dtype
+        self.max_length = min(welcome.context, local.max_length)
+        self.supports_trees = welcome.supports_trees and local.supports_trees
+        self.is_exact = welcome.is_exact and local.is_exact
+        self.max_open = welcome.texts
+        self.applies_controls = address.picks == "server"
+        self._nodes = welcome.nodes
+        self._exchange = Exchange(link, address, limit=self.max_length)
+        self.num_layers = self._exchange.num_layers
+        kind = self._exchange.format
+        found = self._exchange.probe.compare(local, kind, reads_out=not self.applies_controls)
+        self.is_same = found.is_same
+        self.is_lossless = found.is_lossless and (self.applies_controls or self._exchange.keeps)
+        link.latency.can_stream = False
+
+    @property
+    def here(self) -> LanguageModel:
+        """The first layers."""
+        return self.local
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the device's part in bytes."""
+        return self.local.footprint
+
+    @property
+    def note(self) -> str:
+        """Round trips and bytes per token, and what the states are."""
+        report = self.link.latency.report()
+        same = "the server's bits" if self.is_same else "the server's values up to rounding"
+        kind = "kept" if self.is_lossless else "rounded, so texts are those of another function than the model"
+        return report and f"{report}; states of {self.split} layers in {self._exchange.format.kind}: {same}, {kind}"
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return len(self._exchange.slots)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the slots contradict those of the first layers."""
+        self.local.check_integrity()
+        for slot in self._exchange.slots.values():
+            assert slot.local.length == slot.length, "both parts of a slot have one prefix"
+            assert len(slot.parents) == len(slot.nodes) == len(slot.packed), "every node has states"
+
+    def known_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Seconds of a round by rows: round trip, queue and a pass of the server, all layers counted."""
+        trip = self.link.latency.trip_seconds
+        return self.link.latency.costs() or {1: trip, max_rows: trip}
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room in the first layers; the server makes its own."""
+        self.local.reserve(num_slots, length)
+
+    def open(self) -> Slot:
+        """Return an empty slot; its text begins on the server with its first pass.
+
+        Raises:
+            UnsupportedModelError: the server picks, and needs a request.
+        """
+        if self.applies_controls:
+            raise UnsupportedModelError(
+                "a server that picks writes texts of requests only: use generate, chat or stream, or picks=device"
+            )
+        return self._opened(None)
+
+    def _opened(self, request: SlotRequest | None) -> SplitSlot:
+        slot = SplitSlot(self.local.open(), self._exchange.format.row_bytes, request)
+        self._exchange.slots[slot.id] = slot
+        return slot
+
+    def opener(self, request: SlotRequest) -> Callable[[], Slot] | None:
+        """Return a function that opens the slot of a request if the server picks; else None.
+
+        Raises:
+            InvalidRequestError: the server cannot pick with these parameters.
+        """
+        if not self.applies_controls:
+            return None
+        params = request.controls.params
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(params, name) is not None:
+                raise InvalidRequestError(f"{name} needs logits: use picks=device in the address", param=name)
+        text_free_params(params)
+        return lambda: self._opened(request)
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Run the first layers here, and the others on the server for whole passes.
+
+        Raises:
+            UnreachableError: the server does not answer.
+            RefusedError: it refuses the nodes.
+        """
+        if pass_.layers != ALL_LAYERS:
+            return self._run_first(pass_)
+        self.require_capture(pass_.capture)
+        start, capture = self._clock(), pass_.capture
+        turns = make_turns(self.local, self._exchange.format, pass_.jobs, capture=capture)
+        layers = self._returned(capture)
+        try:
+            queue, passed = self._exchange.run([turn for turn, _ in turns], layers)
+        except FrameError as error:
+            raise RefusedError(f"the server's reply cannot be used: {error}", code=error.code) from error
+        for turn, nodes in turns:
+            turn.slot.append(turn.parents, nodes, turn.packed)
+        seconds = self._clock() - start
+        note_pass(
+            self.link, turns, pass_.jobs, row_bytes=self._exchange.format.row_bytes, times=(seconds, queue, passed)
+        )
+        results = [turn.results for turn, _ in turns]
+        if self.applies_controls:
+            return PassResult.of_jobs(pass_.jobs, picked_rows(pass_.jobs, results, self.vocab_size))
+        states = [joined_states(parts, len(layers), self._exchange.format.hidden) for parts in results]
+        logits = read_out(self.local, pass_.jobs, [own[:, -1] for own in states])
+        if not capture:
+            return PassResult.of_jobs(pass_.jobs, logits)
+        hidden = captured_states(
+            capture, turns, split=self.split, returned=dict(zip(layers, torch.cat(states).unbind(1), strict=True))
+        )
+        return PassResult.of_jobs(pass_.jobs, logits, hidden.to(self.device))
+
+    def _returned(self, capture: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose states the server returns, the last one last."""
+        if self.applies_controls:
+            return ()
+        return tuple(sorted({layer for layer in capture if layer > self.split} | {self.num_layers}))
+
+    def _run_first(self, pass_: Pass) -> PassResult:
+        """Run a draft pass through the first layers; a whole pass continues from its nodes."""
+        self.require_part(pass_.layers)
+        slots = [split_slot(job.slot) for job in pass_.jobs]
+        assert not any(slot.parents for slot in slots), "a slot with partial nodes has no tentative tree"
+        jobs = [replace(job, slot=slot.local) for job, slot in zip(pass_.jobs, slots, strict=True)]
+        result = self.local.run(Pass(jobs, capture=(self.split,)))
+        for index, (job, slot) in enumerate(zip(jobs, slots, strict=True)):
+            slot.note_local(job.tokens, job.parents, result.hidden_of(index)[:, 0])
+        return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Check that a subset is the layers of the device.
+
+        Raises:
+            UnsupportedModelError: it is another one.
+        """
+        if part != LayerSubset(end=self.split):
+            raise UnsupportedModelError(
+                f"this device has the first {self.split} layers of the model: draft with 'early-exit:{self.split}', or "
+                "with a drafter that runs no part of the target"
+            )
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Check that hidden states of these layers can be had, from here or from the server.
+
+        Raises:
+            UnsupportedModelError: there is no such layer, or the server returns picks.
+        """
+        if layers and self.applies_controls:
+            raise UnsupportedModelError(
+                "hidden states are asked for, and the server returns picks: use picks=device in the address"
+            )
+        if any(not 0 <= layer <= self.num_layers for layer in layers):
+            raise UnsupportedModelError(f"the model has {self.num_layers} layers: choose from 0 to {self.num_layers}")
+
+    def input_embedding(self) -> Tensor:
+        """Return the embedding, which is here."""
+        return self.local.input_embedding()
+
+    def output_head(self) -> Tensor:
+        """Return the output head, which is here."""
+        return self.local.output_head()
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Return how the model uses its embedding and its head."""
+        return self.local.embedding_facts()
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return outputs of the last layer after the final norm, which is here."""
+        return self.local.final_norm(hidden)
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Edit the slots of the first layers; the server's follow with the next pass or text."""
+        opened: list[Slot] = []
+        for edit in edits:
+            slot = split_slot(edit.slot)
+            match edit:
+                case Commit(_, path, keep):
+                    if slot.num_read is not None:
+                        self.link.latency.tokens += len(path) - slot.num_read
+                    slot.num_read = None
+                    self.local.commit(slot.local, *slot.commit(path, keep))
+                case Truncate(_, length):
+                    slot.truncate(length)
+                    self.local.truncate(slot.local, length)
+                case Fork(_, length):
+                    opened.append(self._forked(slot, length))
+                case Close():
+                    self._closed(slot)
+        return opened
+
+    def _forked(self, slot: SplitSlot, length: int) -> SplitSlot:
+        if self.applies_controls:
+            raise UnsupportedModelError("texts that the server picks cannot be copied")
+        copy = SplitSlot(self.local.fork(slot.local, length), self._exchange.format.row_bytes, None)
+        copy.sent += slot.rows(0, length)
+        self._exchange.slots[copy.id] = copy
+        return copy
+
+    def _closed(self, slot: SplitSlot) -> None:
+        del self._exchange.slots[slot.id]
+        self.link.latency.tokens += slot.num_read is not None  # a round whose path was not committed
+        self.local.close(slot.local)
+        self._exchange.end(slot)
+
+    def disconnect(self) -> None:
+        """End the session."""
+        self._exchange.close()

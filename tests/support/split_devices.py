@@ -1,0 +1,106 @@
+"""Devices that run the first layers of a tiny model, for tests of a split by layers. Not a test itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.loading.first_layers import load_first_layers
+from draftree.loading.load import LoadedModel
+from draftree.remote.address import RemoteAddress
+from draftree.remote.link import Connector, Link
+from draftree.remote.split.target import SplitModel
+from draftree.serve.pool import ServedModel
+from draftree.serve.verify.settings import VerifySettings
+from serving import CONTEXT, NAME, Running, running_server, tiny_tokenizer
+from verify_clients import IMPATIENT
+
+LAYERS, SPLIT, HIDDEN = 4, 2, 64
+SPLIT_SETTINGS = VerifySettings(split=SPLIT)
+
+
+def split_model(seed: int = 1) -> Any:
+    """A random model of four layers, whose passes can run in C."""
+    tokenizer = tiny_tokenizer()
+    config = AutoConfig.for_model(
+        "llama",
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                scale = 0.75 if "lm_head" in name else 0.25
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+    return model.eval()
+
+
+@functools.cache
+def split_folder(where: Path, seed: int = 1) -> Path:
+    """The model's folder below another, made once."""
+    folder = where / f"split-{seed}"
+    split_model(seed).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def split_server(
+    folder: Path, *, settings: VerifySettings = SPLIT_SETTINGS, kernels: str = "auto", **options: Any
+) -> Iterator[Running]:
+    """A verify server of the model that takes hidden states."""
+    llm = AsyncLLM(str(folder), None, kernels=kernels, dtype="float32")
+    with running_server([ServedModel(NAME, llm)], verify=settings, **options) as running:
+        yield running
+
+
+@contextmanager
+def split_device(
+    server: Running | str,
+    folder: Path,
+    draft: Any = f"early-exit:{SPLIT}",
+    *,
+    split: int = SPLIT,
+    states: str = "float32",
+    picks: str = "device",
+    kernels: str = "auto",
+    connector: Connector | None = None,
+    **options: Any,
+) -> Iterator[LLM]:
+    """An `LLM` whose first layers run here."""
+    url = server if isinstance(server, str) else server.url
+    address = RemoteAddress.parse(f"remote:{url}?split={split}&weights={folder}&states={states}&picks={picks}")
+    local = load_first_layers(folder, split, dtype=torch.float32, device=torch.device("cpu"), kernels=kernels)
+    link = Link(address, None, patience=IMPATIENT, connector=connector, takes_bytes=True)
+    model = SplitModel(link, local, address)
+    loaded = LoadedModel(model, None, link.welcome.eos_ids, "split", tokenizer_sha=link.welcome.tokenizer)
+    try:
+        yield LLM(loaded, draft, tokenizer=tiny_tokenizer(), **options)
+    finally:
+        model.disconnect()
+
+
+def whole_texts(
+    folder: Path, prompts: Sequence[Any], params: Sequence[SamplingParams], *, kernels: str = "auto"
+) -> list[list[int]]:
+    """The texts by plain decoding of the whole model in this process, one by one."""
+    llm = LLM(str(folder), None, kernels=kernels, dtype="float32")
+    return [list(llm.generate([prompt], one)[0].token_ids) for prompt, one in zip(prompts, params, strict=True)]
