@@ -37,8 +37,7 @@ from draftree.models.check import (
     rounds_alike,
 )
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
-from draftree.models.native.facts import facts_of
-from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import BudgetError
 from draftree.models.native.streaming.model import StreamedModel
@@ -217,7 +216,7 @@ def lower_model(
             model
         ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
             reference = reference_logits(model)
-        blueprint = plan_lowering(facts_of(model))
+        blueprint = plan_model(model)
         places = None if key is None else places_in_files(model, blueprint.names, key.folder)
         build = NativeModel if start is None else start.build_compared
         ours = build(blueprint, ModelWeights(model), quantization=quantization)

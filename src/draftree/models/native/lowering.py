@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.describing import read
-from draftree.models.native.facts import ModelFacts
+from draftree.models.native.facts import ModelFacts, facts_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,3 +34,12 @@ def plan_lowering(model: ModelFacts) -> Blueprint:
     if PACKED_AS[dtype] != dtype:
         logger.info("%s: its %s weights are packed as %s, with the same values", model.kind, dtype, PACKED_AS[dtype])
     return replace(read(model), dtype=PACKED_AS[dtype])
+
+
+def plan_model(model: Any) -> Blueprint:
+    """Return the blueprint of a transformers model, whose attention implementation is set to ours where it has one.
+
+    Raises:
+        NativeUnavailableError, UnsupportedModelError: it is not supported.
+    """
+    return plan_lowering(facts_of(model))

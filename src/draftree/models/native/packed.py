@@ -66,8 +66,7 @@ class PackedWeights:
         self._dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._kept: list[Tensor] = []
         self._norms: dict[str, int] = {}
-        self._structures: list[Any] = []
-        """Structures of experts, to which layers point."""
+        self._structures: list[Any] = []  # of experts, to which layers point
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
         if arena is not None and blueprint.has_experts:
