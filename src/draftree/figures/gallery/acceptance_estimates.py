@@ -29,7 +29,9 @@ class AcceptanceEstimates(Figure):
         groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
         for _, line in lines:
             groups.setdefault((line["category"], line["temperature"]), []).append(line)
-        rows = [{"category": name, "temperature": t, **_row(part)} for (name, t), part in sorted(groups.items())]
+        rows: list[dict[str, Any]] = [
+            {"category": name, "temperature": t, **_row(part)} for (name, t), part in sorted(groups.items())
+        ]
         least = min(rows, key=lambda row: row["measured"])
         return Data(
             rows,
