@@ -114,8 +114,8 @@ def main() -> None:
     with given.out.open("a", encoding="utf-8") as out:
         for spec in given.drafts.split(";"):
             weights, cache = drafter_bytes(given.model, spec, given.dtype, longest) if given.total else (0, 0)
-            memory = given.offload or parse_size(given.total) - weights - cache
-            loaded = load_model(given.model, dtype=given.dtype, offload=memory)
+            target_memory = given.offload or parse_size(given.total) - weights - cache
+            loaded = load_model(given.model, dtype=given.dtype, offload=target_memory)
             assert isinstance(loaded.model, StreamedModel), "the memory holds all weights"
             stats = loaded.model.stream_stats
             facts = {

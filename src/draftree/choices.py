@@ -173,8 +173,8 @@ def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning |
     learning = parse_learning(learn)
     if not any(own.traits.learns for own in methods.values()):
         raise ConfigurationError(
-            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory or a "
-            "head that drafts level by level, or leave it out"
+            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory, "
+            "'early-exit' or a head that drafts level by level, or leave it out"
         )
     if learning.options.folder is not None:
         prepare_folder(learning.options.folder)

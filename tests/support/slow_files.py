@@ -65,6 +65,7 @@ SLOW = frozenset(
         "test_parallel_ends",
         "test_parallel_native",
         "test_parallel_replay",
+        "test_parallel_serving",
         "test_parallel_texts",
         "test_planner_auto",
         "test_playground",

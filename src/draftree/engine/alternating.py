@@ -128,6 +128,11 @@ class Alternation:
         return record
 
 
+def alternation_of(parts: Parts) -> Alternation | None:
+    """Return the alternation of an engine whose drafter alternates, chosen by speed; None for other drafters."""
+    return Alternation(parts, TwoWays("whole batches", "alternating batches")) if parts.traits.alternates else None
+
+
 def _is_uneven(half: int, whole: int) -> bool:
     """Whether one half has more than twice the sequences of the other; one of three is not."""
     small, large = sorted((half, whole - half))
