@@ -3,7 +3,8 @@
 
 Two attempts on the states of prompts, as a server gets them:
 
-    nearest   the token whose embedding has the largest cosine with the state, or with the state minus the mean state
+    nearest   the token whose embedding has the largest cosine with the state, as they are, or with every dimension of
+              both scaled to mean 0 and variance 1
     weights   the attacker has the first layers, as anyone has of a public model, and inverts token by token: every
               token of the vocabulary is tried after the recovered prefix, in the order of `nearest`, until a state is
               as near as the format of the states allows; if none is, the nearest of all
@@ -56,12 +57,17 @@ def nearest(embedding: Tensor, states: Tensor, count: int) -> Tensor:
     return (torch.nn.functional.normalize(states, dim=-1) @ unit.T).topk(count, dim=-1).indices
 
 
-def inverted(model: LanguageModel, embedding: Tensor, sent: Tensor, kind: str) -> tuple[list[int], int]:
-    """Tokens that an attacker with the first layers recovers, and how many he tried."""
+def scaled(values: Tensor) -> Tensor:
+    """Values with mean 0 and variance 1 in every dimension: a few dimensions of states are far larger than others."""
+    return (values - values.mean(dim=0)) / values.std(dim=0).clamp(min=1e-6)
+
+
+def inverted(model: LanguageModel, embedding: Tensor, sent: Tensor, kind: str, count: int) -> tuple[list[int], int]:
+    """The first tokens that an attacker with the first layers recovers, and how many he tried."""
     slot, found, num_tried = model.open(), [], 0
-    order = nearest(embedding, sent - sent.mean(dim=0), len(embedding))
+    order = nearest(scaled(embedding), scaled(sent), len(embedding))
     form = StateFormat(kind, sent.shape[1])
-    for place, state in enumerate(sent):
+    for place, state in enumerate(sent[:count]):
         best, closest = -1, float("inf")
         for start in range(0, len(embedding), CHUNK):
             tried = order[place, start : start + CHUNK].tolist()
@@ -92,22 +98,22 @@ def rows(given: argparse.Namespace, split: int) -> list[dict[str, Any]]:
     texts = [list(tokenizer.encode(text))[: given.tokens] for text in prompts(given.prompts, given.file)]
     embedding, found = model.input_embedding().float(), []
     for kind in given.states:
-        shares: dict[str, list[bool]] = {"nearest": [], "nearest, centred": [], "weights": []}
-        start, num_tried = time.perf_counter(), 0
+        shares: dict[str, list[bool]] = {"nearest": [], "nearest, scaled": [], "weights": []}
+        seconds, num_tried = 0.0, 0
         for place, tokens in enumerate(texts):
             states = states_of(model, tokens)
             form = StateFormat(kind, states.shape[1])
             sent = form.unpack(form.pack(states).tobytes(), len(states))
             guesses = {
                 "nearest": nearest(embedding, sent, 1)[:, 0].tolist(),
-                "nearest, centred": nearest(embedding, sent - sent.mean(dim=0), 1)[:, 0].tolist(),
+                "nearest, scaled": nearest(scaled(embedding), scaled(sent), 1)[:, 0].tolist(),
             }
             if place < given.inverted:
-                guesses["weights"], tried = inverted(model, embedding, sent, kind)
-                num_tried += tried
+                start = time.perf_counter()
+                guesses["weights"], tried = inverted(model, embedding, sent, kind, given.inverted_tokens)
+                num_tried, seconds = num_tried + tried, seconds + time.perf_counter() - start
             for name, tokens_found in guesses.items():
-                shares[name] += [guess == token for guess, token in zip(tokens_found, tokens, strict=True)]
-        seconds = time.perf_counter() - start
+                shares[name] += [guess == token for guess, token in zip(tokens_found, tokens, strict=False)]
         for name, hits in shares.items():
             row = {"split": split, "states": kind, "attempt": name, "tokens": len(hits), "recovered": sum(hits)}
             if name == "weights" and hits:
@@ -125,6 +131,7 @@ def main() -> None:
     parser.add_argument("--states", nargs="+", default=["float32", "int8"])
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--inverted", type=int, default=1, help="prompts for the attempt with weights")
+    parser.add_argument("--inverted-tokens", type=int, default=12, help="of these prompts, from the first on")
     parser.add_argument("--tokens", type=int, default=48, help="of each prompt")
     parser.add_argument("--file", type=Path, help="a workload, as for draftree bench run")
     parser.add_argument("--out", type=Path)

@@ -2,7 +2,7 @@
 
 Start it once for each number of processes; each run appends one line of JSON:
 
-    python benchmarks/scale/parallel.py MODEL --output parallel.jsonl
+    python benchmarks/scale/parallel.py MODEL --threads 2 --output parallel.jsonl
     torchrun --standalone --nproc-per-node 2 benchmarks/scale/parallel.py MODEL --output parallel.jsonl
 
 With as many processes as cores the times show what the exchange costs. With more processes than cores they show the
@@ -62,14 +62,17 @@ def message_times(model: ParallelModel, repeats: int) -> list[float]:
 
 
 def traffic(llm: LLM, draft: str, max_tokens: int) -> dict[str, Any]:
-    """Messages and bytes of one greedy text, and a hash of the text."""
+    """Seconds, messages and bytes of one greedy text, and a hash of the text."""
     model, params = llm.model, SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     before = (model.num_messages, model.num_bytes_sent) if isinstance(model, ParallelModel) else (0, 0)
+    start = time.perf_counter()
     done = llm.generate([PROMPT], params, draft=draft)[0]
+    seconds = time.perf_counter() - start
     after = (model.num_messages, model.num_bytes_sent) if isinstance(model, ParallelModel) else (0, 0)
     return {
         "draft": draft,
         "rounds": done.stats.rounds,
+        "seconds": seconds,
         "messages": after[0] - before[0],
         "bytes": after[1] - before[1],
         "text": hashlib.sha256(json.dumps(list(done.token_ids)).encode()).hexdigest()[:16],
@@ -83,18 +86,21 @@ def main() -> None:
     parser.add_argument("--kernels", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--strict-sums", action="store_true")
+    parser.add_argument("--pp", type=int, default=1, help="stages; the other processes share their layers")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each process")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
     # other ranks do not return from here
     llm = LLM(
         given.model,
         ["suffix,min=1", "none"],
         plan="fixed",
-        tp=size,
+        tp=size // given.pp,
+        pp=given.pp,
         strict_sums=given.strict_sums,
         kernels=given.kernels,
         dtype=given.dtype,
@@ -104,6 +110,8 @@ def main() -> None:
     line: dict[str, Any] = {
         "model": given.model,
         "processes": size,
+        "stages": given.pp,
+        "threads": given.threads,
         "cores": os.cpu_count(),
         "machine": platform.processor() or platform.machine(),
         "kernels": llm.kernels,

@@ -29,8 +29,11 @@ from end_and_cloud import DelayingProxy, prompts, served
 
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import machine, now, versions
+from draftree.loading.load import LoadedModel, load_model
+from draftree.remote.latency import Latency
 
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 6
+PINGS = 3
 
 
 @dataclass(frozen=True)
@@ -72,21 +75,41 @@ def text_of(llm: LLM, prompt: str, tokens: int, temperature: float) -> dict[str,
     }  # fmt: skip
 
 
+class Proxy(DelayingProxy):
+    """A proxy whose delay changes while connections are open."""
+
+    def set_round_trip(self, milliseconds: float) -> None:
+        """Delay every byte by half of a round trip from now on."""
+        self._delay = milliseconds / 2000
+
+
+def at_round_trip(loaded: LoadedModel, draft: str | None) -> LLM:
+    """A new engine on an open session, whose planner knows the present round trip only."""
+    link: Any = loaded.model.link  # type: ignore[attr-defined]
+    link.latency = fresh = Latency(pass_seconds=link.latency.pass_seconds, can_stream=link.latency.can_stream)
+    for _ in range(PINGS):
+        start = time.perf_counter()
+        link.request({"t": "ping"})
+        fresh.note_trip(time.perf_counter() - start)
+    return LLM(loaded, draft)
+
+
 def by_round_trip(urls: dict[int, str], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows for every round trip and arm."""
     texts, arms = prompts(given.prompts, given.file), arms_of(given)
-    for milliseconds in given.rtt:
-        with ExitStack() as stack:
-            proxies = {
-                split: stack.enter_context(DelayingProxy(url, milliseconds / 1000)) for split, url in urls.items()
-            }
-            llms = {}
-            for arm in arms:
-                where = proxies[arm.split or min(proxies)].url
-                llms[arm.name] = LLM(f"remote:{where}{arm.query}", arm.draft)
-                stack.callback(llms[arm.name].model.disconnect)  # type: ignore[attr-defined]
-                text_of(llms[arm.name], texts[0], WARM_UP_TOKENS, given.temperature)
-                llms[arm.name].forget()
+    with ExitStack() as stack:
+        proxies = {split: stack.enter_context(Proxy(url, 0.0)) for split, url in urls.items()}
+        loaded = {}
+        for arm in arms:
+            loaded[arm.name] = load_model(f"remote:{proxies[arm.split or min(proxies)].url}{arm.query}")
+            stack.callback(loaded[arm.name].model.disconnect)  # type: ignore[attr-defined]
+        for milliseconds in given.rtt:
+            for proxy in proxies.values():
+                proxy.set_round_trip(milliseconds)
+            llms = {arm.name: at_round_trip(loaded[arm.name], arm.draft) for arm in arms}
+            for llm in llms.values():
+                text_of(llm, texts[-1], WARM_UP_TOKENS, given.temperature)
+                llm.forget()
             runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
             for place, prompt in enumerate(texts):
                 for arm in arms if place % 2 else arms[::-1]:

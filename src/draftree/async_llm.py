@@ -37,6 +37,7 @@ from draftree.engine.serving.driver import Driver
 from draftree.engine.serving.listening import Request
 from draftree.llm import LLM
 from draftree.models.source import FeatureSource
+from draftree.parallel.entry import on_loss
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
@@ -81,6 +82,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)
         self._driver = Driver(self._llm.engine, self._beams)
+        self._stop_watching = on_loss(self._llm.model, self._driver.lose)
 
     @property
     def llm(self) -> LLM:
@@ -101,6 +103,11 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
     def is_alive(self) -> bool:
         """Whether the engine works: it has not failed, and is not closed."""
         return self._driver.is_alive
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the engine failed, such as a `RankError`; None as long as it works, and after `close`."""
+        return self._driver.failure
 
     @property
     def num_running(self) -> int:
@@ -257,6 +264,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
     async def close(self) -> None:
         """End unfinished requests with `EngineClosedError`, stop the thread, and save what was learned."""
         await asyncio.to_thread(self._driver.close)
+        self._stop_watching()
         if self._llm.learned is not None:
             await asyncio.to_thread(self._llm.learned.close)
 

@@ -68,7 +68,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         quantization: "int8" for 8-bit weights, which make a different, faster model; None for none.
         tp: processes that share each layer; the script is started by torchrun, and only rank 0 returns from this
             constructor: the other ranks run its passes, and exit when it ends.
-        pp: stages of layers, one for each process; not together with `tp`.
+        pp: stages of layers, with `tp` processes each.
         strict_sums: add the partial sums of processes in one order, whatever else is in a pass.
         exact: raise unless logits are bit-identical in every batch and tree (see `is_exact`).
         trust_remote_code: whether Python code in the folders of the model and of the drafter's model may run.
@@ -209,7 +209,8 @@ class LLM(BeamSearching, Streams, Transcribes):
     def draft_note(self) -> str:
         """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
         own = "" if self._parts.drafter is None else self._parts.drafter.note
-        return "; ".join(filter(None, (self._auto_note, own)))
+        alternation = self._engine.alternation
+        return "; ".join(filter(None, (self._auto_note, own, "" if alternation is None else alternation.note)))
 
     def generate(
         self,

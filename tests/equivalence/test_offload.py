@@ -13,6 +13,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, LayerSubset, Pass
 from draftree.models.native.streaming.model import StreamedModel
+from draftree.models.native.streaming.shallow import shallow
+from draftree.models.native.streaming.store import open_store
 from families import VOCAB_SIZE, fresh
 from native_samples import lowered, text
 from slot_samples import at_once, filled
@@ -92,6 +94,11 @@ def test_texts_are_those_of_plain_decoding(kind: str, draft: str, tmp_path: Path
         assert [list(one.token_ids) for one in ours.generate(PROMPTS, params)] == wanted
 
 
+def test_other_kinds_of_weights_of_a_draft_model_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="weights of kind 'int3'"):
+        LLM(lowered("llama"), draft="model:any,bits=int3")
+
+
 def test_a_quantized_copy_is_accepted_far_more_often_than_by_chance() -> None:
     records = []
     llm = LLM(lowered("llama"), draft="quantized:int8,k=4", plan="fixed:4", on_round=records.append)
@@ -135,6 +142,42 @@ def test_a_model_is_packed_once_and_then_starts_from_its_file(folder: Path, monk
     assert second.eos_ids == first.eos_ids
     assert (packed / "weights.bin").stat().st_mtime_ns == written
     assert torch.equal(at_once(first.model, text(50)), at_once(second.model, text(50)))
+
+
+def test_the_first_start_reads_the_file_five_times(folder: Path) -> None:
+    first = load_model(folder, dtype="float32", offload=budget(folder)).model
+    assert isinstance(first, StreamedModel)
+    stats = first.stream_stats
+    assert stats.streamed_layers > 2
+    ahead = 2 * stats.of_pass // stats.streamed_layers
+    assert 4 * stats.of_pass < stats.read <= 5 * stats.of_pass + ahead  # a chain, a tree, two passes of the digest
+
+
+def test_a_model_whose_rows_differ_by_shape_is_not_exact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.loading.offloading.rounds_alike", lambda *_: False)
+    first = load_model(folder, dtype="float32", offload=budget(folder))
+    assert not first.model.is_exact
+    assert not load_model(folder, dtype="float32", offload=budget(folder)).model.is_exact
+
+
+@pytest.mark.parametrize(("family", "layers"), [("llama", 2), ("gemma3_text", None)])
+def test_shapes_are_compared_on_the_first_layers_of_each_kind(family: str, layers: int | None, tmp_path: Path) -> None:
+    whole = streamed(family, tmp_path / "model")
+    plan, store = shallow(whole.blueprint, open_store(tmp_path / "model"))
+    windows = {layer.window for layer in whole.blueprint.layers}
+    assert {layer.window for layer in plan.layers} == windows
+    assert len(plan.layers) == len(store.layers) == len(store.extents) < LAYERS
+    assert layers in (None, len(plan.layers))
+    part = StreamedModel(plan, store, budget=10**9)
+    assert torch.equal(at_once(part, text(20)), _of_layers(whole, len(plan.layers), text(20)))
+
+
+def _of_layers(model: StreamedModel, count: int, tokens: list[int]) -> torch.Tensor:
+    slot = model.open()
+    job = Extend(slot, tokens, range(-1, len(tokens) - 1))
+    rows = model.run(Pass([job], LayerSubset(end=count))).logits.tensor().clone()
+    model.close(slot)
+    return rows
 
 
 def test_a_recorded_start_is_enough_to_pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

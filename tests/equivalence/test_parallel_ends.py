@@ -11,17 +11,20 @@ from pathlib import Path
 import pytest
 
 from cli_samples import save_tiny_model
+from draftree import LLM, SamplingParams
 from draftree.cli.main import run as run_command
-from parallel_jobs import ended, environment, start
+from parallel_jobs import SAMPLED, ended, environment, start
 
 
 @pytest.mark.parametrize(("killed", "mode"), [(1, "busy"), (0, "busy"), (1, "idle"), (0, "idle")])
 def test_a_killed_process_ends_the_other(tmp_path: Path, killed: int, mode: str) -> None:
-    save_tiny_model(tmp_path / "model", chat=False)
+    wanted = plain_text(save_tiny_model(tmp_path / "model", chat=False))
     processes = start(2, tmp_path, {"endless": mode, "model": str(tmp_path / "model")})
     try:
         assert processes[0].stdout is not None
-        assert processes[0].stdout.readline() == "ready\n"
+        line = processes[0].stdout.readline()
+        assert line, ended(processes)
+        assert json.loads(line) == wanted, "drafter, planner and seed of rank 1 change nothing"
         processes[killed].send_signal(signal.SIGKILL)
     except BaseException:
         for process in processes:
@@ -32,6 +35,37 @@ def test_a_killed_process_ends_the_other(tmp_path: Path, killed: int, mode: str)
     assert results[1 - killed][0] == 1
     if killed:
         assert "rank 1 ended without a word" in results[0][2]
+
+
+def plain_text(model: Path) -> list[int]:
+    """Token ids of `never_end` and `never_close`, from one process without a drafter."""
+    llm = LLM(model, dtype="float32", device="cpu")
+    return list(llm.generate("Hello", SamplingParams(**SAMPLED, seed=1))[0].token_ids)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_an_event_loop_gets_the_end_of_another_rank(tmp_path: Path, kernels: str) -> None:
+    model = save_tiny_model(tmp_path / "model", chat=False)
+    settings = {"dtype": "float32", "device": "cpu", "kernels": kernels}
+    job = {"endless": "async", "model": str(model), "options": {"tp": 2}, "settings": settings}
+    processes = start(2, tmp_path, job)
+    try:
+        assert processes[0].stdout is not None
+        line = processes[0].stdout.readline()
+        assert line, ended(processes)
+        is_free, texts = json.loads(line)
+        assert is_free, "the event loop runs between the rounds"
+        assert texts == [plain_text(model)] * 3
+        processes[1].send_signal(signal.SIGKILL)
+        errors, is_alive, failure = json.loads(processes[0].stdout.readline())
+        assert [kind for kind, _ in errors] == ["RankError", "EngineClosedError"]
+        assert all("rank 1 ended without a word; the model cannot be used any more" in text for _, text in errors)
+        assert (is_alive, failure) == (False, "RankError")
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    assert ended(processes)[0][0] == 0
 
 
 def test_the_command_under_torchrun(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

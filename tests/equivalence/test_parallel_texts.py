@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from draftree.loading.load import load_model
+from draftree.parallel.options import ParallelOptions
 from families import fresh
 from parallel_jobs import all_texts, run
 
@@ -53,6 +54,10 @@ def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]]) -> Non
         assert other["texts"] == dict.fromkeys(map(str, one["drafts"]), plain)
         assert (other["fingerprint"], other["length"]) == (wanted["fingerprint"], wanted["length"])
         assert other["open"] == 0
+        options = ParallelOptions(**one["options"])
+        assert 0 < other["token_bytes"] * options.tp <= wanted["token_bytes"]
+        if options.pp == 1:
+            assert other["token_bytes"] * options.tp == wanted["token_bytes"], "keys and values of its own heads only"
         assert other["messages"] > 30
 
 
@@ -72,6 +77,14 @@ def test_three_processes_with_sums_in_one_order(folder: Path, tmp_path: Path) ->
     require_same(jobs, found)
     assert found[0]["sums"] == [True, False], "an all-reduce of three parts depends on the number of rows"
     assert found[0]["exact"] is alone({**jobs[0], "drafts": [None]}, kernels="graphs")["exact"]
+
+
+def test_stages_of_tensor_parallel_layers(folder: Path, tmp_path: Path) -> None:
+    jobs = [
+        job(folder, "llama", drafts=[None, "suffix,min=1"], tp=2, pp=2),
+        job(folder, "gemma3_text", drafts=[None, "ngram,min=1"], tp=2, pp=2, strict_sums=True),
+    ]
+    require_same(jobs, run(4, tmp_path, jobs))
 
 
 def test_stages_of_unequal_size(folder: Path, tmp_path: Path) -> None:

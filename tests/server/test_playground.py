@@ -56,7 +56,7 @@ def test_the_page_shows_the_recorded_text(shown: Browser, trace: Path) -> None:
     assert shown.text("#text") == "".join(found.text_of(token) for token in tokens)
     accepted = sum(min(len(step.path), step.num_written) for step in steps)
     assert shown.count("#text .drafted") == accepted
-    assert shown.count("#timeline g") == len(found.rounds)
+    assert shown.count("#timeline .round") == len(found.rounds)
     assert shown.log() == []
 
 
@@ -72,7 +72,7 @@ def test_rounds_are_stepped_by_keys_and_buttons(shown: Browser, trace: Path) -> 
     assert number(shown) == 1
     shown.click("#next")
     assert number(shown) == 2
-    shown.click("#timeline g:nth-of-type(4) rect")
+    shown.click("#timeline .round:nth-of-type(4) rect")
     assert number(shown) == 4
     shown.press("Space")
     assert shown.text("#play") == "Pause"

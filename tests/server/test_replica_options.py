@@ -64,3 +64,19 @@ def test_replicas_need_a_port() -> None:
         settings = ServerSettings(models=(ModelChoice("m", "m"),), **change)
         with pytest.raises(ConfigurationError, match="replicas"):
             ReplicaOptions().require_fit(settings)
+
+
+def test_processes_of_a_divided_model_have_cores_and_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    models = (ModelChoice(name="tiny", source="tiny"),)
+    settings = ServerSettings(models=models, tp=2, pp=2, threads=3, port=1)
+    options = ReplicaOptions(num_replicas=2)
+    options.require_fit(settings)
+    assert (options.threads(settings), options.cpus(settings)) == (3, 12)
+    assert options.machine_cpus(settings) >= 24
+    ReplicaOptions(gpus_per_replica=4).require_fit(settings)
+    with pytest.raises(ConfigurationError, match=r"each of the 4 processes .* tp=2, pp=2 has its own GPU: use 4, or 0"):
+        ReplicaOptions(gpus_per_replica=1).require_fit(settings)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ConfigurationError, match="leave torchrun out"):
+        options.require_fit(settings)

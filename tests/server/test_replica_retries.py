@@ -68,8 +68,9 @@ def test_an_answer_that_is_no_stream_is_repeated_as_a_whole() -> None:
     assert replicas.num_closed == 2
 
 
-def test_a_replica_that_shuts_down_is_left_for_another_one() -> None:
-    shutting = sse({"error": {"message": "the server is shutting down", "code": "shutting_down"}})
+@pytest.mark.parametrize("code", ["shutting_down", "process_lost"])
+def test_a_replica_that_ends_is_left_for_another_one(code: str) -> None:
+    shutting = sse({"error": {"message": "the server ends", "code": code}})
     replicas = Scripted(
         [started(503), b"{}"],
         # one chunk holds text and the error: the text is sent once

@@ -13,6 +13,7 @@ from test_verify_faults import check_empty, connector, drop_sessions, service_of
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UnsupportedModelError
+from draftree.heads.folders import write_head
 from draftree.loading.first_layers import load_first_layers
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, Pass
@@ -23,9 +24,10 @@ from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
 from faulty import faulty
+from head_samples import head_config, random_head
 from operated import wait_for
 from serving import Running, running_server, tiny_tokenizer
-from split_devices import LAYERS, SPLIT, split_device, split_folder, split_server, whole_texts
+from split_devices import HIDDEN, LAYERS, SPLIT, split_device, split_folder, split_server, whole_texts
 from verify_clients import PARAMS, PROMPTS, texts_of
 
 FREE_PARAMS = [
@@ -100,6 +102,27 @@ def test_log_probabilities_and_copies(server: Running, folder: Path) -> None:
         assert [one.prompt_logprobs for one in found] == [one.prompt_logprobs for one in whole]
         llm.engine.check_integrity()
     check_empty(server)
+
+
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_heads_read_states_of_both_sides(folder: Path, tmp_path: Path, variant: str, kernels: str) -> None:
+    """The drafts, and not only the texts, are those of a head on the whole model."""
+    vocab = len(tiny_tokenizer())
+    sizes: dict[str, Any] = {"target_hidden": HIDDEN, "hidden": HIDDEN, "vocab_size": vocab, "max_length": 128}
+    sizes["draft_vocab_size"] = 60 if variant == "eagle3" else vocab
+    write_head(random_head(head_config(variant, **sizes), scale=0.2), tmp_path / "head")
+    spec, params = f"head:{tmp_path / 'head'},tree=best-6", [SamplingParams(max_tokens=24, temperature=0)] * 4
+    options: dict[str, Any] = {"plan": "fixed", "kernels": kernels}
+    wanted = LLM(str(folder), spec, dtype="float32", **options).generate(list(PROMPTS), params)
+    with split_server(folder, kernels=kernels) as own:
+        with split_device(own, folder, spec, **options) as llm:
+            found = llm.generate(list(PROMPTS), params)
+            assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+            if kernels == "auto":
+                assert [one.drafted for one in found] == [one.drafted for one in wanted]
+            llm.engine.check_integrity()
+        check_empty(own)
 
 
 def reference(folder: Path, kind: str, prompt: list[int], count: int) -> list[int]:

@@ -53,7 +53,7 @@ def raw(server: Running) -> Any:
 
 
 def rows(*each: list[Any], number: int = 5) -> dict[str, Any]:
-    return {"t": "rows", "id": number, "x": list(each)}
+    return {"t": "rows", "id": number, "x": list(each), "layers": [4]}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,11 @@ def rows(*each: list[Any], number: int = 5) -> dict[str, Any]:
         (rows([1, 5, None, 1025, 1, b""]), "too_many_nodes", "at most 1024"),
         (rows([1, 5, None, 1, 1, data(1)], [1, 5, None, 1, 1, data(1)]), "bad_frame", "twice"),
         (rows([1, 5, None, 1, 1, data(1)], [2, 5, None, 1, 1, data(1)]), "text_lost", "text 2"),
-        ({"t": "rows", "id": 5, "x": []}, "bad_frame", "1 to 256 texts"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": []}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [2]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [5]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [4, 4]}, "bad_frame", "different"),
+        ({"t": "rows", "id": 5, "x": [], "layers": [4]}, "bad_frame", "1 to 256 texts"),
         (
             {"t": "begin", "id": 5, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []},
             "bad_frame",
@@ -113,7 +117,7 @@ def test_sessions_have_to_join_first(server: Running) -> None:
     found.begin()
     for kind, more in (
         ("begin", {"text": 1, "limit": 5, "seed": 0, "params": {}, "ends": []}),
-        ("rows", {"x": [[1, 0, None, 0, 0, b""]]}),
+        ("rows", {"x": [[1, 0, None, 0, 0, b""]], "layers": []}),
     ):
         reply = found.send({"t": kind, "id": 1 if kind == "begin" else 2, **more})
         assert "join first" in reply["message"]
@@ -129,7 +133,7 @@ def test_sessions_have_to_join_first(server: Running) -> None:
         assert opened["t"] == "begun"
     full = found.send({"t": "begin", "id": 15, "text": 99, "limit": 20, "seed": 0, "params": {}, "ends": []})
     assert full["code"] == "too_many_texts"
-    picks = found.send(rows([1, 0, None, 3, 2, data(3)], number=16))["x"][0]
+    picks = found.send(rows([1, 0, None, 3, 2, data(3)], number=16) | {"layers": []})["x"][0]
     assert len(picks) == 2
     assert all(isinstance(pick, int) for pick in picks)
     assert found.send({"t": "close", "id": 17, "texts": [1, 2, 77]})["t"] == "closed"

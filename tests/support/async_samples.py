@@ -66,6 +66,9 @@ class Gate:
         while not self._is_reached.is_set():
             await asyncio.sleep(0.001)
 
+    def open(self) -> None:
+        self._is_open.set()
+
     async def open_behind(self, llm: AsyncLLM, count: int) -> None:
         """Open after this number of calls since it was reached."""
         await asked(llm, count)

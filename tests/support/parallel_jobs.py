@@ -5,6 +5,7 @@ Run as a program, it is one of these processes: `parallel_jobs.py RANK SIZE FOLD
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import hashlib
 import json
@@ -89,6 +90,7 @@ def all_texts(loaded: Any, job: dict[str, Any]) -> dict[str, Any]:
         llm.forget()
     model = loaded.model
     facts = {"exact": model.is_exact, "fingerprint": model.fingerprint, "length": model.max_length}
+    facts["token_bytes"] = model.footprint.token
     return {"texts": found, **facts, "open": model.num_open, "kernels": loaded.kernels}
 
 
@@ -113,19 +115,55 @@ def sums_alike() -> list[bool]:
     return found
 
 
+SAMPLED = {"max_tokens": 60, "temperature": 0.8, "ignore_eos": True}
+"""Parameters of `never_end`, without the seed."""
+
+
 def never_end(job: dict[str, Any]) -> None:
-    """Generate, or wait, until this process is ended."""
+    """Generate, or wait, until this process is ended. Nothing of another rank's drafter, planner or seed is used."""
     import time
 
     from draftree import LLM, SamplingParams
 
-    draft = "suffix" if os.environ["RANK"] == "0" else "ngram"  # the drafter of another rank is not used
-    llm = LLM(job["model"], draft, tp=2, dtype="float32", device="cpu")
-    print("ready", flush=True)
+    is_first = os.environ["RANK"] == "0"
+    how = ("suffix,min=1", "fixed") if is_first else ("early-exit:1,tree=2-1", "auto")
+    llm = LLM(job["model"], how[0], plan=how[1], tp=2, dtype="float32", device="cpu")
+    params = SamplingParams(**SAMPLED, seed=1 if is_first else 2)
+    print(json.dumps(llm.generate("Hello", params)[0].token_ids), flush=True)
     while True:
         if job["endless"] == "idle":
             time.sleep(600)
-        llm.generate("Hello", SamplingParams(max_tokens=100, ignore_eos=True))
+        llm.generate("Hello", params)
+
+
+async def never_close(job: dict[str, Any]) -> None:
+    """Generate on an event loop until another rank has ended; then print what requests get."""
+    from draftree import AsyncLLM, SamplingParams
+    from draftree.core.errors import DraftreeError
+
+    loop, answers = asyncio.get_running_loop(), []
+
+    async def answer() -> None:
+        answers.append(True)
+
+    def ask(record: object) -> None:
+        # on the engine's thread: the round ends only after the event loop has run a coroutine
+        asyncio.run_coroutine_threadsafe(answer(), loop).result(SECONDS)
+
+    prompt, params = job.get("prompt", "Hello"), SamplingParams(**SAMPLED, seed=1)
+    async with AsyncLLM(job["model"], "suffix,min=1", **job["options"], **job["settings"]) as llm:
+        stop = llm.on_round(ask)
+        found = await asyncio.gather(*(llm.generate(prompt, params) for _ in range(3)))
+        stop()
+        print(json.dumps([len(answers) > 3, [list(done.token_ids) for (done,) in found]]), flush=True)
+        errors = []
+        for _ in range(2):
+            try:
+                while True:
+                    await asyncio.gather(*(llm.generate(prompt, params) for _ in range(3)))
+            except DraftreeError as error:
+                errors.append([type(error).__name__, str(error)])
+        print(json.dumps([errors, llm.is_alive, type(llm.failure).__name__]), flush=True)
 
 
 def main(rank: int, size: int, folder: Path) -> None:
@@ -134,6 +172,7 @@ def main(rank: int, size: int, folder: Path) -> None:
     from torch.distributed import FileStore
 
     import draftree.parallel.world as worlds
+    from draftree.parallel.channel import Member
     from draftree.parallel.load import attend, lead
     from draftree.parallel.options import ParallelOptions
     from draftree.parallel.settings import LoadSettings
@@ -142,12 +181,15 @@ def main(rank: int, size: int, folder: Path) -> None:
     worlds._current = world
     jobs = json.loads((folder / "jobs.json").read_text())
     if "endless" in jobs:
+        if jobs["endless"] == "async":
+            asyncio.run(never_close(jobs))
+            return
         never_end(jobs)
     found = []
     for job in jobs:
         options, settings = ParallelOptions(**job["options"]), LoadSettings(**job["settings"])
         if rank:
-            attend(world, job["model"], options, settings)
+            attend(world, Member(world), job["model"], options, settings)
             if job.get("sums"):
                 sums_alike()
             continue

@@ -9,7 +9,8 @@ import pytest
 
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
 from draftree import AsyncLLM
-from draftree.core.errors import EngineClosedError, GenerationError, NonFiniteLogitsError
+from draftree.core.errors import EngineClosedError, GenerationError, NonFiniteLogitsError, RankError
+from draftree.engine.serving import driver
 from draftree.engine.serving.listening import Request
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB
@@ -109,6 +110,45 @@ async def test_closing_ends_all_requests_with_an_error() -> None:
             with pytest.raises(EngineClosedError):
                 await llm.generate([1], params(1))
             await llm.close()
+
+
+@pytest.mark.parametrize("is_blocked", [True, False])
+def test_a_lost_process_ends_all_requests(is_blocked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "PATIENCE_SECONDS", 0.05 if is_blocked else 60.0)
+
+    async def lose() -> None:
+        with Gate() as gate:
+            async with opened(max_batch_size=1, on_round=gate) as llm:
+                tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
+                await gate.reached()
+                tasks.append(asyncio.ensure_future(llm.generate([1], params(1, 4000))))
+                await asked(llm, 1)
+                losing = asyncio.ensure_future(asyncio.to_thread(llm._driver.lose, RankError("rank 1 ended")))
+                if not is_blocked:
+                    await gate.open_behind(llm, 2)
+                done = await asyncio.gather(*tasks, return_exceptions=True)
+                assert [type(one) for one in done] == [RankError, EngineClosedError]
+                assert {str(one) for one in done} == {"rank 1 ended"}
+                await losing
+                assert (llm.is_alive, str(llm.failure)) == (False, "rank 1 ended")
+                with pytest.raises(EngineClosedError, match="rank 1 ended"):
+                    await llm.generate([1], params(1))
+                with pytest.raises(EngineClosedError, match="rank 1 ended"):
+                    await llm.ping()
+                await llm.close()
+                gate.open()
+                llm._driver._thread.join(60)  # `opened` checks that no slot is left
+
+    asyncio.run(asyncio.wait_for(lose(), timeout=300))
+
+
+@asynchronous
+async def test_an_idle_engine_ends_with_a_lost_process() -> None:
+    async with opened() as llm:
+        await asyncio.to_thread(llm._driver.lose, RankError("rank 1 ended"))
+        assert not llm._driver._thread.is_alive()
+        with pytest.raises(EngineClosedError, match="rank 1 ended"):
+            await llm.generate([1], params(1))
 
 
 @asynchronous

@@ -55,9 +55,13 @@ def provenance_line(results: Results) -> str:
     machine, versions = header["machine"], header["versions"]
     commit = versions["commit"]
     state = "" if commit is None else f" {commit[:10]}{' with changes' if versions['dirty'] else ''}"
+    division = header.get("processes", {"tp": 1, "pp": 1})
+    count = division["tp"] * division["pp"]
+    each = f", each of {count} processes (tp={division['tp']}, pp={division['pp']})" if count > 1 else ""
+    where = machine.get("gpu") or f"{machine['cpu']}, {header['threads']} threads of {machine['usable_cores']} cores"
     parts = [
         f"{header['model']['name']}, {header['dtype']}",
-        machine.get("gpu") or f"{machine['cpu']}, {header['threads']} threads of {machine['usable_cores']} cores",
+        where + each,
         f"draftree {versions['draftree']}{state}, torch {versions['torch']}, transformers {versions['transformers']}",
     ]
     if header["job"] == "texts":

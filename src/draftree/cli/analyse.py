@@ -66,6 +66,12 @@ Figures = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Remark = Annotated[
+    str | None,
+    typer.Option(
+        "--note", help="A fact about the runs for the figures' notes.", metavar="TEXT", rich_help_panel=OUTPUT
+    ),
+]
 Traces = Annotated[
     list[Path] | None,
     typer.Option("--trace", help="A trace of --record; repeatable.", metavar="FILE", rich_help_panel="Recorded data"),
@@ -96,6 +102,7 @@ def analyse(
         float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=PROMPTS)
     ] = 0.0,
     seed: Seed = 0,
+    remark: Remark = None,
     execution: Execution,
     trace: Traces = None,
     results: ResultsFiles = None,
@@ -123,7 +130,8 @@ def analyse(
         asked = Asked(model, draft, tree, merged, temperature, seed, max_tokens)
         specs = specs_of(needed_runs(wanted, material), asked)
         workload = (prompts, tuple(category or ()), limit)
-        material = with_traces(material, record_all(asked, specs, execution, workload, folder))
+        facts = {} if remark is None else {"note": remark}
+        material = with_traces(material, record_all(asked, specs, execution, workload, folder, facts))
     drawn = draw_all(wanted, material, folder, must=figures is not None, on_drawn=typer.echo)
     for name, reason in drawn.skipped.items():
         note(f"not drawn: {name}: {reason}")
@@ -162,6 +170,7 @@ def record_all(
     execution: Execution,
     prompts: tuple[Path | None, tuple[str, ...], int | None],
     output: Path,
+    facts: dict[str, str],
 ) -> list[Trace]:
     """Load the model and record the runs, with a line for each on standard error."""
     if not specs:
@@ -180,7 +189,7 @@ def record_all(
     if tokenizer is None:
         raise ConfigurationError(f"'{asked.model}' has no tokenizer: prompts cannot be encoded")
     ids = [encode(task, tokenizer)[0] for task in workload.tasks]
-    about = run_facts(loaded) | {"prompts": workload.name}
+    about = run_facts(loaded) | {"prompts": workload.name} | facts
     recorder = Recorder(asked, loaded, ids, output / "traces", about, tokenizer)
     found = []
     for number, spec in enumerate(specs, 1):

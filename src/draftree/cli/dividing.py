@@ -24,7 +24,7 @@ PipelineParallel = Annotated[
     int,
     typer.Option(
         "--pp",
-        help="Stages of layers, one for each process (pipeline parallel); not together with --tp.",
+        help="Stages of layers (pipeline parallel); each has --tp processes.",
         metavar="N",
         rich_help_panel=RUNNING,
     ),

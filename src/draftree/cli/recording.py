@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from draftree.analysis.trace import TraceHeader
 from draftree.analysis.trace_writer import TraceWriter
 from draftree.assembly import choose_methods
@@ -59,6 +61,7 @@ def run_facts(loaded: LoadedModel) -> dict[str, Any]:
         "quantization": loaded.quantization,
         "cpu": cpu_name(),
         "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
         "date": datetime.now(UTC).date().isoformat(),
         "draftree": __version__,
     }

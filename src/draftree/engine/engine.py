@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
+from draftree.engine.alternating import Alternation, alternation_of
 from draftree.engine.given import HeldSequences, is_held
 from draftree.engine.memory import slot_budget
 from draftree.engine.parts import Parts
@@ -60,8 +61,7 @@ class Engine:
         limits: limits of batch, queue and memory.
         on_round: called with the record of every round.
         together: whether decoding waits until all sequences of the batch are prefilled.
-        tries_again: whether the sequences of a failed pass are retried one by one, so that only those fail that raise
-            again; False raises immediately.
+        tries_again: whether sequences of a failed pass are retried one by one; False raises immediately.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Engine:
         self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
+        self.alternation: Alternation | None = alternation_of(parts)
 
     @property
     def parts(self) -> Parts:
@@ -252,9 +253,9 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = run_round(self._parts, ready, chunks)
-        except AssertionError:
-            raise  # an internal error, not a request's
+            record = self.alternation.run(ready, chunks) if self.alternation else run_round(self._parts, ready, chunks)
+        except (AssertionError, RankError):
+            raise  # an internal error, not a request's, or the end of the model
         except Exception as error:
             if not self._tries_again:
                 raise
@@ -281,7 +282,7 @@ class Engine:
                 continue
             try:
                 record = run_round(self._parts, () if own else (sequence,), own)
-            except AssertionError:
+            except (AssertionError, RankError):
                 raise
             except Exception as its_own:
                 sequence.fail(its_own)

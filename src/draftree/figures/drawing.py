@@ -12,7 +12,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 from draftree.figures.base import Data, Figure
 
-__all__ = ["INK", "band", "legend", "write_figure"]
+__all__ = ["INK", "band", "legend", "printable", "write_figure"]
 
 DPI = 110
 INK = {"measured": "#1f6feb", "theory": "#57606a", "losing": "#cf222e", "other": "#8250df", "good": "#1a7f37"}
@@ -27,6 +27,9 @@ STYLE = {
     "grid.alpha": 0.3,
     "legend.frameon": False,
 }
+SHOWN = "⏎·…“”‘’–—αβγ→Σ"
+LAST = 0x250
+"""End of the Latin characters, which the font has."""
 WIDTH = 112
 """Characters of a line of the notes at the width of a figure of 6.8 inches."""
 
@@ -67,8 +70,18 @@ def _notes(sheet: Any, figure: Figure, data: Data) -> None:
     """Add the title, what was measured, and the losing case."""
     width = int(WIDTH * figure.size[0] / 6.8)
     lines = [*textwrap.wrap(data.measured, width), *textwrap.wrap(f"Losing case: {data.losing}.", width)]
+    lines = [printable(line).replace("·", " ") for line in lines]
     sheet.suptitle(figure.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     sheet.supxlabel("\n".join(lines), fontsize=7, color="#57606a", x=0.01, ha="left")
+
+
+def printable(text: str) -> str:
+    """Return a text that matplotlib's own font can show: other characters as U+XXXX, line breaks and spaces marked."""
+    marked = text.replace("\n", "⏎").replace(" ", "·")
+    # "$" begins a formula
+    return "".join(c if c.isprintable() and (ord(c) < LAST or c in SHOWN) else f"U+{ord(c):X}" for c in marked).replace(
+        "$", r"\$"
+    )
 
 
 def legend(axes: Any, **given: Any) -> None:

@@ -59,7 +59,7 @@ class Material:
         return found
 
     def lines(self, **fields: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Return the lines of results files in which fields have these values, each with the first line of its file.
+        """Return the lines of results files in which fields have these values, each with the header before it.
 
         Args:
             **fields: values by name, such as kind="distribution".
@@ -67,12 +67,13 @@ class Material:
         Raises:
             ConfigurationError: there is none.
         """
-        found = [
-            (lines[0], line)
-            for lines in self.results.values()
-            for line in lines
-            if all(line.get(name) == value for name, value in fields.items())
-        ]
+        found = []
+        for lines in self.results.values():
+            header = lines[0]
+            for line in lines:
+                header = line if line.get("kind") == "header" else header
+                if all(line.get(name) == value for name, value in fields.items()):
+                    found.append((header, line))
         if not found:
             wanted = ", ".join(f"{name} '{value}'" for name, value in fields.items())
             raise ConfigurationError(f"no results file has lines with {wanted}: name one with --results")

@@ -167,6 +167,12 @@ def _soft(asked: Asked) -> Iterator[RunSpec]:
         yield RunSpec("soft", asked.draft, _rule_plan(asked), rule, SOFT_TEMPERATURE)
 
 
+def _pair(asked: Asked) -> Iterator[RunSpec]:
+    """The drafter, and those of the merged ones that run a model."""
+    for draft in (asked.draft, *(one for one in asked.merged if one.startswith(("model:", "head:")))):
+        yield RunSpec("pair", draft, _rule_plan(replace(asked, draft=draft)))
+
+
 def _lookahead(asked: Asked) -> Iterator[RunSpec]:
     for n in GRAMS:
         for kept in CANDIDATES:
@@ -185,6 +191,7 @@ RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
     "rule": _rule,
     "soft": _soft,
     "lookahead": _lookahead,
+    "pair": _pair,
 }
 
 

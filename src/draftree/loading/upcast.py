@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,11 @@ def in_float32(model: Any) -> Iterator[None]:
     """Compute the model's forward passes in float32 inside the block.
 
     Linear layers convert their weights in chunks of `CHUNK_ROWS`, embeddings return float32, and vectors (norms,
-    biases) are replaced by float32 copies. The model is restored after the block. float32 models are unchanged.
+    biases) are replaced by float32 copies. Other modules with matrices, such as experts, have float32 copies of them
+    while they run, one module at a time. The model is restored after the block. float32 models are unchanged.
 
     Args:
-        model: a `…ForCausalLM` whose matrices belong to linear layers and embeddings.
+        model: a `…ForCausalLM`.
     """
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
         yield
@@ -43,7 +44,32 @@ def in_float32(model: Any) -> Iterator[None]:
                 vars(module)["forward"] = functools.partial(_linear, module)
             elif isinstance(module, nn.Embedding):
                 undo.callback(module.register_forward_hook(lambda _, __, found: found.float()).remove)
+            elif matrices := [own for own in module.parameters(recurse=False) if own.dim() > 1]:
+                copies = _Copies(matrices)
+                undo.callback(copies.end)
+                undo.callback(module.register_forward_pre_hook(lambda *_, copies=copies: copies.start()).remove)
+                undo.callback(module.register_forward_hook(lambda *_, copies=copies: copies.end()).remove)
         yield
+
+
+class _Copies:
+    """Float32 copies of parameters, which replace them from `start` to `end`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._own: list[Tensor] = []
+
+    def start(self) -> None:
+        """Replace the parameters by float32 copies."""
+        self._own = [parameter.data for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.data = parameter.data.float()
+
+    def end(self) -> None:
+        """Restore the parameters, also after an error in between."""
+        for parameter, own in zip(self._parameters, self._own, strict=False):
+            parameter.data = own
+        self._own = []
 
 
 def _reset_forward(module: nn.Linear, own: Any) -> None:

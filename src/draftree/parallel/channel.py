@@ -18,7 +18,7 @@ from draftree.parallel.lifeline import Lifelines
 from draftree.parallel.messages import HEADER, NUMBER_BYTES, MessageReader
 from draftree.parallel.world import World
 
-__all__ = ["Leader", "Member"]
+__all__ = ["Leader", "Member", "ending_with"]
 
 JOIN_SECONDS = 1800.0
 """Time for all processes to start; rank 0 may download the model meanwhile."""
@@ -31,6 +31,11 @@ HELLO = struct.Struct(f"<{SECRET_BYTES}sqq")
 MESSAGES, LIFELINE = 0, 1
 LENGTH = struct.Struct("<q")
 MAX_REPORT = 1 << 40
+
+
+def ending_with(reason: str) -> str:
+    """Return the message of an error after which the model cannot be used."""
+    return f"{reason}; the model cannot be used any more: start all processes again"
 
 
 class Leader:
@@ -105,7 +110,7 @@ class Leader:
             reason = "the other ranks were stopped" if cause is None else f"rank 0 failed: {cause}"
         self.lifelines.is_told = True
         self.drop()
-        raise RankError(f"{reason}; the model cannot be used any more: start all processes again") from cause
+        raise RankError(ending_with(reason)) from cause
 
     def drop(self) -> None:
         """End the connections without a stop, which ends the other ranks."""

@@ -10,9 +10,11 @@ from draftree.parallel.options import ParallelOptions
 from draftree.parallel.world import own_rank
 
 if TYPE_CHECKING:
+    from draftree.core.errors import RankError
     from draftree.loading.load import LoadedModel
+    from draftree.models.base import LanguageModel
 
-__all__ = ["leave_to_rank_zero", "load_divided"]
+__all__ = ["leave_to_rank_zero", "load_divided", "on_loss", "stop_ranks"]
 
 
 def load_divided(
@@ -68,3 +70,27 @@ def leave_to_rank_zero(
 
         torch.set_num_threads(threads)
     load_together(model, division, LoadSettings(**settings))
+
+
+def on_loss(model: LanguageModel, callback: Callable[[RankError], bool]) -> Callable[[], None]:
+    """Call a function, on another thread, when a process ends that computes a model with this one.
+
+    Args:
+        model: any model; one that this process computes alone never calls it.
+        callback: gets the reason; must return soon, with whether nothing uses the model any more. Otherwise the
+            process ends after some seconds.
+
+    Returns:
+        A function that removes the callback.
+    """
+    from draftree.parallel.model import ParallelModel
+
+    return model.on_loss(callback) if isinstance(model, ParallelModel) else lambda: None
+
+
+def stop_ranks(model: LanguageModel) -> None:
+    """End the other processes that compute a model with this one; it cannot be used afterwards."""
+    from draftree.parallel.model import ParallelModel
+
+    if isinstance(model, ParallelModel):
+        model.stop()

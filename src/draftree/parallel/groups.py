@@ -15,6 +15,8 @@ from draftree.parallel.world import World
 
 __all__ = ["group_rank", "local_device", "require_group"]
 
+ABORT_OPERATIONS = "2"
+"""Value of torch that ends operations and not the process."""
 TIMEOUT = timedelta(hours=2)
 """Reading large weights takes long; lifelines notice ended processes within seconds."""
 
@@ -64,6 +66,8 @@ def require_group(world: World, options: ParallelOptions, device: torch.device) 
             )
         return
     os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    # after an error of NCCL only its operations end: the process has to tell its clients first
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", ABORT_OPERATIONS)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=dist.PrefixStore(f"draftree/group/{options.pp}", world.store),

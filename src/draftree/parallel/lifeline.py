@@ -13,7 +13,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from draftree.core.plain_text import harmless
 
@@ -21,6 +22,8 @@ __all__ = ["FAILED", "GRACE_SECONDS", "Lifelines"]
 
 GRACE_SECONDS = 2.0
 """Time from a lost connection to the end of the process."""
+LISTENED_GRACE_SECONDS = 10.0
+"""The same for a process with listeners, such as a server that sends errors to its clients before it ends."""
 FAILED = 1
 """Exit status of a process that ends because another one ended."""
 POLL_SECONDS = 0.2
@@ -41,12 +44,33 @@ class Lifelines:
         self._rank, self._peers = rank, dict(peers)
         self._ended = threading.Event()
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+        self.releases: list[Callable[[], None]] = []
+        """Functions that let a pass return that waits for an ended process; called until this process ends."""
         self.failure: str | None = None
         """Why this process has to end; None as long as all processes live."""
         self.is_told = False
         """Whether the failure was raised as an error, which its reader shows."""
         self._thread = threading.Thread(target=self._watch, name="draftree-lifelines", daemon=True)
         self._thread.start()
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Add a function that gets `failure` when it occurs, on the thread that watches; it must return soon.
+
+        The process then has `LISTENED_GRACE_SECONDS` to end by itself.
+
+        Returns:
+            A function that removes the callback.
+        """
+        with self._lock:
+            self._listeners.append(callback)
+
+        def remove() -> None:
+            with self._lock:
+                if callback in self._listeners:
+                    self._listeners.remove(callback)
+
+        return remove
 
     def fail(self, reason: str) -> None:
         """Tell the other ranks that this process cannot go on."""
@@ -111,13 +135,24 @@ class Lifelines:
         return f"rank {rank} ended without a word"
 
     def _lose(self, reason: str) -> None:
-        self.failure = reason
-        if self._ended.wait(GRACE_SECONDS):
-            return
+        with self._lock:
+            self.failure, listeners = reason, tuple(self._listeners)
+        self._release()
+        for listener in listeners:
+            listener(reason)
+        end = time.monotonic() + (LISTENED_GRACE_SECONDS if listeners else GRACE_SECONDS)
+        while time.monotonic() < end:
+            if self._ended.wait(POLL_SECONDS):
+                return
+            self._release()  # again: a pass may have begun after the last time
         if not self.is_told and self._rank == 0 and sys.stderr is not None:
             sys.stderr.write(harmless(f"error: {reason}; this process ends, because it cannot go on alone\n"))
             sys.stderr.flush()
         leave(FAILED)
+
+    def _release(self) -> None:
+        for release in self.releases:
+            release()
 
 
 def leave(status: int) -> None:

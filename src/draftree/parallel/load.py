@@ -57,8 +57,9 @@ def load_together(name: str | os.PathLike[str], options: ParallelOptions, settin
             )
         world.is_divided = True
         return lead(world, name, options, settings)
+    member = Member(world)
     with signals_ignored():
-        attend(world, name, options, settings)
+        attend(world, member, name, options, settings)
     raise SystemExit(0)
 
 
@@ -71,6 +72,7 @@ def lead(world: World, name: str | os.PathLike[str], options: ParallelOptions, s
     leader = Leader(world)
     try:
         share = load_share(world, name, options, settings)
+        leader.lifelines.releases.extend(share.releases)
         facts = [share.facts, *(json.loads(data) for data in leader.reports())]
         return _checked(share, leader, name, options, facts)
     except RankError:
@@ -85,11 +87,13 @@ def lead(world: World, name: str | os.PathLike[str], options: ParallelOptions, s
         raise
 
 
-def attend(world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings) -> None:
+def attend(
+    world: World, member: Member, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings
+) -> None:
     """Load another rank's share and run its passes until rank 0 stops; on failure the process ends with status 1."""
-    member = Member(world)
     try:
         share = load_share(world, name, options, settings)
+        member.lifelines.releases.extend(share.releases)
         member.report(json.dumps(share.facts).encode())
         follow(share.model, member, has_parts=share.is_native)
     except RankError as error:

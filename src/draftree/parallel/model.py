@@ -10,12 +10,12 @@ from typing import TypeVar, final
 import torch
 from torch import Tensor
 
-from draftree.core.errors import DraftreeError, UnsupportedModelError
+from draftree.core.errors import DraftreeError, RankError, UnsupportedModelError
 from draftree.models.base import Edit, LanguageModel, LayerSubset, Pass, PassResult, Slot
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
-from draftree.parallel.channel import Leader
+from draftree.parallel.channel import Leader, ending_with
 from draftree.parallel.messages import Ask, Flag, MessageWriter, Question
 
 __all__ = ["ParallelModel"]
@@ -150,6 +150,22 @@ class ParallelModel(LanguageModel):
             self._knows_norm = True
         return self.own.final_norm(hidden)
 
+    def on_loss(self, callback: Callable[[RankError], bool]) -> Callable[[], None]:
+        """Add a function that is called, on another thread, when a rank ends; a pass may never return then.
+
+        Args:
+            callback: returns whether nothing uses the model any more; otherwise this process ends after some seconds.
+
+        Returns:
+            A function that removes the callback.
+        """
+
+        def lose(reason: str) -> None:
+            if callback(RankError(ending_with(reason))):
+                self._leader.drop()
+
+        return self._leader.lifelines.on_failure(lose)
+
     def stop(self) -> None:
         """End the other ranks; idempotent. The model cannot be used afterwards."""
         self._ending()
@@ -179,7 +195,10 @@ class ParallelModel(LanguageModel):
         """Send what was written, and compute what the other ranks compute as well; all raise the same of our errors."""
         try:
             self._leader.send(self._writer.take())
-            return compute()
+            found = compute()
+            if self._leader.lifelines.failure is not None:  # a released pass has computed nothing of use
+                self._leader.give_up(None)
+            return found
         except DraftreeError:
             raise
         except Exception as error:
@@ -191,8 +210,8 @@ class ParallelModel(LanguageModel):
 
 def _stop(leader: Leader, writer: MessageWriter, lock: threading.RLock) -> None:
     """Send a stop and end the connections."""
-    if not leader.is_open:
-        return
+    if not leader.is_open or leader.lifelines.failure is not None:
+        return  # a pass that waits for an ended rank keeps the lock
     with lock:
         try:
             leader.send(writer.take(Flag.STOP))

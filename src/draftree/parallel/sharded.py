@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from draftree.models.torch.attention import ProbePass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static.buckets import Shapes
 from draftree.parallel.options import ParallelOptions
+from draftree.parallel.plans import plans_of_stages
 from draftree.parallel.stages import Stage
 from draftree.parallel.sums import ordered_sums, require_ordered
 
@@ -77,8 +78,11 @@ class ShardedReader:
 
         division = DistributedConfig(tp_size=self._options.tp, pp_size=self._options.pp)
         loader: Any = AutoModelForCausalLM
-        order: AbstractContextManager[None] = ordered_sums() if self._options.strict_sums else nullcontext()
-        with order:
+        with ExitStack() as changes:
+            if self._options.strict_sums:
+                changes.enter_context(ordered_sums())
+            if self._options.tp > 1 and self._options.pp > 1:
+                changes.enter_context(plans_of_stages())
             return loader.from_pretrained(
                 folder, distributed_config=division, trust_remote_code=trust_remote_code, **settings
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class LoadedShare:
         kernels: name of the kernels.
         quantization: of the weights.
         tolerance: of the self-check; None for that of the dtype.
+        releases: functions that let a pass return that waits for an ended process.
     """
 
     model: SlottedModel
@@ -67,6 +69,7 @@ class LoadedShare:
     kernels: str
     quantization: str | None = None
     tolerance: float | None = None
+    releases: tuple[Callable[[], None], ...] = ()
 
     @property
     def is_native(self) -> bool:
@@ -117,12 +120,14 @@ def _load_native(
     with in_float32(model):  # as for one process
         reference = reference_logits(model)
     blueprint, eos_ids = plan_lowering(HFModel(model)), eos_ids_in(model)
-    share = divide(blueprint, world.rank, world.size, team_memory(world))
+    memory = team_memory(world)
+    share = divide(blueprint, world.rank, world.size, memory)
     ours = NativeModel(blueprint, ModelWeights(model), quantization=settings.quantization, share=share)
     facts = {"max_length": ours.max_length}
     tolerance = QUANTIZED_TOLERANCE if settings.quantization else None
     kernels = f"native ({ours.instructions})"
-    return LoadedShare(ours, folder, reference, facts, eos_ids, True, kernels, settings.quantization, tolerance)
+    how = (True, kernels, settings.quantization, tolerance, (memory.release,))
+    return LoadedShare(ours, folder, reference, facts, eos_ids, *how)
 
 
 def team_memory(world: World) -> TeamMemory:
@@ -152,8 +157,6 @@ def require_possible(world: World, options: ParallelOptions, settings: LoadSetti
             f"{options} needs {options.num_processes} processes, and {world.size} were started: start torchrun with "
             f"--nproc-per-node {options.num_processes}, or change tp and pp so that their product is {world.size}"
         )
-    if options.tp > 1 and options.pp > 1:
-        raise ConfigurationError(f"{options}: transformers cannot load shared layers in stages yet; use tp or pp alone")
     if settings.kernels == "graphs" and options.pp > 1:
         raise ConfigurationError("kernels 'graphs' have no stages: use pp=1, or other kernels")
 

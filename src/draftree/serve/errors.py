@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError
+from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError, RankError
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.records import record_of
 
@@ -86,6 +86,9 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(error, EngineClosedError):
         return closed_error()
+    if isinstance(error, RankError):
+        logger.error("a request failed: %s", error)
+        return lost_error()
     if isinstance(error, DraftreeError):
         # its message may name files of this machine
         logger.error("a request failed: %s", error)
@@ -100,6 +103,16 @@ def closed_error() -> ApiError:
         503,
         "the server is shutting down and accepts no requests: retry on another server, or later",
         code="shutting_down",
+        headers={"Retry-After": "5"},
+    )
+
+
+def lost_error() -> ApiError:
+    """Return the error of a server whose model lost one of its processes."""
+    return ApiError(
+        503,
+        "a process that computes the model ended, and the server ends with it: retry on another server, or later",
+        code="process_lost",
         headers={"Retry-After": "5"},
     )
 

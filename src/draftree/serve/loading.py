@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,13 @@ from draftree.async_llm import AsyncLLM
 from draftree.engine.memory import SHARE
 from draftree.loading.load import LoadedModel, load_model
 from draftree.models.memory import free_memory
+from draftree.parallel.children import start_ranks
 from draftree.parallel.entry import load_divided
 from draftree.serve.pool import ServedModel
 from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings
 
-__all__ = ["load_models", "split_memory"]
+__all__ = ["load_models", "split_memory", "start_other_ranks"]
 
 logger = logging.getLogger(__name__)
 LOADING = ("dtype", "device", "kernels", "quantization", "offload")
@@ -34,6 +36,24 @@ def load_models(settings: ServerSettings) -> list[ServedModel]:
         _served(settings, choice, model, memory=share)
         for choice, model, share in zip(settings.models, loaded, shares, strict=True)
     ]
+
+
+def start_other_ranks(settings: ServerSettings, *, threads: int | None) -> list[subprocess.Popen[bytes]]:
+    """Start the processes that compute the model with this one, if it is divided; this process becomes rank 0.
+
+    Args:
+        settings: for `load_models`, which is called afterwards.
+        threads: CPU threads of each process.
+
+    Raises:
+        ConfigurationError: this process belongs to a job already.
+    """
+    if not settings.parallel.is_parallel:
+        return []
+    choice = settings.models[0]
+    options = settings.llm_options(choice)
+    given = {name: options[name] for name in LOADING}
+    return start_ranks(choice.source, settings.parallel, given, threads=threads)
 
 
 def split_memory(total: int, weights: Sequence[int]) -> list[int]:

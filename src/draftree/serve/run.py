@@ -78,6 +78,10 @@ class DrainingServer(uvicorn.Server):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether the server ends: after a signal, or when the model lost a process."""
+        return await super().on_tick(counter) or self.server.lost_process is not None
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; at the second signal, end."""
         if self.signal is not None:
@@ -129,6 +133,7 @@ def run_server(
     Raises:
         ConfigurationError: certificate or key cannot be used.
         DraftreeError: a model cannot be loaded.
+        RankError: a process ended that computes the model with this one.
     """
     tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
@@ -156,6 +161,8 @@ def run_server(
         asyncio.run(_serve(server, listener, loading, lambda: on_ready(url, list(pool))))
     if loading.error is not None:
         raise loading.error
+    if (lost := server.server.lost_process) is not None:
+        raise lost
     return server.status
 
 

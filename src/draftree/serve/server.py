@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from draftree.core.errors import RankError
 from draftree.serve.access import Authentication, SecurityHeaders
 from draftree.serve.gate import Gate
 from draftree.serve.job import JobOptions
@@ -71,6 +72,12 @@ class Server:
     def has_failed(self) -> bool:
         """Whether an engine has ended although the server has not."""
         return not self._is_closed and not all(model.llm.is_alive for model in self.pool)
+
+    @property
+    def lost_process(self) -> RankError | None:
+        """Why the server has to end: a process that computes a model with this one has ended."""
+        failures = (model.llm.failure for model in self.pool)
+        return next((failure for failure in failures if isinstance(failure, RankError)), None)
 
     @property
     def has_one_key(self) -> bool:

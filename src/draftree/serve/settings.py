@@ -149,9 +149,7 @@ class ServerSettings:
         EXECUTION, word="SIZE",
     )  # fmt: skip
     tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, least=1)
-    pp: int = _option(
-        1, "Stages of layers, one for each process (pipeline parallel); not together with --tp.", EXECUTION, least=1
-    )
+    pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, least=1)
     strict_sums: bool = _option(
         False, "Add the partial sums of processes in one order, whatever else is in a pass.", EXECUTION
     )

@@ -167,7 +167,10 @@ def test_provenance_is_below_every_table():
     for part in ("0123456789 with changes", "a processor", "2 prompts left out", "load 0.5 before, 1.5 after"):
         assert part in text
     assert "not complete" not in text
+    assert "processes" not in text
     assert text.count("| method |") == 4
+    divided = markdown(results(record("plain"), processes={"tp": 2, "pp": 3}))
+    assert "cores, each of 6 processes (tp=2, pp=3)" in divided
 
 
 def test_geometric_mean_is_not_an_arithmetic_one():

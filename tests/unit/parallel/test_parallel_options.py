@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,12 @@ from transformers import AutoConfig
 
 from draftree import LLM
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.models.native.shares import TeamMemory
 from draftree.models.torch.hf import HFModel
+from draftree.parallel import load
 from draftree.parallel.groups import group_rank
 from draftree.parallel.options import SINGLE, ParallelOptions
+from draftree.parallel.plans import own_part
 from draftree.parallel.settings import LoadSettings
 from draftree.parallel.sharded import require_divisible
 from draftree.parallel.shares import require_possible
@@ -85,8 +90,7 @@ def test_the_number_of_processes_must_fit() -> None:
     with pytest.raises(ConfigurationError, match="have no stages"):
         require_possible(world, ParallelOptions(pp=3), LoadSettings(kernels="graphs"))
     require_possible(world, ParallelOptions(pp=3), LoadSettings())
-    with pytest.raises(ConfigurationError, match="use tp or pp alone"):
-        require_possible(World(0, 4, 0, 4, None), ParallelOptions(tp=2, pp=2), LoadSettings())
+    require_possible(World(0, 4, 0, 4, None), ParallelOptions(tp=2, pp=2), LoadSettings())
 
 
 def test_rank_0_is_in_the_last_stage() -> None:
@@ -104,3 +108,40 @@ def test_an_unknown_version_runs_the_forward_of_transformers() -> None:
         logits = stage.logits(input_ids=ids, use_cache=False)
         assert logits is not None
         assert torch.equal(logits, model(input_ids=ids, use_cache=False).logits)
+
+
+def test_signals_end_a_rank_that_waits_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def note(*arguments: Any) -> None:
+        seen.append(signal.getsignal(signal.SIGTERM) is signal.SIG_IGN)
+
+    monkeypatch.setattr(load, "Member", note)
+    monkeypatch.setattr(load, "attend", note)
+    monkeypatch.setattr(load, "current_world", lambda options: World(1, 2, 1, 2, None))
+    with pytest.raises(SystemExit):
+        load.load_together("name", ParallelOptions(tp=2), LoadSettings())
+    assert seen == [False, True], "from then on the rank ends with rank 0"
+
+
+def test_a_plan_is_reduced_to_the_modules_of_a_stage() -> None:
+    class PipelineIdentityLayer(torch.nn.Identity):
+        pass
+
+    model = fresh("llama")
+    plan = {f"model.layers.{layer}.mlp.{name}": "colwise" for layer in range(2) for name in ("up_proj", "gate_proj")}
+    plan |= {"model.embed_tokens": "embedding_rowwise", "model.layers.1.mlp.up_proj.weight": "colwise"}
+    model.model.layers[0] = PipelineIdentityLayer()
+    model.model.embed_tokens = PipelineIdentityLayer()
+    assert set(own_part(model, plan)) == {name for name in plan if name.startswith("model.layers.1.")}
+
+
+def test_a_released_team_does_not_wait() -> None:
+    ours = TeamMemory.create()
+    theirs = TeamMemory.opened(ours.path)
+    arrived = ctypes.c_long.from_address(theirs.at_least(100))
+    ours.release()
+    first = arrived.value
+    theirs.release()
+    theirs.release()
+    assert 0 < first < arrived.value, "each release exceeds what passes counted since"

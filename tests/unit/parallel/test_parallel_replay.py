@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from draftree import LLM, SamplingParams
+from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import ConfigurationError, RankError, UnsupportedModelError
 from draftree.models.base import Extend, Pass
 from draftree.models.torch.hf import HFModel
@@ -72,6 +74,20 @@ def texts(model: Any, draft: str | None) -> tuple[list[list[int]], LLM]:
     done = [*llm.generate(PROMPTS, PARAMS), *llm.generate(PROMPTS, PARAMS)]
     llm.engine.check_integrity()
     return [list(one.token_ids) for one in done], llm
+
+
+def test_an_idle_event_loop_survives_the_loss_of_a_rank() -> None:
+    pair = Pair()
+    llm = AsyncLLM(pair.model)
+    pair.leader.lifelines._peers[1].shutdown(socket.SHUT_RDWR)
+    pair.thread.join(60)
+    assert isinstance(pair.error, RankError), "rank 0 ends the others"
+    assert isinstance(llm.failure, RankError)
+    assert "rank 1 ended without a word" in str(llm.failure)
+    asyncio.run(llm.close())
+    pair.leader.lifelines.wait(60)
+    assert not pair.leader.lifelines._thread.is_alive(), "it does not end this process"
+    pair.stop()
 
 
 @pytest.mark.parametrize("draft", [None, "suffix,min=1", "early-exit:1,tree=1-2", "early-exit:1,k=2+ngram,min=1"])

@@ -32,7 +32,7 @@ def sent_rows(draw: st.DrawFn) -> SentRows:
 
 @given(sent_rows())
 def test_rows_survive_a_frame(rows: SentRows) -> None:
-    frame = encode({"t": "rows", "id": 3, "x": [pack_rows(rows)]})
+    frame = encode({"t": "rows", "id": 3, "x": [pack_rows(rows)], "layers": []})
     assert read_request(frame, more=SPLIT_REQUESTS)["x"] == [rows]
     with pytest.raises(FrameError, match="known: hello"):
         read_request(encode({"t": "join", "id": 3}))
@@ -40,7 +40,7 @@ def test_rows_survive_a_frame(rows: SentRows) -> None:
 
 def test_a_chain_costs_few_bytes_besides_its_states() -> None:
     rows = SentRows(3, 400, RowsEdit(tuple(range(6))), tuple(range(-1, 7)), 8, b"x" * 100)
-    assert len(encode({"t": "rows", "id": 3, "x": [pack_rows(rows)]})) < 100 + 32
+    assert len(encode({"t": "rows", "id": 3, "x": [pack_rows(rows)], "layers": [30]})) < 100 + 40
 
 
 VALUES = st.recursive(
@@ -55,7 +55,7 @@ def test_any_values_of_fields_are_read_or_refused(value: Any, kind: str, data: s
     good = {
         "join": {"id": 1, "split": 2, "states": "int8", "picks": "device"},
         "begin": {"id": 1, "text": 2, "limit": 3, "seed": 4, "params": {}, "ends": []},
-        "rows": {"id": 1, "x": [[1, 0, None, 2, 1, b""]]},
+        "rows": {"id": 1, "x": [[1, 0, None, 2, 1, b""]], "layers": [4]},
     }[kind]
     read_request(encode({"t": kind, **good}), more=SPLIT_REQUESTS)
     field = data.draw(st.sampled_from(sorted(good)))
@@ -69,7 +69,7 @@ def test_any_values_of_fields_are_read_or_refused(value: Any, kind: str, data: s
 @given(VALUES)
 def test_any_rows_are_read_or_refused(value: Any) -> None:
     try:
-        found = read_request(encode({"t": "rows", "id": 1, "x": [value]}), more=SPLIT_REQUESTS)
+        found = read_request(encode({"t": "rows", "id": 1, "x": [value], "layers": []}), more=SPLIT_REQUESTS)
     except FrameError:
         return
     assert isinstance(found["x"][0], SentRows)
@@ -88,9 +88,11 @@ def test_any_rows_are_read_or_refused(value: Any) -> None:
 )
 def test_wrong_rows_are_refused(rows: list[Any], text: str) -> None:
     with pytest.raises(FrameError, match=text):
-        read_request(encode({"t": "rows", "id": 1, "x": [rows]}), more=SPLIT_REQUESTS)
+        read_request(encode({"t": "rows", "id": 1, "x": [rows], "layers": []}), more=SPLIT_REQUESTS)
     with pytest.raises(FrameError, match="twice"):
-        read_request(encode({"t": "rows", "id": 1, "x": [[1, 0, None, 2, 1, b""]] * 2}), more=SPLIT_REQUESTS)
+        read_request(
+            encode({"t": "rows", "id": 1, "x": [[1, 0, None, 2, 1, b""]] * 2, "layers": []}), more=SPLIT_REQUESTS
+        )
 
 
 def test_binary_values_are_refused_in_all_other_frames() -> None:

@@ -22,7 +22,7 @@ def states(rows: int, hidden: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, hidden, generator=generator) * torch.logspace(-2, 3, rows)[:, None]
 
 
-@pytest.mark.parametrize(("kind", "size"), [("float32", 40), ("bfloat16", 20), ("int8", 14)])
+@pytest.mark.parametrize(("kind", "size"), [("float32", 40), ("bfloat16", 20), ("int8", 62)])
 def test_sizes(kind: str, size: int) -> None:
     form = StateFormat(kind, 10)
     assert form.row_bytes == size
@@ -50,6 +50,23 @@ def test_a_row_does_not_depend_on_others(rows: int, seed: int, kind: str) -> Non
         assert np.array_equal(form.pack(given_states[row : row + 1])[0], together[row])
 
 
+def test_the_largest_values_of_an_int8_row_are_kept() -> None:
+    form, values = StateFormat("int8", 40), states(3, 40, 5)
+    values[:, [3, 17]] *= 1e4
+    found = form.unpack(form.pack(values).tobytes(), 3)
+    assert torch.equal(found[:, [3, 17]], values[:, [3, 17]])
+    others = [place for place in range(40) if place not in (3, 17)]
+    assert float((found - values)[:, others].abs().max()) <= 0.004 * float(values[:, others].abs().max())
+
+
+def test_places_beyond_a_row_are_refused() -> None:
+    form = StateFormat("int8", 9)
+    data = bytearray(form.pack(torch.ones(1, 9)).tobytes())
+    data[36] = 9
+    with pytest.raises(FrameError, match="beyond its 9 values"):
+        form.unpack(bytes(data), 1)
+
+
 def test_zeros_stay_zeros() -> None:
     form = StateFormat("int8", 5)
     assert not form.unpack(form.pack(torch.zeros(2, 5)).tobytes(), 2).any()
@@ -62,7 +79,10 @@ def test_values_that_are_not_finite_are_refused_on_both_sides(kind: str, value: 
     with pytest.raises(GenerationError, match="not finite"):
         form.pack(bad)
     if kind == "int8":
-        data = np.float32(value).tobytes() + bytes([1, 2, 3, 4])
+        good = form.pack(torch.ones(1, 4))[0].tobytes()
+        data = np.float32(value).tobytes() + good[4:]
+        with pytest.raises(FrameError, match="not finite"):
+            form.unpack(good[:4] + np.float32(value).tobytes() + good[8:], 1)
     else:
         data = bad.numpy().tobytes() if kind == "float32" else bad.bfloat16().view(torch.int16).numpy().tobytes()
     with pytest.raises(FrameError, match="not finite"):

@@ -14,6 +14,7 @@ sequences that are served; `Request.refuse` finishes the others. Each cause has 
     the client left                    `leave`; `_tell` if its event loop is closed
     refused                            `_join` and `_enter`
     closed, or the thread failed       `_end`, and the mailbox from then on
+    the thread does not return         `lose`, and the mailbox from then on
 
 Slow readers need no extra path: updates are sent without waiting.
 
@@ -30,7 +31,7 @@ from concurrent.futures import Future
 from typing import Any, final
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.errors import EngineClosedError, QueueFullError
+from draftree.core.errors import EngineClosedError, QueueFullError, RankError
 from draftree.engine.engine import Engine
 from draftree.engine.serving.background import Background, TimeShare
 from draftree.engine.serving.listening import Request
@@ -38,6 +39,8 @@ from draftree.engine.serving.mailbox import Mailbox
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 1.0
+"""Time for the thread to end by itself after a process of the model has ended."""
 CLOSED = "the engine is closed or draining and accepts no requests: create a new one"
 
 
@@ -58,13 +61,15 @@ class Driver:
         self._served: list[Request] = []
         self._drains: list[Future[None]] = []
         self._is_draining = self._is_closing = False
+        self.failure: BaseException | None = None
+        """Why the thread failed, or cannot go on; None as long as it works, and after `close`."""
         self._thread = threading.Thread(target=self._run, name="draftree-engine", daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs: it has not failed, and is not closed."""
-        return self._thread.is_alive()
+        return self.failure is None and self._thread.is_alive()
 
     def ask(self, request: Request, *, wait: bool) -> None:
         """Submit a request; its coroutine is notified of every result, refusals included. Does not wait.
@@ -114,14 +119,33 @@ class Driver:
         self._mailbox.put(begin, otherwise=drained.set_exception)
         return drained
 
+    def lose(self, error: RankError) -> bool:
+        """End all requests because the model lost a process; from any thread but the engine's.
+
+        The thread fails at its next turn. A pass that waits for the lost process may never return: then the requests
+        end without the thread, and their sequences stay as they are.
+
+        Returns:
+            Whether the thread has ended, so that nothing uses the model any more.
+        """
+        self.failure = self.failure or error
+        self._mailbox.put(lambda: None, otherwise=lambda reason: None)  # wakes an idle thread
+        self._thread.join(PATIENCE_SECONDS)
+        if not self._thread.is_alive():
+            return True
+        self._mailbox.shut(str(error))
+        for request in (*self._line, *self._served):
+            request.end(error)
+        return False
+
     def close(self) -> None:
-        """End all requests and wait for the thread."""
+        """End all requests and wait for the thread, unless the model lost a process."""
 
         def end() -> None:
             self._is_closing = True
 
         self._mailbox.put(end, otherwise=lambda reason: None)
-        self._thread.join()
+        self._thread.join(None if self.failure is None else PATIENCE_SECONDS)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if requests are lost, duplicated, or out of order. For `call`: between two turns."""
@@ -139,12 +163,14 @@ class Driver:
     def _run(self) -> None:
         reason = CLOSED
         try:
-            while not self._is_closing:
+            while not self._is_closing and self.failure is None:
                 self._turn()
+        except RankError as error:
+            self.failure = error
         except BaseException as error:
             logger.exception("the engine's thread failed")
-            reason = f"the engine failed with {error!r}: create a new one"
-        self._end(reason)
+            self.failure, reason = error, f"the engine failed with {error!r}: create a new one"
+        self._end(str(self.failure) if isinstance(self.failure, RankError) else reason)
 
     def _turn(self) -> None:
         """Run one submitted action, or else a step; then update line, coroutines and drains."""
@@ -170,6 +196,8 @@ class Driver:
         self._share.begin()
         try:
             self._engine.step()
+        except RankError:
+            raise
         except Exception:
             # all running sequences have failed with it and are notified; the engine is consistent
             logger.exception("a step of the engine raised")
@@ -228,7 +256,7 @@ class Driver:
         if self._background is not None:
             self._background.end(EngineClosedError(reason))
         for request in self._served:
-            error = EngineClosedError(reason)
+            error = self.failure if isinstance(self.failure, RankError) else EngineClosedError(reason)
             for sequence in request.sequences:
                 if not sequence.is_finished:
                     sequence.fail(error)

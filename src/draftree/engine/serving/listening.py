@@ -32,6 +32,7 @@ class Request:
         self._num_open = len(self.sequences)
         self._has_answer, self._has_update = asyncio.Event(), asyncio.Event()
         self._refusal: Exception | None = None
+        self._failure: Exception | None = None
 
     @property
     def priority(self) -> int:
@@ -40,8 +41,8 @@ class Request:
 
     @property
     def is_over(self) -> bool:
-        """Whether the request was refused, or the last updates of all sequences have arrived."""
-        return self._refusal is not None or not self._num_open
+        """Whether the request was refused or ended, or the last updates of all sequences have arrived."""
+        return self._refusal is not None or self._failure is not None or not self._num_open
 
     def accept(self) -> None:
         """Notify the coroutine that the sequences are in the engine."""
@@ -53,6 +54,16 @@ class Request:
             sequence.fail(error)
         self.untold = []
         self._send(error)
+
+    def end(self, error: Exception) -> None:
+        """Notify the coroutine that no updates follow; the sequences stay with a thread that may be lost."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._has_answer.set()
+        self._has_update.set()
 
     def _send(self, refusal: Exception | None) -> None:
         # of a closed loop no coroutine waits for the answer
@@ -70,8 +81,8 @@ class Request:
             DraftreeError: the reason for which the request was refused.
         """
         await self._has_answer.wait()
-        if self._refusal is not None:
-            raise self._refusal
+        if (error := self._refusal or self._failure) is not None:
+            raise error
 
     @staticmethod
     def deliver(requests: Iterable[Request]) -> list[Request]:
@@ -107,10 +118,16 @@ class Request:
         self._has_update.set()
 
     async def next(self) -> Update | None:
-        """Return all output of one sequence since its last update, the earliest unread first; None after the end."""
+        """Return all output of one sequence since its last update, the earliest unread first; None after the end.
+
+        Raises:
+            DraftreeError: the request was ended without its last updates.
+        """
         while not self._unread:
             if not self._num_open:
                 return None
+            if self._failure is not None:
+                raise self._failure
             self._has_update.clear()
             await self._has_update.wait()
         return Update.joined(self._unread.pop(next(iter(self._unread))))

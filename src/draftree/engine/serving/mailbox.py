@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -45,8 +46,9 @@ class Mailbox:
             return None
 
     def shut(self, reason: str) -> None:
-        """Refuse all queued and later actions."""
+        """Refuse all queued and later actions; from any thread."""
         with self._lock:
             self._reason = reason
-        while not self._letters.empty():
-            self._letters.get()[1](EngineClosedError(reason))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._letters.get(block=False)[1](EngineClosedError(reason))

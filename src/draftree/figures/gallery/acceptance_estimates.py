@@ -29,11 +29,14 @@ class AcceptanceEstimates(Figure):
         groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
         for _, line in lines:
             groups.setdefault((line["category"], line["temperature"]), []).append(line)
-        rows = [{"category": name, "temperature": t, **_row(part)} for (name, t), part in sorted(groups.items())]
+        rows: list[dict[str, Any]] = [
+            {"category": name, "temperature": t, **_row(part)} for (name, t), part in sorted(groups.items())
+        ]
         least = min(rows, key=lambda row: row["measured"])
         return Data(
             rows,
-            f"Share of positions at which drafter and target pick the same token, over {len(lines)} texts of "
+            "Share of positions at which drafter and target pick the same token, over "
+            f"{len({line['task'] for _, line in lines})} texts of "
             f"{header['max_tokens']} tokens: {header['model']['name']} drafted by {header['draft_models'][0]['name']}, "
             f"{header['dtype']}, noise of {header['draws']} seeds; bars: 95% over texts",
             f"{least['category']} at temperature {least['temperature']:g}: {least['measured']:.2f} of the drafted "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, final
 
-from draftree.core.errors import ConfigurationError
+from draftree.analysis.trace import Trace
 from draftree.figures.base import Data, Figure
 from draftree.figures.drawing import INK
 from draftree.figures.intervals import ratio
@@ -20,25 +20,25 @@ class ModelPairs(Figure):
     """Tokens per pass of draft models and heads."""
 
     title: ClassVar[str] = "Tokens per pass by pair of models and vocabulary"
-    results: ClassVar[tuple[str, ...]] = ("record",)
+    runs: ClassVar[tuple[str, ...]] = ("pair",)
     size: ClassVar[tuple[float, float]] = (8.4, 5.2)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass of each drafter with a model of its own and a fixed plan, by target and file."""
-        groups: dict[tuple[str, str, float], list[Mapping[str, Any]]] = {}
-        for header, line in material.lines(kind="record"):
-            method = line["method"]
-            if method.startswith(("model:", "head:")) and "@fixed" in method and "temperature" in header:
-                groups.setdefault((header["model"]["name"], method, header["temperature"]), []).append(line)
-        if not groups:
-            raise ConfigurationError("the results have no method 'model:…@fixed' or 'head:…@fixed': name other files")
-        rows = [_row(target, method, temperature, part) for (target, method, temperature), part in groups.items()]
+        """Return tokens per pass of the recorded pairs, and of those in results files, by target and temperature."""
+        groups: dict[tuple[str, str, float], list[tuple[str, float, float]]] = {}
+        for trace in material.all("pair"):
+            header = trace.header
+            key = (header.model, f"{header.draft},k={header.plan.partition(':')[2]}", header.about["temperature"])
+            groups.setdefault(key, []).extend(_of_trace(trace))
+        for key, counts in _of_results(material):
+            groups.setdefault(key, []).append(counts)
+        rows = [_row(target, drafter, temperature, part) for (target, drafter, temperature), part in groups.items()]
         rows.sort(key=lambda row: (row["target"], row["temperature"], -row["tokens"]))
         least = min(rows, key=lambda row: row["tokens"])
         return Data(
             rows,
-            f"Tokens per pass of {len(rows)} pairs in results files, {min(r['texts'] for r in rows)} to "
-            f"{max(r['texts'] for r in rows)} texts each, of different prompts; bars: 95% over texts",
+            f"Tokens per pass of {len(rows)} pairs, {min(r['texts'] for r in rows)} to {max(r['texts'] for r in rows)} "
+            "texts each; prompts differ between targets; bars: 95% over texts",
             f"{least['drafter']} for {least['target']} at temperature {least['temperature']:g}: "
             f"{least['tokens']:.2f} tokens per pass",
         )
@@ -57,9 +57,30 @@ class ModelPairs(Figure):
         axes.set_xlabel("tokens per pass (blue: the same vocabulary; violet: another one)")
 
 
-def _row(target: str, method: str, temperature: float, part: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = ratio([_count(line, "tokens") for line in part], [_count(line, "rounds") for line in part])
-    drafter = method.partition("@")[0]
+def _of_trace(trace: Trace) -> list[tuple[str, float, float]]:
+    """Return name, tokens and rounds of every text."""
+    found: dict[str, list[float]] = {}
+    for one in trace.rounds:
+        for step in one.steps:
+            counts = found.setdefault(step.sequence, [0.0, 0.0])
+            counts[0], counts[1] = counts[0] + step.num_written, counts[1] + 1
+    return [(name, tokens, rounds) for name, (tokens, rounds) in found.items()]
+
+
+def _of_results(material: Material) -> Iterator[tuple[tuple[str, str, float], tuple[str, float, float]]]:
+    """Yield the texts of methods with a model and a fixed plan."""
+    if not material.has((), ("record",)):
+        return
+    for header, line in material.lines(kind="record"):
+        drafter, _, plan = line["method"].partition("@")
+        if drafter.startswith(("model:", "head:")) and plan == "fixed" and "temperature" in header:
+            stats = line.get("stats", line)
+            counts = (line["task"], float(stats["rounds"] + stats["accepted_tokens"]), float(stats["rounds"]))
+            yield (header["model"]["name"], drafter, header["temperature"]), counts
+
+
+def _row(target: str, drafter: str, temperature: float, part: Sequence[tuple[str, float, float]]) -> dict[str, Any]:
+    found = ratio([tokens for _, tokens, _ in part], [rounds for _, _, rounds in part])
     model = target if drafter.startswith("head:") else drafter.partition(":")[2].partition(",")[0]
     sizes = VOCABULARIES.get(target), VOCABULARIES.get(model)
     return {
@@ -69,20 +90,13 @@ def _row(target: str, method: str, temperature: float, part: Sequence[Mapping[st
         "target_vocabulary": sizes[0],
         "drafter_vocabulary": sizes[1],
         "same_vocabulary": drafter.startswith("head:") or (target, model) in SAME or target == model,
-        "texts": len({line["task"] for line in part}),
+        "texts": len({name for name, _, _ in part}),
         **found.row("tokens"),
     }
 
 
 SAME = {("tinyllama-1.1b-chat", "stories15m")}
 """Pairs of different models with one vocabulary."""
-
-
-def _count(line: Mapping[str, Any], name: str) -> float:
-    stats = line.get("stats", line)
-    if name == "rounds":
-        return float(stats["rounds"])
-    return float(stats["rounds"] + stats["accepted_tokens"])
 
 
 def _sizes(row: Mapping[str, Any]) -> str:

@@ -24,7 +24,7 @@ class Phases(Figure):
     def data(self, material: Material) -> Data:
         """Return milliseconds per token by run and phase, first rounds excluded."""
         traces = {run: material.one(run) for run in RUNS_SHOWN}
-        rows = []
+        rows: list[dict[str, Any]] = []
         for run, trace in traces.items():
             rounds = decode_rounds(trace)
             names = list(dict.fromkeys(name for name, _, _ in rounds))

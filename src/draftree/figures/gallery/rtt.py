@@ -1,6 +1,7 @@
 """Milliseconds per token against the round-trip time to the target, with and without drafts on the device.
 
-Beside the measured points: (milliseconds per pass at a round trip of 0 + round-trip time) / tokens per pass.
+Beside the measured points: the straight line through the shortest and the longest round trip. It rises by one round
+trip per so many tokens; the points between show whether the time per token is linear in the round trip.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK
+from draftree.figures.drawing import INK, printable
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.measures import deepest
@@ -58,7 +58,7 @@ class SurvivalMap(Figure):
         places = sorted(labels)
         axes.set_xticks(
             [at + 0.5 for at in places],
-            [labels[at].replace("\n", "⏎").replace("$", r"\$") for at in places],
+            [printable(labels[at]) for at in places],
             rotation=90, fontsize=5.5,
         )  # fmt: skip
         axes.set_yticks([row + 0.5 for row in range(data.extra)], [str(row + 1) for row in range(data.extra)])

@@ -17,6 +17,8 @@ from draftree.figures.measures import deepest, estimates, widest
 from draftree.figures.replaying import Cut, Position, Text, best_first, chain, expansion, k_ary, replay, texts_of
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
+MERGED_LEVELS = 4
+"""Levels of merged trees that are drawn, besides the whole tree."""
 FAMILIES = {
     "chain": (INK["measured"], "o"),
     "k-ary, k = 2": (INK["other"], "s"),
@@ -105,7 +107,7 @@ def _best(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
 
 
 def _merged(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
-    for length in range(1, deepest(texts) + 1):
+    for length in sorted({*range(1, min(MERGED_LEVELS, deepest(texts)) + 1), deepest(texts)}):
         yield "merged", _first_levels(length)
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK
+from draftree.figures.drawing import INK, printable
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.replaying import Position, best_first, texts_of
@@ -114,5 +114,5 @@ def _place(row: Mapping[str, Any], children: Any, heights: dict[int, float], fre
 
 
 def shown(text: str) -> str:
-    """Return a text with its spaces and line breaks visible, and without the signs of formulas."""
-    return text.replace("\n", "⏎").replace(" ", "·").replace("$", r"\$")[-24:] or "(start)"
+    """Return the end of a text with its spaces and line breaks visible."""
+    return printable(text[-24:]) or "(start)"

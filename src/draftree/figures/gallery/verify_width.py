@@ -44,8 +44,8 @@ class VerifyWidth(Figure):
         return Data(
             rows,
             measured_on(trace, what="Share of nodes on the text with an accepted child") + "; bars: 95% over texts",
-            f"at depth {least['level']} with {least['children']} children {1 - least['success']:.0%} of the "
-            "verifications fail",
+            f"at depth {least['level']} with {least['children']} child{'' if least['children'] == 1 else 'ren'} "
+            f"{1 - least['success']:.0%} of the verifications fail",
         )
 
     def draw(self, figure: Any, data: Data) -> None:

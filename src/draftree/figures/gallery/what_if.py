@@ -17,6 +17,7 @@ from draftree.figures.replaying import texts_of
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 COSTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 LENGTHS = (1, 2, 3, 4, 5, 6, 8)
+LONGEST = 16
 
 
 @final
@@ -50,12 +51,16 @@ class WhatIf(Figure):
         """Draw the table at the best length, and that at the measured acceptance by length."""
         left, right = figure.subplots(1, 2)
         alphas = sorted({row["acceptance"] for row in data.rows})
-        best = [[walltime_improvement(a, best_length(a, c), c) for c in COSTS] for a in alphas]
+        lengths = [[best_length(a, c, longest=LONGEST) for c in COSTS] for a in alphas]
+        best = [
+            [walltime_improvement(a, k, c) for k, c in zip(row, COSTS, strict=True)]
+            for a, row in zip(alphas, lengths, strict=True)
+        ]
         labels = [
-            [f"{best[i][j]:.2f}\nK={best_length(a, c)}" for j, c in enumerate(COSTS)] for i, a in enumerate(alphas)
+            [f"{value:.2f}\nK={k}" for value, k in zip(*rows, strict=True)] for rows in zip(best, lengths, strict=True)
         ]
         names = [f"{a:g}" + (" measured" if a == data.extra else "") for a in alphas]
-        _table(left, best, labels, names, title="best K (number below)")
+        _table(left, best, labels, names, title=f"best K up to {LONGEST} (number below)")
         at = [[walltime_improvement(data.extra, k, c) for c in COSTS] for k in LENGTHS]
         _table(
             right, at, [[f"{v:.2f}" for v in row] for row in at], [str(k) for k in LENGTHS], title="measured α, by K"
@@ -65,7 +70,7 @@ class WhatIf(Figure):
 
 
 def _table(axes: Any, values: list[list[float]], labels: list[list[str]], names: list[str], *, title: str) -> None:
-    axes.imshow(values, cmap="RdYlGn", vmin=0, vmax=2, aspect="auto")
+    axes.imshow(values, cmap="RdYlGn", vmin=-1.5, vmax=3.5, aspect="auto")
     for line, row in enumerate(labels):
         for column, label in enumerate(row):
             axes.text(column, line, label, ha="center", va="center", fontsize=6.5)

@@ -48,13 +48,13 @@ function drawTree(trace, round) {
 function drawNode(trace, round, node, x, y, children) {
   const box = { x, y: y - BOX.height / 2, width: BOX.width, height: BOX.height, rx: 5, class: `box ${node.kind}` };
   const text = node.text.length > 14 ? `${node.text.slice(0, 13)}…` : node.text;
-  const parts = [svg('rect', box), label(text, x + BOX.width / 2, y)];
+  const parts = [svg('g', {}, svg('rect', box), label(text, x + BOX.width / 2, y))];
   const pick = node.kind === 'pick' ? undefined : pickAfter(round, node.id);
   const isLeaf = !(children.get(node.id) ?? []).length;
   if (pick !== undefined && isLeaf) {
     const written = svg('text', { x: x + BOX.width + 6, y, class: 'small', 'dominant-baseline': 'central' });
     written.append(`picks ${visible(textOf(trace, pick))}`);
-    parts.push(written);
+    parts.push(svg('g', {}, written));
   }
   return parts;
 }
@@ -101,7 +101,7 @@ function drawTimeline(rounds, current, choose) {
   rounds.forEach((round, number) => {
     let at = ((round.start - first) / span) * width;
     const left = at;
-    const group = svg('g', { 'data-round': number });
+    const group = svg('g', { class: 'round', 'data-round': number });
     for (const [phase, seconds] of Object.entries(phaseSeconds(round))) {
       const length = (seconds / span) * width;
       group.append(svg('rect', { x: at, y: 6, width: Math.max(0, length), height: 26, fill: `var(--${phase})` }));
@@ -115,7 +115,7 @@ function drawTimeline(rounds, current, choose) {
   });
   for (const share of [0, 0.5, 1]) {
     const x = Math.min(width - 34, Math.max(20, share * width));
-    picture.append(label(`${(1000 * share * span).toFixed(0)} ms`, x, 46, 'small'));
+    picture.append(svg('g', { class: 'scale' }, label(`${(1000 * share * span).toFixed(0)} ms`, x, 46, 'small')));
   }
   return picture;
 }
@@ -128,16 +128,17 @@ function drawCurve(name, value, state, point, longest) {
   const x = (k) => left + (k / longest) * (width - left - 14);
   const y = (v) => height - bottom - (v / most) * (height - bottom - top);
   const words = `${name}: ${value(state.k).toFixed(2)} at K = ${state.k}; measured ${point.y.toFixed(2)}`;
-  const picture = svg('svg', { width, height, role: 'img', 'aria-label': words });
-  picture.append(svg('path', { class: 'axis', fill: 'none', d: `M${left} ${top}V${height - bottom}H${width - 14}` }));
-  for (let k = 0; k <= longest; k += 4) picture.append(label(k, x(k), height - bottom + 12, 'small'));
-  for (const v of [0, most / 2, most]) picture.append(label(v.toFixed(1), left - 18, y(v), 'small'));
-  picture.append(label('length K', (left + width) / 2, height - 8, 'small'), label(name, width / 2, 8));
+  const picture = svg('svg', { width, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': words });
+  const labels = svg('g');
+  picture.append(labels, svg('path', { class: 'axis', fill: 'none', d: `M${left} ${top}V${height - bottom}H${width - 14}` }));
+  for (let k = 0; k <= longest; k += 4) labels.append(label(k, x(k), height - bottom + 12, 'small'));
+  for (const v of [0, most / 2, most]) labels.append(label(v.toFixed(1), left - 18, y(v), 'small'));
+  labels.append(label('length K', (left + width) / 2, height - 8, 'small'), label(name, width / 2, 8));
   picture.append(svg('path', { class: 'curve', d: values.map((v, k) => `${k ? 'L' : 'M'}${x(k)} ${y(v)}`).join('') }));
   picture.append(svg('circle', { class: 'chosen', cx: x(state.k), cy: y(value(state.k)), r: 5 }));
   const at = Math.min(longest, point.x);
   picture.append(svg('rect', { class: 'point', x: x(at) - 5, y: y(point.y) - 5, width: 10, height: 10 }));
   const away = at > longest / 2 ? -34 : 38;
-  picture.append(label('measured', x(at) + away, y(point.y) - 10, 'small'));
+  labels.append(label('measured', x(at) + away, y(point.y) - 10, 'small'));
   return picture;
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.models.check import CheckResult
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import Blueprint, ExpertsBlueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
 
@@ -60,4 +60,12 @@ def _blueprint(found: dict[str, Any]) -> Blueprint:
 def _layer(found: dict[str, Any]) -> LayerBlueprint:
     many = {side: tuple(LinearBlueprint(**linear) for linear in found[side]) for side in ("qkv", "gate_up")}
     single = {side: LinearBlueprint(**found[side]) for side in ("output", "down")}
-    return LayerBlueprint(**found | many | single)
+    experts = None if found["experts"] is None else _experts(found["experts"])
+    return LayerBlueprint(**found | many | single | {"experts": experts})
+
+
+def _experts(found: dict[str, Any]) -> ExpertsBlueprint:
+    names = ("router", "gate_up", "down", "shared_down", "shared_gate")
+    single = {name: None if found[name] is None else LinearBlueprint(**found[name]) for name in names}
+    many = {"shared_gate_up": tuple(LinearBlueprint(**linear) for linear in found["shared_gate_up"])}
+    return ExpertsBlueprint(**found | single | many)

@@ -8,10 +8,18 @@ from types import MappingProxyType
 
 from draftree.models.native.rotary import Rope
 
-SILU, GELU_TANH, GELU, RELU, QUICK_GELU = range(5)
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU = range(6)
+MAX_EXPERTS = 1024
 RMS_NORM, LAYER_NORM = range(2)
 ACTIVATIONS: Mapping[str, int] = MappingProxyType(
-    {"SILU": SILU, "GELU_TANH": GELU_TANH, "GELU": GELU, "RELU": RELU, "QUICK_GELU": QUICK_GELU}
+    {
+        "SILU": SILU,
+        "GELU_TANH": GELU_TANH,
+        "GELU": GELU,
+        "RELU": RELU,
+        "QUICK_GELU": QUICK_GELU,
+        "CLAMPED_SILU": CLAMPED_SILU,
+    }
 )
 NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
 
@@ -26,6 +34,10 @@ class LinearBlueprint:
         inputs: number of inputs.
         outputs: number of outputs.
         is_transposed: whether the weight has shape (inputs, outputs).
+        expert: index in the first dimension of the weight, which many experts share; None for a weight of its own.
+        is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
+        groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
+            then all keys, then all values.
     """
 
     weight: str
@@ -33,11 +45,57 @@ class LinearBlueprint:
     inputs: int
     outputs: int
     is_transposed: bool = False
+    expert: int | None = None
+    is_interleaved: bool = False
+    groups: int = 0
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether the weight has its outputs in another order, or is not the whole parameter."""
+        return self.is_transposed or self.is_interleaved or self.groups > 0 or self.expert is not None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of its parameters."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBlueprint:
+    """Perceptrons of which every row uses some, and the router that chooses them.
+
+    Attributes:
+        router: product whose outputs are the experts' logits.
+        gate_up: first products of expert 0.
+        down: last product of expert 0.
+        count: number of experts.
+        chosen: number of experts of a row, those of the largest logits.
+        is_renormalized: whether the softmax runs over the chosen experts only; otherwise over all.
+        shared_gate_up: first products of the expert that every row uses; empty for none.
+        shared_down: its last product.
+        shared_gate: product whose logistic function is the weight of that expert; None for weight 1.
+    """
+
+    router: LinearBlueprint
+    gate_up: LinearBlueprint
+    down: LinearBlueprint
+    count: int
+    chosen: int
+    is_renormalized: bool
+    shared_gate_up: tuple[LinearBlueprint, ...] = ()
+    shared_down: LinearBlueprint | None = None
+    shared_gate: LinearBlueprint | None = None
+
+    @property
+    def linears(self) -> tuple[LinearBlueprint, ...]:
+        """All products; of the experts those of expert 0."""
+        found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
+        return tuple(linear for linear in found if linear is not None)
+
+    @property
+    def widest(self) -> int:
+        """Largest number of results of an activation."""
+        return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +107,9 @@ class LayerBlueprint:
         embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
             and then the normed residual stream, concatenated; None for other layers.
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
+        score_cap: soft cap of the scores of attention; None for none.
+        sinks: name of scores, one for each head, of a key without a value that every row sees; None for none.
+        experts: the perceptron has experts, and `gate_up` and `down` are those of expert 0.
     """
 
     attention_norm: str | None
@@ -66,6 +127,9 @@ class LayerBlueprint:
     rope: int | None
     embedding_norm: str | None = None
     is_normed_residual: bool = False
+    score_cap: float | None = None
+    sinks: str | None = None
+    experts: ExpertsBlueprint | None = None
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
         """Return a layer with norms after its sublayers as one with norms before them.
@@ -78,7 +142,8 @@ class LayerBlueprint:
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All projections."""
-        return (*self.qkv, self.output, *self.gate_up, self.down)
+        own = () if self.experts is None else self.experts.linears
+        return (*self.qkv, self.output, *self.gate_up, self.down, *own)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -120,6 +185,10 @@ class Blueprint:
         has_norm_bias: whether norms have biases, whose names end in "bias" in place of "weight".
         is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
             norm before the next one.
+        is_parallel: whether attention and perceptron of a layer read the same residual stream.
+        logit_cap: soft cap of the logits; None for none.
+        gate_limit: largest size of the gate and of what it multiplies, of CLAMPED_SILU.
+        gate_slope: factor in the logistic function of the gate, of CLAMPED_SILU.
         is_gated: whether perceptrons have gates; otherwise `gate_up` of a layer is its first product.
         positions: name of a table that is added to embeddings by position; None for none.
         position_offset: row of the table for position 0.
@@ -155,6 +224,10 @@ class Blueprint:
     has_norm_bias: bool = False
     is_post_norm: bool = False
     is_gated: bool = True
+    is_parallel: bool = False
+    logit_cap: float | None = None
+    gate_limit: float = 0.0
+    gate_slope: float = 0.0
     positions: str | None = None
     position_offset: int = 0
     unplaced: int | None = None
@@ -165,7 +238,7 @@ class Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
 
         def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
-            return tuple(replace(linear, is_transposed=False) for linear in linears)
+            return tuple(replace(linear, is_transposed=False, is_interleaved=False, groups=0) for linear in linears)
 
         layers = [
             replace(
@@ -182,6 +255,11 @@ class Blueprint:
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
         return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(layer.experts is not None for layer in self.layers)
 
     @property
     def is_tied(self) -> bool:
@@ -201,4 +279,5 @@ class Blueprint:
             found += [*self.projection.norms, *self.projection.linear.names]
         for layer in self.layers:
             found += [name for linear in layer.linears for name in linear.names]
+            found += [] if layer.sinks is None else [layer.sinks]
         return frozenset(found)

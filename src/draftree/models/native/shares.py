@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,8 @@ __all__ = ["Share", "ShareWeights", "TeamMemory", "divide"]
 UNIT = 16
 """Outputs of one block of packed weights."""
 PAGE = mmap.PAGESIZE
+RELEASED = 1 << 48
+"""More arrivals than passes can need."""
 
 
 class TeamMemory:
@@ -37,7 +40,7 @@ class TeamMemory:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._size = self._address = 0
+        self._size = self._address = self._num_releases = 0
         self._memory: mmap.mmap | None = None
         self._view: ctypes.Array[ctypes.c_char] | None = None
 
@@ -86,6 +89,12 @@ class TeamMemory:
         if size > self._size:
             self._grow(max(-(-size // PAGE) * PAGE, 2 * self._size))
         return self._address
+
+    def release(self) -> None:
+        """Let all passes return that wait for a process of the team; their results are of no use. From any thread."""
+        self._num_releases += 1
+        # the count of arrivals begins the memory; written through the file, because the mapping may be replaced
+        os.pwrite(self._descriptor, (RELEASED * self._num_releases).to_bytes(8, sys.byteorder), 0)
 
     def _grow(self, size: int) -> None:
         try:
@@ -163,8 +172,12 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
-    if blueprint.is_post_norm or any(linear.is_transposed for layer in blueprint.layers for linear in layer.linears):
-        raise NativeUnavailableError("a model with norms after its sublayers or transposed weights is not divided")
+    if blueprint.is_post_norm or any(linear.is_arranged for layer in blueprint.layers for linear in layer.linears):
+        raise NativeUnavailableError(
+            "a model with norms after its sublayers, experts, or weights in another order is not divided"
+        )
+    if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _part(blueprint.kv_heads, 1, rank, size)
     hidden, mlp = _part(blueprint.hidden, UNIT, rank, size), _part(blueprint.mlp, UNIT, rank, size)
     vocab = _part(blueprint.head.outputs, UNIT, rank, size)

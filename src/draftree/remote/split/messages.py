@@ -2,7 +2,8 @@
 
     join    after hello: number of layers of the device, format of states, and what passes return
     begin   begins a text, and ends others: room, and noise and sampling parameters if the server picks
-    rows    one pass: for each text an edit of its slot, parents and hidden states of new nodes
+    rows    one pass: for each text an edit of its slot, parents and hidden states of new nodes; the layers whose
+            input is returned, the number of layers for the output of the last
 
 Replies: joined, begun, passed. The type `close` of the protocol ends texts of both kinds. Token ids are in no request.
 """
@@ -142,6 +143,6 @@ SPLIT_REQUESTS: Mapping[str, Mapping[str, Check]] = {
         "params": read_params,
         "ends": read_numbers,
     },
-    "rows": {"id": read_number, "x": _all_rows},
+    "rows": {"id": read_number, "x": _all_rows, "layers": read_numbers},
 }
 """Fields of the requests, each with its check."""

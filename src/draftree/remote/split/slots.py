@@ -75,16 +75,19 @@ class SplitSlot(Slot):
             self._places.setdefault((parent, int(token)), len(self._states))
             self._states.append(state)
 
-    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    def find(
+        self, tokens: Sequence[int], parents: Sequence[int], *, is_new: bool = False
+    ) -> tuple[list[int], list[int]]:
         """Return for each new tentative node its node in the local slot, and which are not there yet.
 
-        Nodes that are not there are numbered as if they were appended in order.
+        Nodes that are not there are numbered as if they were appended in order; with `is_new` none is.
         """
-        used, found, missing = set(self.nodes), list(self.nodes), []
+        used, found = set(self.nodes), list(self.nodes)
+        missing: list[int] = []
         for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             above = ROOT if parent == ROOT else found[parent]
             node = self._places.get((above, int(token)))
-            if node is None or node in used:
+            if is_new or node is None or node in used:
                 node = self.num_local + len(missing)
                 missing.append(place)
             used.add(node)

@@ -40,11 +40,11 @@ from draftree.models.memory import Footprint
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import FrameError, RefusedError
 from draftree.remote.link import Link
-from draftree.remote.split.exchange import Exchange, Turn
+from draftree.remote.split.exchange import Exchange
 from draftree.remote.split.results import joined_states, picked_rows, read_out
 from draftree.remote.split.sampling import text_free_params
 from draftree.remote.split.slots import SplitSlot, split_slot
-from draftree.remote.split.turns import make_turns
+from draftree.remote.split.turns import captured_states, make_turns, note_pass
 
 __all__ = ["SplitModel"]
 
@@ -93,6 +93,11 @@ class SplitModel(LanguageModel):
         self.is_same = found.is_same
         self.is_lossless = found.is_lossless and (self.applies_controls or self._exchange.keeps)
         link.latency.can_stream = False
+
+    @property
+    def here(self) -> LanguageModel:
+        """The first layers."""
+        return self.local
 
     @property
     def footprint(self) -> Footprint:
@@ -171,25 +176,35 @@ class SplitModel(LanguageModel):
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
         start, capture = self._clock(), pass_.capture
-        turns = make_turns(self.local, self._exchange.format, pass_.jobs, wants_all=self.num_layers in capture)
+        turns = make_turns(self.local, self._exchange.format, pass_.jobs, capture=capture)
+        layers = self._returned(capture)
         try:
-            queue, passed = self._exchange.run([turn for turn, _ in turns])
+            queue, passed = self._exchange.run([turn for turn, _ in turns], layers)
         except FrameError as error:
             raise RefusedError(f"the server's reply cannot be used: {error}", code=error.code) from error
         for turn, nodes in turns:
             turn.slot.append(turn.parents, nodes, turn.packed)
-            turn.slot.num_read = len(nodes) - turn.wanted if turn.wanted else None
-        self._count(turns, self._clock() - start, queue, passed)
+        seconds = self._clock() - start
+        note_pass(
+            self.link, turns, pass_.jobs, row_bytes=self._exchange.format.row_bytes, times=(seconds, queue, passed)
+        )
         results = [turn.results for turn, _ in turns]
         if self.applies_controls:
             return PassResult.of_jobs(pass_.jobs, picked_rows(pass_.jobs, results, self.vocab_size))
-        last = [joined_states(parts, self._exchange.format.hidden) for parts in results]
-        logits = read_out(self.local, pass_.jobs, last)
+        states = [joined_states(parts, len(layers), self._exchange.format.hidden) for parts in results]
+        logits = read_out(self.local, pass_.jobs, [own[:, -1] for own in states])
         if not capture:
             return PassResult.of_jobs(pass_.jobs, logits)
-        first = [turn.slot.states_of(nodes) for turn, nodes in turns]
-        each = {self.split: torch.cat(first), self.num_layers: torch.cat(last)}
-        return PassResult.of_jobs(pass_.jobs, logits, torch.stack([each[layer] for layer in capture], dim=1))
+        hidden = captured_states(
+            capture, turns, split=self.split, returned=dict(zip(layers, torch.cat(states).unbind(1), strict=True))
+        )
+        return PassResult.of_jobs(pass_.jobs, logits, hidden.to(self.device))
+
+    def _returned(self, capture: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose states the server returns, the last one last."""
+        if self.applies_controls:
+            return ()
+        return tuple(sorted({layer for layer in capture if layer > self.split} | {self.num_layers}))
 
     def _run_first(self, pass_: Pass) -> PassResult:
         """Run a draft pass through the first layers; a whole pass continues from its nodes."""
@@ -201,20 +216,6 @@ class SplitModel(LanguageModel):
         for index, (job, slot) in enumerate(zip(jobs, slots, strict=True)):
             slot.note_local(job.tokens, job.parents, result.hidden_of(index)[:, 0])
         return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
-
-    def _count(self, turns: Sequence[tuple[Turn, list[int]]], seconds: float, queue: float, passed: float) -> None:
-        """Note times and bytes; states of nodes without results are those of prompts and do not count."""
-        up, down = self.link.traffic()
-        latency = self.link.latency
-        prompts = sum(len(nodes) - turn.wanted for turn, nodes in turns) * self._exchange.format.row_bytes
-        decoding = [turn for turn, _ in turns if turn.wanted]
-        latency.prompt_bytes += prompts if decoding else up
-        if not decoding:
-            return
-        latency.bytes_up += max(0, up - prompts)
-        latency.bytes_down += down
-        latency.seconds += seconds
-        latency.note_round(seconds, queue=queue, passed=passed, texts=len(decoding), tokens=0)
 
     def require_part(self, part: LayerSubset) -> None:
         """Check that a subset is the layers of the device.
@@ -229,17 +230,17 @@ class SplitModel(LanguageModel):
             )
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that hidden states are at hand: the outputs of the device's layers and of the last one.
+        """Check that hidden states of these layers can be had, from here or from the server.
 
         Raises:
-            UnsupportedModelError: others are asked for, or the server returns picks.
+            UnsupportedModelError: there is no such layer, or the server returns picks.
         """
-        at_hand = () if self.applies_controls else (self.split, self.num_layers)
-        if any(layer not in at_hand for layer in layers):
+        if layers and self.applies_controls:
             raise UnsupportedModelError(
-                f"hidden states of layers {', '.join(map(str, layers))} were asked for, and this device has those of "
-                f"{' and '.join(map(str, at_hand)) or 'none'}: choose a drafter that needs no others"
+                "hidden states are asked for, and the server returns picks: use picks=device in the address"
             )
+        if any(not 0 <= layer <= self.num_layers for layer in layers):
+            raise UnsupportedModelError(f"the model has {self.num_layers} layers: choose from 0 to {self.num_layers}")
 
     def input_embedding(self) -> Tensor:
         """Return the embedding, which is here."""

@@ -46,7 +46,7 @@ def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Applicatio
     deadline = settings.drain_timeout + SPARE_SECONDS
     replica = serve.deployment(Replica).options(
         max_ongoing_requests=settings.max_concurrent_requests + settings.max_queue + SPARE_REQUESTS,
-        ray_actor_options=_resources(options, threads),
+        ray_actor_options=_resources(options, settings),
         graceful_shutdown_timeout_s=deadline,
         health_check_period_s=options.health_check_period,
         health_check_timeout_s=options.health_check_timeout,
@@ -66,11 +66,11 @@ def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Applicatio
     )
 
 
-def _resources(options: ReplicaOptions, threads: int) -> dict[str, Any]:
+def _resources(options: ReplicaOptions, settings: ServerSettings) -> dict[str, Any]:
     # read by OpenMP and MKL when they are loaded, before the replica is constructed
-    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    cpus = threads if options.cpus_per_replica is None else options.cpus_per_replica
-    found: dict[str, Any] = {"num_cpus": cpus, "runtime_env": {"env_vars": variables}}
+    threads = str(options.threads(settings))
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    found: dict[str, Any] = {"num_cpus": options.cpus(settings), "runtime_env": {"env_vars": variables}}
     return found | ({"num_gpus": options.gpus_per_replica} if options.gpus_per_replica else {})
 
 

@@ -12,7 +12,8 @@ from draftree.serve.ray.wire import AnswerStart, Headers, Send
 EVENT_STREAM = b"text/event-stream"
 REFUSED_STATUS = 503
 BUSY_STATUS = 429
-SHUTTING_DOWN = "shutting_down"
+ENDING = ("shutting_down", "process_lost")
+"""Codes of errors with which a replica that ends gives up its streams."""
 REPLICA_HEADER = b"x-draftree-replica"
 """Header with the id of the replica that began the answer."""
 REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server", b"x-request-id"})
@@ -120,9 +121,9 @@ class Delivery:
     def _kept(self, event: str) -> str | None:
         if not self._is_generating:
             return event
-        if SHUTTING_DOWN in event and _error_code(event) == SHUTTING_DOWN:
+        if any(code in event for code in ENDING) and _error_code(event) in ENDING:
             assert self._start is not None, "events follow the start"
-            raise RefusedError("the replica shuts down", self._start.replica)
+            raise RefusedError("the replica ends", self._start.replica)
         return self._record.push(event)
 
     async def _send_start(self, start: AnswerStart) -> None:

@@ -24,13 +24,13 @@ class Replica:
 
     Args:
         settings: of the server.
-        threads: CPU threads of this replica.
+        threads: CPU threads of each process of this replica.
     """
 
     async def __init__(self, settings: ServerSettings, threads: int) -> None:  # type: ignore[misc]
         torch.set_num_threads(threads)
         self._id: str = serve.get_replica_context().replica_id.unique_id
-        self._app = await LoadedApp.load(settings)
+        self._app = await LoadedApp.load(settings, threads=threads)
 
     async def handle(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
         """Yield the answer of the app to one request."""

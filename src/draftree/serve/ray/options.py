@@ -42,8 +42,8 @@ class ReplicaOptions:
             replica runs at the same time.
         upscale_delay: time above the target before replicas are added.
         downscale_delay: time below the target before replicas are removed.
-        cpus_per_replica: CPUs that Ray reserves; None for the replica's threads.
-        gpus_per_replica: GPUs that Ray reserves.
+        cpus_per_replica: CPUs that Ray reserves; None for the threads of the replica's processes.
+        gpus_per_replica: GPUs that Ray reserves; of a divided model one for each process.
         num_proxies: processes that forward requests.
         health_check_period: time between checks of a replica.
         health_check_timeout: time after which a check has failed.
@@ -102,13 +102,18 @@ class ReplicaOptions:
         return self.max_replicas if self.num_replicas is None else self.num_replicas
 
     def threads(self, settings: ServerSettings) -> int:
-        """Return the CPU threads of one replica: this machine's, divided among all, unless the settings name them."""
-        return settings.threads or max(1, len(os.sched_getaffinity(0)) // self.most_replicas)
+        """Return the CPU threads of a process: this machine's, divided among all, unless the settings name them."""
+        processes = self.most_replicas * settings.parallel.num_processes
+        return settings.threads or max(1, len(os.sched_getaffinity(0)) // processes)
+
+    def cpus(self, settings: ServerSettings) -> float:
+        """Return the CPUs that Ray reserves for a replica."""
+        own = self.threads(settings) * settings.parallel.num_processes
+        return own if self.cpus_per_replica is None else self.cpus_per_replica
 
     def machine_cpus(self, settings: ServerSettings) -> int:
         """Return the CPUs that Ray may hand out on this machine: enough for the largest number of replicas."""
-        each = self.threads(settings) if self.cpus_per_replica is None else self.cpus_per_replica
-        return max(1, round(each * self.most_replicas + 0.5))
+        return max(1, round(self.cpus(settings) * self.most_replicas + 0.5))
 
     def target_requests(self, settings: ServerSettings) -> float:
         """Return the requests per replica that autoscaling aims at."""
@@ -120,8 +125,14 @@ class ReplicaOptions:
         Raises:
             ConfigurationError: one cannot.
         """
-        if settings.parallel.is_parallel:
-            raise ConfigurationError(f"replicas are one process each: leave {settings.parallel} out")
+        count = settings.parallel.num_processes
+        if count > 1 and self.gpus_per_replica not in (0, count):
+            raise ConfigurationError(
+                f"gpus_per_replica is {self.gpus_per_replica:g}, but each of the {count} processes of a replica with "
+                f"{settings.parallel} has its own GPU: use {count}, or 0 for CPUs"
+            )
+        if count > 1 and "RANK" in os.environ:
+            raise ConfigurationError("replicas start the processes of their models themselves: leave torchrun out")
         if settings.uds is not None:
             raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
         if settings.tls_certificate is not None:

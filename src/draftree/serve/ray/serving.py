@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Self
 
+from draftree.parallel.entry import stop_ranks
 from draftree.serve.app import create_app
-from draftree.serve.loading import load_models
+from draftree.serve.loading import load_models, start_other_ranks
 from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool
 from draftree.serve.ray.wire import App
 from draftree.serve.settings import ServerSettings
+
+RANK_SECONDS = 10.0
+"""Time for other ranks to end after a stop."""
+
+
+def end_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Wait for processes that were told to stop, and kill those that have not ended."""
+    for rank in ranks:
+        try:
+            rank.wait(RANK_SECONDS)
+        except subprocess.TimeoutExpired:
+            rank.kill()
+            rank.wait()
 
 
 class LoadedApp:
@@ -20,7 +36,7 @@ class LoadedApp:
     Args:
         app: the FastAPI app.
         pool: its models.
-        opened: closes the lifespan and the logs.
+        opened: closes the lifespan, the other ranks and the logs.
     """
 
     def __init__(self, app: App, pool: ModelPool, opened: AsyncExitStack) -> None:
@@ -29,15 +45,23 @@ class LoadedApp:
         self._opened = opened
 
     @classmethod
-    async def load(cls, settings: ServerSettings) -> Self:
-        """Load the models and start the app.
+    async def load(cls, settings: ServerSettings, *, threads: int | None = None) -> Self:
+        """Load the models and start the app; a divided model gets its other processes as children of this one.
+
+        Args:
+            settings: of the server.
+            threads: CPU threads of each child.
 
         Raises:
             DraftreeError: a model cannot be loaded.
         """
         async with AsyncExitStack() as opened:
             opened.enter_context(configured_logs(as_json=settings.log_format == "json", level=settings.log_level))
+            ranks = start_other_ranks(settings, threads=threads)
+            opened.push_async_callback(asyncio.to_thread, end_ranks, ranks)
             pool = ModelPool(await asyncio.to_thread(load_models, settings))
+            for model in pool:
+                opened.callback(stop_ranks, model.llm.llm.model)
             app = create_app(settings, pool)
             await opened.enter_async_context(app.router.lifespan_context(app))
             return cls(app, pool, opened.pop_all())

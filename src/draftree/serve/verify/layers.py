@@ -35,6 +35,8 @@ MAX_NODES = 1024
 """Most new nodes of one text in one frame, and of its tentative tree."""
 ACTIVE_SECONDS = 5.0
 """A server that drains waits for texts that were used within this time."""
+MAX_LAYERS = 4
+"""Most layers whose states are returned: drafters read three, and the last is for the logits."""
 MEMORY_SHARE = 2
 """Texts of devices take at most one of so many parts of the memory for texts."""
 
@@ -163,7 +165,8 @@ class LayerService:
             Exception: the pass failed; its texts are closed.
         """
         texts, sent = _joined(session), message["x"]
-        works = [self._work(texts, rows) for rows in sent]
+        layers = self._layers(texts, message["layers"])
+        works = [self._work(texts, rows, layers) for rows in sent]
         self.counts["rows"] += sum(len(rows.parents) for rows in sent)
         try:
             answers = await texts.passes.run(works)
@@ -178,7 +181,21 @@ class LayerService:
             "us": [round(seconds * 1e6) for seconds in times],
         }
 
-    def _work(self, texts: LayerTexts, rows: SentRows) -> Work:
+    def _layers(self, texts: LayerTexts, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Check the layers whose states a device wants."""
+        first, last = self._settings.split, texts.target.num_layers
+        if texts.picks:
+            if layers:
+                raise FrameError("states of layers are wanted, and this session gets picks: leave them out")
+        elif (
+            not 0 < len(layers) <= MAX_LAYERS
+            or len(set(layers)) < len(layers)
+            or not all(first < layer <= last for layer in layers)
+        ):
+            raise FrameError(f"states of 1 to {MAX_LAYERS} different layers from {first + 1} to {last} can be returned")
+        return layers
+
+    def _work(self, texts: LayerTexts, rows: SentRows, layers: tuple[int, ...]) -> Work:
         """Check the nodes of one text against its slot."""
         text = texts.texts.get(rows.text)
         if text is None:
@@ -199,7 +216,7 @@ class LayerService:
         if text.controls is not None and rows.wanted > 1 + self._settings.max_nodes:
             raise FrameError(f"picks of {rows.wanted} nodes are wanted: at most {1 + self._settings.max_nodes}")
         states = texts.format.unpack(rows.data, len(rows.parents))
-        return Work(text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format)
+        return Work(text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format, layers)
 
     async def end(self, session: Session, numbers: Sequence[int] | None = None) -> int:
         """Close texts of a session, all for None; returns how many there were."""

@@ -238,7 +238,7 @@ class VerifyService:
     def _drop_done(self, session: Session) -> None:
         """Forget drafted texts that have ended, and texts whose last tokens were sent."""
         for number, text in list(session.texts.items()):
-            if text.is_done and isinstance(text, DraftedByClient):
+            if text.is_over:
                 self._forget(session.texts.pop(number))
 
     def _forget(self, text: OpenText) -> None:

@@ -27,7 +27,7 @@ from draftree.models.native.library import FORMATS, Library
 from draftree.models.native.packed import PAGE, PackedWeights
 from draftree.models.native.packing import bytes_needed
 from draftree.models.native.streaming.reader import Extent
-from draftree.models.native.streaming.structures import exported
+from draftree.models.native.streaming.structures import exported, layout
 from draftree.models.native.weights import Weights
 
 FORMAT = 1
@@ -129,6 +129,8 @@ def open_store(folder: Path) -> WeightStore:
         found = json.loads((folder / DESCRIPTION).read_text("utf-8"))
         if found["format"] != FORMAT:
             raise ValueError(f"its format is {found['format']}, expected {FORMAT}")
+        if found.get("layout") != layout():
+            raise ValueError("another version of the package wrote it")
         small = load_file(folder / SMALL)
         extents = tuple(Extent(**extent) for extent in found["extents"])
         tensors = tuple(small[str(number)] for number in range(len(small)))
@@ -168,7 +170,7 @@ def remove(folder: Path) -> None:
 
 def _write(folder: Path, description: Mapping[str, Any]) -> None:
     part = folder / f"{DESCRIPTION}.part"
-    part.write_text(json.dumps({"format": FORMAT, **description}), "utf-8")
+    part.write_text(json.dumps({"format": FORMAT, "layout": layout(), **description}), "utf-8")
     part.replace(folder / DESCRIPTION)
 
 

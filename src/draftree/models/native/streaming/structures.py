@@ -13,6 +13,12 @@ SET_BY_PASSES = ("keys", "values")
 """Pointers of a layer that every memory of slots sets."""
 
 
+def layout() -> dict[str, list[str]]:
+    """Return the fields that a description has; another version of the package may have others."""
+    kinds = (CDecoder, CLayer, CLinear)
+    return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
+
+
 def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str, int]]) -> dict[str, Any]:
     """Return the fields of a structure; `place_of` describes what an address points at."""
     found: dict[str, Any] = {}
