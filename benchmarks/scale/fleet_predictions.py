@@ -215,6 +215,9 @@ def main() -> None:
         *over_networks(device),
     ]
     with given.out.open("w", encoding="utf-8") as out:
+        for row in recorded:
+            if row.get("kind") == "texts":  # so that this file can be read as --clients, too
+                out.write(json.dumps(row) + "\n")
         for row in rows:
             out.write(json.dumps({"kind": "prediction", **row}) + "\n")
     if given.plot is not None:
