@@ -25,7 +25,7 @@ from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
 from draftree.analysis.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
 from draftree.analysis.fleet.measured import Measurements
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings, quantile
-from draftree.analysis.fleet.sizing import Demand, plans, shape_of, simulated
+from draftree.analysis.fleet.sizing import Demand, Plan, shape_of, simulated
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 
 Rounds = Sequence[RoundOutcome]
@@ -33,7 +33,10 @@ MACHINE = {"prompt": 60, "output": 64, "parameters": 135e6}
 RATES = (0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0)
 CLIENTS = (500, 1000, 2000, 5000)
 SECONDS_PER_REQUEST = 60.0
-CHAT = {"prompt": 512, "output": 256}
+CHAT = {"prompt": 512, "output": 128}
+ARRIVALS = 20.0
+"""Seconds in which requests arrive."""
+MOST = 128
 LIMIT = 0.03
 """Seconds per token of the fleets, 95th percentile."""
 SIZE, LARGE = 8e9, 70.6e9
@@ -73,15 +76,39 @@ def of_fleets(arms: dict[str, Rounds]) -> Iterator[dict[str, Any]]:
     for clients in CLIENTS:
         for name, rounds in arms.items():
             demand = Demand(parameters=SIZE, rate=clients / SECONDS_PER_REQUEST, rounds=rounds, per_token=LIMIT, **CHAT)
-            for plan in plans(demand, "h100", 64)[:2]:
-                yield {
-                    "part": "fleet",
-                    "clients": clients,
-                    "draft": name,
-                    "tensor_parallel": plan.tensor_parallel,
-                    "devices": plan.devices,
-                    "serves": not plan.reason,
-                } | numbers(plan.result)
+            plan = smallest(demand)
+            yield {
+                "part": "fleet",
+                "clients": clients,
+                "draft": name,
+                "devices": plan.devices,
+                "serves": not plan.reason,
+            } | numbers(plan.result)
+
+
+def smallest(demand: Demand) -> Plan:
+    """The smallest number of devices, one for each replica, that serves a demand; the largest tried if none does."""
+    curve, count = roofline(SIZE, "h100", 1), 1
+
+    def of(replicas: int) -> Plan:
+        return simulated(
+            demand,
+            curve,
+            device="h100",
+            width=1,
+            replicas=replicas,
+            max_batch=256,
+            count=max(400, round(ARRIVALS * demand.rate)),
+        )
+
+    while (plan := of(count)).reason and count < MOST:
+        count *= 2
+    best, least = plan, count // 2 + 1
+    while not best.reason and least < best.replicas:
+        middle = (least + best.replicas) // 2
+        tried = of(middle)
+        best, least = (best, middle + 1) if tried.reason else (tried, least)
+    return best
 
 
 def of_tensor_parallel(arms: dict[str, Rounds]) -> Iterator[dict[str, Any]]:
@@ -188,6 +215,9 @@ def main() -> None:
         *over_networks(device),
     ]
     with given.out.open("w", encoding="utf-8") as out:
+        for row in recorded:
+            if row.get("kind") == "texts":  # so that this file can be read as --clients, too
+                out.write(json.dumps(row) + "\n")
         for row in rows:
             out.write(json.dumps({"kind": "prediction", **row}) + "\n")
     if given.plot is not None:

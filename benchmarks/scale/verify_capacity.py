@@ -215,8 +215,13 @@ def simulated(
     """Seconds of every device, as predicted."""
     drafts = settings.round_trip is not None
     requests = [
-        SimulatedRequest(0.0, len(text.prompt), len(text.output), text.outcomes(draft) if drafts else PLAIN)
-        for text in texts
+        SimulatedRequest(
+            settings.jitter * place / len(texts),
+            len(text.prompt),
+            len(text.output),
+            text.outcomes(draft) if drafts else PLAIN,
+        )
+        for place, text in enumerate(texts)
     ]
     ends = Fleet(curve, settings).run(requests).by_request
     if drafts:

@@ -279,8 +279,10 @@ def test_a_busy_server_asks_for_smaller_drafts() -> None:
 def test_methods_that_need_logits_are_refused(server: Running) -> None:
     with pytest.raises(ConfigurationError, match="verifies drafts itself"), device(server, None, verify="token"):
         pass
-    with pytest.raises(ConfigurationError, match="beside the accepted path"), device(server, "lookahead,window=4"):
-        pass
+    needs = {"lookahead,window=4": "beside the accepted path", "head:smollm2-135m-instruct": "hidden states"}
+    for draft, text in needs.items():
+        with pytest.raises(ConfigurationError, match=text), device(server, draft):
+            pass
     with device(server) as llm:
         with pytest.raises(InvalidRequestError, match="logprobs"):
             llm.generate("The", SamplingParams(logprobs=1))

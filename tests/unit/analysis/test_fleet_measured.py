@@ -105,3 +105,13 @@ def test_a_file_holds_passes_and_rounds(tmp_path: Path) -> None:
         found.draft("sufix")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         Measurements.read(tmp_path / "missing")
+
+
+def test_trees_that_arrive_apart_take_turns() -> None:
+    """Two devices whose trees arrive at the same instant share every pass; a little apart, the first begins alone."""
+    requests = [SimulatedRequest(0.0, 1, 8, (RoundOutcome(1, 2, 0.5),)) for _ in range(2)]
+    together = Fleet(Flat(), FleetSettings(round_trip=0.25)).run(requests)
+    assert together.steps == 4
+    apart = Fleet(Flat(), FleetSettings(round_trip=0.25, jitter=0.01)).run(requests)
+    assert apart.steps == 7, "the first pass is shared, the others are not"
+    assert apart.seconds > together.seconds

@@ -81,6 +81,16 @@ def test_recorded_rounds_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert times[1] < 0.6 * times[0]
 
 
+def test_measured_rounds_are_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    file = RESULTS / "fleet-smollm2.jsonl"
+    options = ["--model-size", "135M", "--rate", "1", "--prompt", "60", "--output", "40", "--measured", str(file)]
+    times = []
+    for draft in ("none", "head:smollm2-135m-instruct"):
+        assert run(["plan", *options, "--draft", draft, "--json"]) == 0
+        times.append(json.loads(capsys.readouterr().out)[-1]["seconds_per_token"]["0.5"])
+    assert times[1] < 0.8 * times[0]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -88,6 +98,7 @@ def test_recorded_rounds_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--draft", "suffix", "--nodes", "3", "--tokens-per-round", "2"], "given twice"),
         (["--trace", "missing.jsonl"], "cannot be read"),
         (["--round-trip-ms", "-1"], "round trip is"),
+        (["--measured", str(RESULTS / "fleet-smollm2.jsonl"), "--draft", "sufix"], "did you mean 'suffix'"),
     ],
 )
 def test_impossible_rounds_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

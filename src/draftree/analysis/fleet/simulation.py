@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ class FleetSettings:
         round_trip: seconds on the network between a verdict and the arrival of the next tree, if clients draft; None if
             the server drafts.
         client_overhead: seconds of a client per round besides its draft and the network.
+        jitter: largest random delay of a tree on its way, in seconds: without one, trees that left together return
+            together, and the first of them never begins a pass alone.
         prefill_busy: prompt tokens of a pass while sequences are decoded.
     """
 
@@ -42,10 +45,11 @@ class FleetSettings:
     draft_share: float = 0.0
     round_trip: float | None = None
     client_overhead: float = 0.0
+    jitter: float = 0.0
     prefill_busy: int = PREFILL_TOKENS_BUSY
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     """A request in a replica. Mutated by `_Replica`."""
 
@@ -130,6 +134,7 @@ class Fleet:
         self._replicas = [_Replica() for _ in range(settings.replicas)]
         self._done: list[_Running] = []
         self._steps = 0
+        self._delays = random.Random(0)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
         """Simulate all requests to their ends."""
@@ -223,15 +228,18 @@ class Fleet:
         replica, settings = self._replicas[index], self._settings
         away = (settings.round_trip or 0.0) + settings.client_overhead
         replica.is_stepping = False
+        leaving = set[_Running]()
         for one in deciding:
             outcome = one.outcome
             one.first = one.first if one.written else now
             one.written = min(one.request.output, one.written + outcome.tokens)
             one.rounds, one.end = one.rounds + 1, now
             if one.written == one.request.output:
-                replica.running.remove(one)
+                leaving.add(one)
                 self._done.append(one)
             elif settings.round_trip is not None:
-                replica.running.remove(one)
+                leaving.add(one)
                 replica.away += 1
-                self._push(now + away + outcome.draft_seconds, "return", index, [one])
+                delay = settings.jitter * self._delays.random()
+                self._push(now + away + outcome.draft_seconds + delay, "return", index, [one])
+        replica.running = [one for one in replica.running if one not in leaving]

@@ -193,8 +193,20 @@ def simulated(
     replicas: int,
     max_batch: int,
     host: HostCosts = USUAL_HOST,
+    count: int = REQUESTS,
 ) -> Plan:
-    """Simulate a fleet under the demand, with the same random requests for every fleet."""
+    """Simulate a fleet under the demand, with the same random requests for every fleet.
+
+    Args:
+        demand: what it serves.
+        curve: cost of a pass of a replica.
+        device: name of the device.
+        width: devices of a replica.
+        replicas: number of replicas.
+        max_batch: sequences that run at once in each.
+        host: time of a step besides the pass.
+        count: number of simulated requests.
+    """
     settings = FleetSettings(
         replicas=replicas,
         max_batch=max_batch,
@@ -204,7 +216,7 @@ def simulated(
         round_trip=demand.round_trip,
         prefill_busy=512,
     )
-    count, prompt, output = REQUESTS, demand.prompt, demand.output
+    prompt, output = demand.prompt, demand.output
     requests = poisson(demand.rate, count=count, prompt=prompt, output=output, outcomes=demand.outcomes)
     result = Fleet(curve, settings).run(requests)
     return Plan(device, width, replicas, max_batch, result, _reason(demand, result))
