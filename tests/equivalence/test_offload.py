@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from draftree.models.base import Extend, LayerSubset, Pass
 from draftree.models.native.streaming.model import StreamedModel
 from draftree.models.native.streaming.shallow import shallow
 from draftree.models.native.streaming.store import open_store
-from families import VOCAB_SIZE, fresh
+from draftree.models.native.streaming.structures import layout
+from families import VOCAB_SIZE, drafter_folder, fresh
 from native_samples import lowered, text
 from slot_samples import at_once, filled
 from streamed import LAYERS, sizes, streamed
@@ -92,6 +94,19 @@ def test_texts_are_those_of_plain_decoding(kind: str, draft: str, tmp_path: Path
     for params in (GREEDY, SAMPLED):
         wanted = [list(one.token_ids) for one in plain.generate(PROMPTS, params)]
         assert [list(one.token_ids) for one in ours.generate(PROMPTS, params)] == wanted
+
+
+def test_a_draft_model_in_8_bits_needs_less_memory_and_changes_no_text(tmp_path: Path) -> None:
+    target = lowered("llama", **sizes("llama"))
+    drafter = drafter_folder("llama", tmp_path, **sizes("llama"))
+    wanted = [list(one.token_ids) for one in LLM(target).generate(PROMPTS, SAMPLED)]
+    weights = []
+    for options in ("", ",bits=int8"):
+        llm = LLM(target, f"model:{drafter},tree=best-12-3,k=3{options}")
+        assert [list(one.token_ids) for one in llm.generate(PROMPTS, SAMPLED)] == wanted
+        assert llm.engine.parts.drafter is not None
+        weights.append(llm.engine.parts.drafter.footprint.weights)
+    assert weights[1] < 0.8 * weights[0]
 
 
 def test_other_kinds_of_weights_of_a_draft_model_are_refused() -> None:
@@ -197,6 +212,19 @@ def test_changed_files_are_packed_again(folder: Path) -> None:
     changed.save_pretrained(folder)
     second = load_model(folder, dtype="float32", offload=budget(folder))
     assert not torch.equal(at_once(first.model, text(20)), at_once(second.model, text(20)))
+
+
+def test_weights_that_another_version_packed_are_packed_again(folder: Path) -> None:
+    first = load_model(folder, dtype="float32", offload=budget(folder))
+    (packed,) = (folder.parent / "cache" / "packed").iterdir()
+    description = json.loads((packed / "description.json").read_text("utf-8"))
+    del description["layout"]["CLinear"][-1]
+    for layer in description["layers"]:
+        del layer["down"]["bias"]
+    (packed / "description.json").write_text(json.dumps(description), "utf-8")
+    second = load_model(folder, dtype="float32", offload=budget(folder))
+    assert torch.equal(at_once(first.model, text(20)), at_once(second.model, text(20)))
+    assert json.loads((packed / "description.json").read_text("utf-8"))["layout"] == layout()
 
 
 def test_too_little_memory_is_refused_with_what_is_needed(folder: Path) -> None:
