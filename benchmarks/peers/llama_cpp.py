@@ -64,6 +64,7 @@ def main() -> None:
         timings = found.get("timings", {})
         return {
             "seconds": seconds,
+            "prompt_seconds": timings.get("prompt_ms", 0.0) / 1000,
             "decode_seconds": timings.get("predicted_ms", 0.0) / 1000,
             "tokens": timings.get("predicted_n"),
             "ids": found.get("tokens"),

@@ -141,7 +141,7 @@ def test_the_processor_to_build_for_can_be_named(monkeypatch: pytest.MonkeyPatch
     ("options", "message"),
     [
         ({"kernels": "cuda"}, "unknown kernels 'cuda'"),
-        ({"quantization": "int4"}, "unknown quantization 'int4'"),
+        ({"quantization": "int3"}, "unknown quantization 'int3'"),
         ({"quantization": "int8", "kernels": "torch"}, "needs native kernels"),
         ({"quantization": "int8", "dtype": "float64"}, "float32 and bfloat16"),
     ],

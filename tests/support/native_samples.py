@@ -48,7 +48,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": WINDOW,
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+QUANTIZED = ("int8", "int4")
 
 
 def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
@@ -58,7 +64,7 @@ def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
 
 def lowered(family: str, kind: str = "float32", **others: Any) -> NativeModel:
     model = HFModel(fresh(family, dtype=DTYPES[kind], **(SIZES | FAMILIES[family] | others)))
-    return lower(model, quantization="int8" if kind == "int8" else None)
+    return lower(model, quantization=kind if kind in QUANTIZED else None)
 
 
 @functools.cache

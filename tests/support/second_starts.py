@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
     "int8 of float32": {"dtype": "float32", "quantization": "int8"},
 }
 TREE = [-1, 0, 0, 2, -1, 4]

@@ -12,7 +12,7 @@ from draftree.models.native.streaming.store import write_store
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh
-from native_samples import DTYPES, FAMILIES, SIZES
+from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES
 
 LAYERS = 6
 
@@ -36,7 +36,7 @@ def sizes(family: str, **others: Any) -> dict[str, Any]:
 
 def streamed(family: str, folder: Path, kind: str = "float32", *, resident: int = 0) -> StreamedModel:
     """Return a model of which `resident` layers stay in memory."""
-    quantization = "int8" if kind == "int8" else None
+    quantization = kind if kind in QUANTIZED else None
     model = HFModel(fresh(family, dtype=DTYPES[kind], **sizes(family)))
     plan = plan_lowering(model)
     folder.mkdir(exist_ok=True)

@@ -30,7 +30,7 @@ from draftree.bench.settings import ExecutionSettings, load_for, require_positiv
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel
-from draftree.loading.resolve import resolve_model
+from draftree.loading.prepared import prepared_folder
 from draftree.loading.targets import eos_ids_of
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.sampling.params import SamplingParams
@@ -110,7 +110,7 @@ def end_line(*, complete: bool) -> dict[str, Any]:
 def prepare(
     settings: BenchSettings,
     *,
-    fetch: Callable[[str], object] = resolve_model,
+    fetch: Callable[[str], object] = prepared_folder,
     on_round: Callable[[str], OnRound | None] | None = None,
 ) -> Benchmark:
     """Check everything, then load everything.
@@ -236,7 +236,7 @@ def _header(
         "machine": machine(target.model.device),
         "versions": versions(),
         "model": model_facts(settings.model, target.folder),
-        "draft_models": [model_facts(name, resolve_model(name)) for name in _draft_models(runner.methods)],
+        "draft_models": [model_facts(name, prepared_folder(name)) for name in _draft_models(runner.methods)],
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "device": target.model.device.type,
         "kernels": target.kernels,

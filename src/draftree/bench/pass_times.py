@@ -21,10 +21,8 @@ from draftree.bench.speeds import read_bandwidth
 from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_after
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel
-from draftree.loading.resolve import resolve_model
+from draftree.loading.prepared import prepared_folder
 from draftree.models.base import LanguageModel
-
-QUANTIZED_BYTES = {"int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class PassSettings(ExecutionSettings):
 
 
 def measure(
-    settings: PassSettings, *, fetch: Callable[[str], object] = resolve_model
+    settings: PassSettings, *, fetch: Callable[[str], object] = prepared_folder
 ) -> tuple[dict[str, Any], list[PassRecord]]:
     """Load the model and time its passes; the header, and a record for each number of rows.
 
@@ -90,9 +88,7 @@ def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
     """Return the header of a results file; measures the bandwidth of memory."""
     assert loaded.folder is not None
     model = loaded.model
-    weight_bytes = weight_bytes_read(
-        loaded.folder, model.dtype, loaded.quantization, trust_remote_code=loaded.runs_code
-    )
+    weight_bytes = bytes_of_pass(loaded)
     load_before = load_average()
     return {
         "format": FORMAT,
@@ -132,12 +128,18 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
     return [PassRecord(count, prefix, tuple(milliseconds[count])) for count in rows]
 
 
-def weight_bytes_read(
-    folder: Path, dtype: torch.dtype, quantization: str | None = None, *, trust_remote_code: bool = False
-) -> int:
-    """Return the bytes of all weights that a pass reads."""
-    size = dtype.itemsize if quantization is None else QUANTIZED_BYTES[quantization]
-    return weights_of_pass(folder, trust_remote_code=trust_remote_code) * size
+def bytes_of_pass(loaded: LoadedModel) -> int:
+    """Return the bytes of all weights that a pass reads; with groups, scales and a separate embedding included."""
+    assert loaded.folder is not None
+    if loaded.quantization not in (None, "int8"):
+        return int(loaded.model.footprint.weights)
+    size = torch.int8 if loaded.quantization == "int8" else loaded.model.dtype
+    return weight_bytes_read(loaded.folder, size, trust_remote_code=loaded.runs_code)
+
+
+def weight_bytes_read(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False) -> int:
+    """Return the bytes of all weights that a pass reads in a dtype."""
+    return weights_of_pass(folder, trust_remote_code=trust_remote_code) * dtype.itemsize
 
 
 def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:

@@ -23,7 +23,7 @@ from draftree.bench.settings import apply_threads
 from draftree.core.errors import ConfigurationError
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.resolve import resolve_model
+from draftree.loading.prepared import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
 
 ROWS = 256
@@ -84,7 +84,7 @@ class Reading:
 
 
 def measure(
-    settings: PerplexitySettings, *, fetch: Callable[[str], object] = resolve_model
+    settings: PerplexitySettings, *, fetch: Callable[[str], object] = prepared_folder
 ) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
     """Return the header, and an iterator of one record per kind of weights.
 

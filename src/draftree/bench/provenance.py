@@ -110,7 +110,7 @@ def now() -> str:
 
 
 def _files_that_count(folder: Path) -> Iterable[Path]:
-    patterns = ("config.json", "*.safetensors", "pytorch_model*.bin", "tokenizer.json", "*.jinja")
+    patterns = ("config.json", "*.safetensors", "pytorch_model*.bin", "tokenizer.json", "*.jinja", "gguf.json")
     return (path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 
 

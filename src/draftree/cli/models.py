@@ -22,6 +22,7 @@ from draftree.cli.layout import PlainCommand
 from draftree.cli.options import AsJson
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
+from draftree.loading.prepared import prepared_folder
 from draftree.loading.requirements import require_clients, require_extras
 from draftree.loading.resolve import resolve_model
 from draftree.weights.cache import Cache
@@ -167,9 +168,9 @@ def show_cache(
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
-    """Call `resolve_model` with progress bars on standard error; bars appear only for slow steps."""
+    """Call `prepared_folder` with progress bars on standard error; bars appear only for slow steps."""
     with progress_bars(name) as report:
-        return resolve_model(name, fetch=fetch, progress=report)
+        return prepared_folder(name, fetch=fetch, progress=report)
 
 
 @contextmanager

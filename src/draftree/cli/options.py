@@ -47,7 +47,7 @@ Kernels = Annotated[
 Quantization = Annotated[
     str | None,
     typer.Option(
-        help="int8 for 8-bit weights: faster, but a different model; unquantized if not given.",
+        help="int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
         metavar="NAME",
         rich_help_panel=RUNNING,
     ),

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from draftree.assembly import Methods, build_parts, choose_methods
-from draftree.bench.pass_times import QUANTIZED_BYTES, time_passes, weights_of_pass
+from draftree.bench.pass_times import bytes_of_pass, time_passes, weights_of_pass
 from draftree.bench.provenance import machine, versions
 from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
@@ -36,7 +36,7 @@ from draftree.engine.memory import estimate_slots
 from draftree.engine.parts import Parts
 from draftree.loading.choices import has_native_bfloat16, resolve_device
 from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.resolve import resolve_model
+from draftree.loading.prepared import prepared_folder
 from draftree.loading.targets import kernels_of_drafter
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
@@ -83,7 +83,7 @@ def examine_machine(device: str = "auto") -> MachineReport:
 
 
 def examine(
-    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = resolve_model
+    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = prepared_folder
 ) -> Diagnosis:
     """Load the models and examine them.
 
@@ -211,11 +211,11 @@ def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
     assert target.folder is not None
     model = target.model
     weights = weights_of_pass(target.folder, trust_remote_code=target.runs_code)
-    kind = target.quantization or str(model.dtype).removeprefix("torch.")
-    item = model.dtype.itemsize if target.quantization is None else QUANTIZED_BYTES[target.quantization]
+    kind = str(model.dtype).removeprefix("torch.") if target.quantization is None else "int8"
+    weight_bytes = bytes_of_pass(target)
     reports = []
     for rows, seconds in _pass_seconds(model, ROWS):
-        read = weights * item + _prefix(model) * model.footprint.token
+        read = weight_bytes + _prefix(model) * model.footprint.token
         floor = speeds.floor_seconds(read_bytes=read, operations=2.0 * weights * rows, kind=kind)
         reports.append(PassReport(rows, seconds, floor))
     return tuple(reports)

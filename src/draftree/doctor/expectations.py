@@ -25,8 +25,8 @@ def expectations(
     yield _on_kernels(machine, model)
     if model.quantization is not None:
         yield (
-            f"Weights of 8 bits make a different model: its text differs from that of {model.dtype} weights; "
-            "'draftree bench perplexity' measures the loss"
+            f"Weights of kind {model.quantization} make a different model: its text differs from that of {model.dtype} "
+            "weights; 'draftree bench perplexity' measures the loss"
         )
     if memory is not None and memory.num_slots == 0:
         yield "No slot of this length fits into the free memory: lower --length, or free memory"

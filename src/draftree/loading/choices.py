@@ -10,7 +10,7 @@ from draftree.core.errors import ConfigurationError, suggestion
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 KERNELS = ("auto", "native", "torch", "graphs")
-QUANTIZATIONS = ("int8",)
+QUANTIZATIONS = ("int8", "int4")
 
 
 def resolve_device(device: str) -> torch.device:

@@ -22,25 +22,27 @@ from draftree.loading.encoder_decoder import (
     refuse_offload,
     wrap_encoder_decoder,
 )
-from draftree.loading.offloading import NO_STREAM, Offload, OffloadedStart, offload_folder, torch_placement
+from draftree.loading.endings import eos_ids_in
+from draftree.loading.in_blocks import WeightChoice, load_gguf, load_packed
+from draftree.loading.offloading import (
+    NO_STREAM,
+    Offload,
+    OffloadedStart,
+    offload_folder,
+    saved_packing,
+    torch_placement,
+)
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_start import StartKey, load_start, save_start, start_key
 from draftree.loading.wrapping import wrap_checked
 from draftree.models.base import LanguageModel
-from draftree.models.check import (
-    NATIVE_LENGTHS,
-    QUANTIZED_TOLERANCE,
-    check,
-    reference_logits,
-    rounds_alike,
-)
+from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import BudgetError
-from draftree.models.native.streaming.model import StreamedModel
 from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.identity import fingerprint
@@ -107,7 +109,7 @@ def load_model(
         device: "auto", "cpu", "cuda", "cuda:N".
         kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU.
-        quantization: "int8" for 8-bit weights with native kernels; None for no quantization.
+        quantization: "int8" or "int4" for weights of 8 or 4 bits with native kernels; None for no quantization.
         packed: whether float32 weights on a CPU are prepacked for torch.
         trust_remote_code: whether Python code in the model's folder may run.
         offload: memory for weights, such as "8GB"; the other weights are read in every pass. None for all in memory.
@@ -128,7 +130,12 @@ def load_model(
     options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
-    folder = resolve_model(name)
+    choice = WeightChoice(kernels, quantization, offload, where)
+    blocks = load_gguf(name, kind, choice)
+    if blocks is None:
+        blocks = load_packed(folder := resolve_model(name), kind, choice)
+    if blocks is not None:
+        return _lowered(blocks.model, blocks.folder, blocks.eos_ids, name=str(name), quantization=blocks.kind)
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
         refuse_offload(offload, str(name))
@@ -139,7 +146,10 @@ def load_model(
     key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
     if options is not None:
         return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, key=key)
-    if key is not None and (found := load_start(key)) is not None:
+    saved = saved_packing(key, quantization)
+    if saved is not None and (kept := saved.load()) is not None:
+        return _lowered(kept[0], folder, kept[1].eos_ids, name=str(name), quantization=quantization)
+    if saved is None and key is not None and (found := load_start(key)) is not None:
         return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
     if key is not None and is_distrusted(folder, Cache().root):
         folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
@@ -147,7 +157,7 @@ def load_model(
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
-            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, key=key)
+            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, key=key, start=saved)
             return replace(ours, runs_code=runs_code)
         except NativeUnavailableError as reason:
             why = str(reason)
@@ -200,9 +210,9 @@ def lower_model(
         model: a `…ForCausalLM`.
         folder: folder of its files, if it was loaded from files.
         name: name in messages.
-        quantization: "int8" for 8-bit weights, None for the model's own.
+        quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
         key: key of the record for the next start; None records nothing.
-        start: packs the weights into a file from which passes read them; None to keep them in memory.
+        start: packs the weights into a file from which this start and later ones read them; None for no file.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
@@ -217,7 +227,7 @@ def lower_model(
         ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
             reference = reference_logits(model)
         blueprint = plan_model(model)
-        places = None if key is None else places_in_files(model, blueprint.names, key.folder)
+        places = None if key is None or start is not None else places_in_files(model, blueprint.names, key.folder)
         build = NativeModel if start is None else start.build_compared
         ours = build(blueprint, ModelWeights(model), quantization=quantization)
     except (ModelLoadError, BudgetError):
@@ -229,16 +239,16 @@ def lower_model(
         if is_out_of_memory(error):
             raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
-    tolerance = QUANTIZED_TOLERANCE if quantization else None
-    result = check(ours, reference, tolerance=tolerance, compares_tokens=start is None)
+    tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
+    result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
-    is_alike = rounds_alike(ours, NATIVE_LENGTHS) if start is None else start.is_exact
+    is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
     result = replace(result, is_exact=result.is_exact and is_alike)
     ours.is_exact, ours.self_check = result.is_exact, result
     if key is not None and places is not None:
         save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
-    if start is not None and isinstance(ours, StreamedModel):
+    if start is not None:
         start.record(ours, eos_ids)
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 
@@ -287,13 +297,3 @@ def wrap_model(
         )
     why = wrapped.static.why_eager
     return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")
-
-
-def eos_ids_in(model: Any) -> tuple[int, ...]:
-    """Return ids of the tokens that end a text, from the settings of a transformers model; empty for none."""
-    configs = (getattr(model, "generation_config", None), model.config.get_text_config())
-    known = (getattr(config, "eos_token_id", None) for config in configs)
-    eos = next((token for token in known if token is not None), None)
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)

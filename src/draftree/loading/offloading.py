@@ -20,8 +20,9 @@ from draftree.models.check import NATIVE_LENGTHS, rounds_alike
 from draftree.models.memory import free_memory
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import library
+from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import parse_size
-from draftree.models.native.streaming.model import StreamedModel
+from draftree.models.native.streaming.model import StreamedModel, resident_model
 from draftree.models.native.streaming.shallow import shallow
 from draftree.models.native.streaming.store import WeightStore, add_facts, open_store, publish, write_store
 from draftree.models.native.weights import FileWeights, Weights
@@ -68,20 +69,21 @@ class OffloadedStart:
 
     Args:
         key: the model and its options.
-        offload: memory for its weights, such as "8GB".
+        offload: memory for its weights, such as "8GB"; None keeps all of them in memory, so that only the packing
+            is saved.
 
     Raises:
         ConfigurationError: malformed memory.
     """
 
-    def __init__(self, key: StartKey, offload: str | int) -> None:
+    def __init__(self, key: StartKey, offload: str | int | None) -> None:
         self._key = key
-        self._budget = parse_size(offload)
+        self._budget = None if offload is None else parse_size(offload)
         self._place = Cache().root / PACKED / key.name
         self.is_exact = False
         """Whether passes of all shapes have the same bits; set by `build_compared`."""
 
-    def load(self) -> tuple[StreamedModel, Record] | None:
+    def load(self) -> tuple[NativeModel, Record] | None:
         """Return the model if its weights were packed before, or if an ordinary start was recorded; else None.
 
         Raises:
@@ -112,17 +114,22 @@ class OffloadedStart:
         self._complete(model, record)
         return model, record
 
-    def build(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> StreamedModel:
-        """Pack weights into the cache, within a few layers of memory, and return the model that streams them.
+    def build(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> NativeModel:
+        """Pack weights into the cache, within a few layers of memory, and return the model that reads them.
 
         Raises:
             ConfigurationError: the memory is too small.
             ModelLoadError: the file cannot be written.
         """
         self._pack(blueprint, weights, quantization=quantization)
-        return StreamedModel(blueprint, open_store(self._place), budget=self._budget, quantization=quantization)
+        return self._model(blueprint, open_store(self._place))
 
-    def build_compared(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> StreamedModel:
+    @property
+    def streams(self) -> bool:
+        """Whether passes read weights from the file."""
+        return self._budget is not None
+
+    def build_compared(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> NativeModel:
         """Do as `build`, and before that set `is_exact` by passes of many shapes over the first layers.
 
         Whole passes would read the file some thirty times.
@@ -131,6 +138,8 @@ class OffloadedStart:
             DraftreeError: as `build`.
         """
         self._pack(blueprint, weights, quantization=quantization)
+        if self._budget is None:  # the caller compares whole passes
+            return self._model(blueprint, open_store(self._place))
         plan, store = shallow(blueprint, open_store(self._place))
         self.is_exact = rounds_alike(
             StreamedModel(plan, store, budget=self._budget, quantization=quantization), NATIVE_LENGTHS
@@ -149,12 +158,18 @@ class OffloadedStart:
             write_store(fresh, library(), blueprint, weights, quantization=quantization)
             publish(fresh, self._place)
 
-    def record(self, model: StreamedModel, eos_ids: tuple[int, ...]) -> None:
+    def record(self, model: NativeModel, eos_ids: tuple[int, ...]) -> None:
         """Store everything that the next start needs with the packed weights."""
         assert model.self_check is not None, "the model was checked"
         self._complete(model, Record(model.blueprint, {}, model.self_check, eos_ids, digest(model)))
 
-    def _complete(self, model: StreamedModel, record: Record) -> None:
+    def _model(self, blueprint: Blueprint, store: WeightStore) -> NativeModel:
+        quantization = self._key.quantization
+        if self._budget is None:
+            return resident_model(blueprint, store, quantization=quantization)
+        return StreamedModel(blueprint, store, budget=self._budget, quantization=quantization)
+
+    def _complete(self, model: NativeModel, record: Record) -> None:
         model.is_exact, model.self_check = record.check.is_exact, record.check
         own = Record(record.blueprint, {}, record.check, record.eos_ids, record.digest)
         add_facts(open_store(self._place), {"stable": self._stable(), "start": self._start(), "record": asdict(own)})
@@ -165,7 +180,7 @@ class OffloadedStart:
     def _start(self) -> dict[str, Any]:
         return {name: value for name, value in self._key.facts.items() if name not in STABLE}
 
-    def _packed_before(self) -> tuple[StreamedModel, Record] | None:
+    def _packed_before(self) -> tuple[NativeModel, Record] | None:
         if not self._place.exists():
             return None
         try:
@@ -176,18 +191,27 @@ class OffloadedStart:
         except (ModelLoadError, KeyError, TypeError) as error:
             logger.info("'%s' is not usable: %s", self._place, error)
             return None
-        model = StreamedModel(record.blueprint, store, budget=self._budget, quantization=self._key.quantization)
+        try:
+            model = self._model(record.blueprint, store)
+        except (KeyError, TypeError) as error:
+            logger.info("'%s' was packed by another version: %s", self._place, error)
+            return None
         if store.facts["start"] != self._start() and not self._is_same(model, record, store):
             return None
         model.is_exact, model.self_check = record.check.is_exact, record.check
         return model, record
 
-    def _is_same(self, model: StreamedModel, record: Record, store: WeightStore) -> bool:
+    def _is_same(self, model: NativeModel, record: Record, store: WeightStore) -> bool:
         """Return whether other versions of the package or its kernels compute the same logits, and note them."""
         if digest(model) != record.digest:
             return False
         add_facts(store, {**store.facts, "start": self._start()})
         return True
+
+
+def saved_packing(key: StartKey | None, quantization: str | None) -> OffloadedStart | None:
+    """Return the start that saves packed weights whose quantization takes long; None for other weights."""
+    return OffloadedStart(key, None) if key is not None and quantization == "int4" else None
 
 
 def torch_placement(device: torch.device, offload: str | int, folder: Path) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from draftree.core.extras import require_extra
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_dtype
 from draftree.loading.encoder_decoder import is_encoder_decoder
-from draftree.loading.load import eos_ids_in
+from draftree.loading.endings import eos_ids_in
 from draftree.loading.reading import read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -124,7 +124,7 @@ def _load_native(
     share = divide(blueprint, world.rank, world.size, memory)
     ours = NativeModel(blueprint, ModelWeights(model), quantization=settings.quantization, share=share)
     facts = {"max_length": ours.max_length}
-    tolerance = QUANTIZED_TOLERANCE if settings.quantization else None
+    tolerance = QUANTIZED_TOLERANCE.get(settings.quantization or "")
     kernels = f"native ({ours.instructions})"
     how = (True, kernels, settings.quantization, tolerance, (memory.release,))
     return LoadedShare(ours, folder, reference, facts, eos_ids, *how)

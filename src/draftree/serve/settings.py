@@ -143,7 +143,7 @@ class ServerSettings:
     device: str = _option("auto", "auto, cpu, cuda or cuda:N.", EXECUTION, word="NAME")
     dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
     kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
-    quantization: str | None = _option(None, "int8 for 8-bit weights.", EXECUTION, word="NAME")
+    quantization: str | None = _option(None, "int8 or int4 for weights of 8 or 4 bits.", EXECUTION, word="NAME")
     offload: str | None = _option(
         None, "Memory for the weights of a model, such as 8GB: other layers are read from a file in every pass.",
         EXECUTION, word="SIZE",

@@ -13,7 +13,7 @@ from draftree.bench.settings import apply_threads, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.loading.choices import resolve_device, resolve_dtype
+from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model
 from draftree.train.data.reading import UNSEEN_SHARE, TrainingData
 from draftree.train.processes import Processes, find_processes
@@ -124,7 +124,7 @@ def prepare(job: TrainingJob) -> Prepared:
         dtype=data.recipe.dtype,
         device=str(device),
         kernels="torch" if data.recipe.quantization is None else "auto",
-        quantization=data.recipe.quantization,
+        quantization=data.recipe.quantization if data.recipe.quantization in QUANTIZATIONS else None,
         trust_remote_code=job.trust_remote_code,
     )
     require_same_target(data, loaded)

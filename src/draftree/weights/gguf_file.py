@@ -8,6 +8,7 @@ one clear error.
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ class GgufFile:
         self.tensors: dict[str, GgufTensor] = {}
         if path.stat().st_size < 24:
             raise self.broken("it is shorter than a header")
-        self._bytes = np.memmap(path, mode="r", dtype=np.uint8)
+        # copy on write, so that torch accepts views; nothing is written
+        self._bytes = np.memmap(path, mode="c", dtype=np.uint8)
         self._read_header()
 
     @property
@@ -122,6 +124,26 @@ class GgufFile:
                 f"'{self.path}' holds '{name}' in blocks of type {kind.name}, which cannot be unpacked here: "
                 "use a file of another quantisation"
             ) from error
+
+    def kind_of(self, name: str) -> str:
+        """Return the name of a tensor's blocks."""
+        from gguf import GGMLQuantizationType
+
+        return str(GGMLQuantizationType(self.tensor(name).kind).name)
+
+    def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return the bytes of a tensor as a view of the file, shape (rows, bytes of a row)."""
+        tensor = self.tensor(name)
+        found = self._bytes[tensor.first_byte : tensor.first_byte + tensor.num_bytes]
+        return found.reshape(math.prod(tensor.shape[:-1]), -1)
+
+    def release(self, name: str) -> None:
+        """Release the mapped pages of a tensor; later reads load them again."""
+        memory, tensor = self._bytes._mmap, self.tensor(name)  # type: ignore[attr-defined]
+        first = -(-tensor.first_byte // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.first_byte + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if first < end and hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _read_header(self) -> None:
         if bytes(self._bytes[:4]) != b"GGUF":

@@ -81,8 +81,8 @@ def test_bad_arguments_are_refused(tmp_path, capsys) -> None:
     text.write_text("a")
     assert run(["bench", "perplexity", str(folder), "--text", str(text)]) == 1
     assert "1 tokens" in capsys.readouterr().err
-    with pytest.raises(ConfigurationError, match="unknown dtype 'int4'"):
-        PerplexitySettings("m", text, weights=("int4",))
+    with pytest.raises(ConfigurationError, match="unknown dtype 'int3'"):
+        PerplexitySettings("m", text, weights=("int3",))
     with pytest.raises(ConfigurationError, match="name each once"):
         PerplexitySettings("m", text, weights=("int8", "int8"))
     with pytest.raises(ConfigurationError, match="window is 2"):

@@ -168,7 +168,7 @@ def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> 
         (["MODEL", "--length", "0"], "length is 0", 1),
         (["MODEL", "--length", "100000"], "lower the length", 1),
         (["MODEL", "--dtype", "float31"], "unknown dtype", 1),
-        (["MODEL", "--quantization", "int4"], "unknown quantization", 1),
+        (["MODEL", "--quantization", "int3"], "unknown quantization", 1),
         (["MODEL", "--threads", "0"], "threads is 0", 1),
         (["/no/such/model"], "/no/such/model", 1),
     ],

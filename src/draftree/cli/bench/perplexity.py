@@ -21,7 +21,7 @@ def perplexity(
     weights: Annotated[
         list[str] | None,
         typer.Option(
-            help="auto, float32, bfloat16, float16, float64 or int8; repeatable, each is compared with the first.",
+            help="auto, float32, bfloat16, float16, float64, int8, int4; repeatable, each is compared with the first.",
             metavar="KIND",
             rich_help_panel=COMPARED,
         ),
@@ -33,7 +33,8 @@ def perplexity(
         int | None, typer.Option(help="Maximum number of tokens of the text.", metavar="N", rich_help_panel=PROMPTS)
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="Dtype of keys and values with int8 weights.", metavar="NAME", rich_help_panel=HOW)
+        str,
+        typer.Option(help="Dtype of keys and values with int8 or int4 weights.", metavar="NAME", rich_help_panel=HOW),
     ] = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",

@@ -11,8 +11,9 @@ import torch
 
 from draftree.drafters.base import LoadedDraftModel
 from draftree.loading.apart import load_apart
+from draftree.loading.in_blocks import quantization_beside
 from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.resolve import resolve_model
+from draftree.loading.prepared import prepared_folder
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.native.build import NativeUnavailableError
 
@@ -49,7 +50,7 @@ def model_reader(
 
     def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
         try:
-            loaded = load(name, quantization or target.quantization)
+            loaded = load(name, quantization or quantization_beside(name, target.quantization))
         except NativeUnavailableError as reason:
             if quantization is not None or target.quantization is None:
                 raise
@@ -68,11 +69,11 @@ def apart_reader(target_quantization: str | None, *, trust_remote_code: bool) ->
     """Return a function that loads a drafter's model in a process of its own, on the CPU."""
 
     def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
-        folder = resolve_model(name)
+        folder = prepared_folder(name)
         model = load_apart(
             name,
             threads=torch.get_num_threads(),
-            quantization=quantization or target_quantization,
+            quantization=quantization or quantization_beside(name, target_quantization),
             must_quantize=quantization is not None,
             trust_remote_code=trust_remote_code,
         )

@@ -13,7 +13,7 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.slots import KVMemory
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.library import FORMATS, LANES, address, library
+from draftree.models.native.library import FORMATS, LANES, address, format_of, library
 from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedWeights
@@ -38,7 +38,8 @@ class NativeDecoder:
     Args:
         blueprint: architecture of the model.
         weights: read one by one and released once they are packed; or packed weights.
-        quantization: "int8" for 8-bit weights, None for the model's dtype.
+        quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
+            model's dtype.
         share: this process's share of a model that a team computes; None for the whole model.
 
     Raises:
@@ -59,7 +60,7 @@ class NativeDecoder:
             assert isinstance(weights, Weights), "a share packs its own weights"
             blueprint, weights = share.blueprint, ShareWeights(weights, share)
         self._blueprint = blueprint
-        self._format = FORMATS[quantization or blueprint.dtype]
+        self._format = format_of(quantization, blueprint.dtype)
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
         self._ropes = RopeTables(blueprint.ropes)
@@ -117,12 +118,16 @@ class NativeDecoder:
 
     def input_embedding(self) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
+        if self._packed.decoder.lookup.weight is not None:
+            return self._library.groups.unpack(self._packed.decoder.lookup, self._num_tokens).to(self.dtype)
         own = self._packed.at(self._packed.decoder.embedding)
         return self.output_head() if own is None else own
 
     def output_head(self) -> Tensor:
         """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
         head = self._packed.decoder.head
+        if head.format == FORMATS["grouped"]:
+            return self._library.groups.unpack(head, self._num_tokens).to(self.dtype)
         packed = self._packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
         scales = self._packed.at(head.scale)
@@ -131,8 +136,11 @@ class NativeDecoder:
 
     def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
-        blocks, scales = self._packed.product(layer, name)
         linear = getattr(self._packed.layers[layer], name)
+        if linear.format == FORMATS["grouped"]:
+            weight = self._library.groups.unpack(linear, linear.outputs).to(self.dtype)
+            return weight, self._packed.at(linear.bias)
+        blocks, scales = self._packed.product(layer, name)
         outputs = -(-linear.outputs // LANES) * LANES
         found = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
         return found[: linear.outputs].to(self.dtype), self._packed.at(linear.bias)

@@ -16,13 +16,15 @@ from torch import Tensor
 
 from draftree.models.native.blueprint import ACTIVATIONS, MAX_EXPERTS, NORM_KINDS
 from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.groups import KINDS, GroupFunctions
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, CTrees, parse_layout, require_same_layout
 from draftree.sampling.logits import RowNoise, Top
 
 logger = logging.getLogger(__name__)
 
-FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2})
+FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "grouped": 3})
+"""Formats of products; `groups.py` has the kinds of grouped ones."""
 LANES = 16
 WITHOUT_TILES = ("-mno-amx-tile",)
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -136,6 +138,8 @@ class Library:
         """The functions of corrections, see `learning.py`."""
         self._library.draftree_layout.restype = ctypes.c_char_p
         self._buffers = ThreadBuffers()
+        self.groups = GroupFunctions(self._library)
+        """Functions for weights with a scale for each group of inputs."""
         self._require_same_layout()
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")
@@ -145,6 +149,7 @@ class Library:
         layout = parse_layout(text.decode())
         formats = {name.upper(): number for name, number in FORMATS.items()}
         constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES, "MAX_EXPERTS": MAX_EXPERTS}
+        constants["NUM_KINDS"] = len(KINDS)
         require_same_layout(layout, (*STRUCTURES, CSearch), constants)
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]
@@ -270,6 +275,16 @@ def _loaded(extra_flags: Sequence[str] = ()) -> Library:
     except NotLoadableError as error:
         logger.info("%s: building it in another folder", error)
         return Library(built_library(extra_flags=extra_flags, in_cache=False))
+
+
+def format_of(quantization: str | None, dtype: str) -> int:
+    """Return the format of the products of a model.
+
+    Args:
+        quantization: "int8", "int4", "gguf" for the blocks of a GGUF file, or None for the model's dtype.
+        dtype: torch's name of the model's dtype.
+    """
+    return FORMATS[{None: dtype, "int8": "int8"}.get(quantization, "grouped")]
 
 
 def address(tensor: Tensor | None) -> int | None:

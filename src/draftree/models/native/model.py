@@ -28,7 +28,8 @@ class NativeModel(SlottedModel):
     Args:
         blueprint: architecture of the model.
         weights: weights of the model, or its decoder.
-        quantization: "int8" for 8-bit weights, None for the model's dtype.
+        quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
+            model's dtype.
         share: this process's share of a model that a team of processes computes; None for the whole model.
 
     Attributes:

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.grouped_packing import GroupedPacker
+from draftree.models.native.groups import lookup_of
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
 from draftree.models.native.packed_experts import packed_experts
-from draftree.models.native.packing import arranged, bytes_needed, packed_bias
+from draftree.models.native.packing import bytes_needed, packed_bias, parts_of, pieces_of
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
 
 NO_ROPE = NO_TOKEN = -1
 PAGE = 1 << 12
-PACK_ROWS = 256
-"""Number of outputs per packing task."""
 
 
 class PackedWeights:
@@ -62,16 +62,16 @@ class PackedWeights:
         self._share = share
         self._blueprint = blueprint
         self._weights = weights
-        self._format = kind
+        self._format, self._is_grouped = kind, kind == FORMATS["grouped"]
         self._dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._kept: list[Tensor] = []
         self._norms: dict[str, int] = {}
         self._structures: list[Any] = []  # of experts, to which layers point
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
-        if arena is not None and blueprint.has_experts:
-            raise NativeUnavailableError("a model with experts is not read from a file layer by layer")
-        size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
+        if (arena is not None or self._is_grouped) and blueprint.has_experts:
+            raise NativeUnavailableError("experts have no weights of 4 bits, and are not read from a file by layers")
+        size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
         self._arena, self._used = huge_pages(size) if arena is None else arena, 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -110,12 +110,17 @@ class PackedWeights:
 
     def _pack(self, pool: Executor) -> CDecoder:
         plan, share = self._blueprint, self._share
-        # a tied embedding is read from the packed head if that keeps its bits
-        tied = plan.is_tied and self._format == FORMATS[plan.dtype]
-        own = None
-        if not tied:  # after the layers, whose weights are released by then
+        # a tied embedding is read from the packed head if that keeps its bits, or groups have a lookup of their own
+        tied = plan.is_tied and (self._is_grouped or self._format == FORMATS[plan.dtype])
+        packs_lookup = self._is_grouped and not plan.is_tied and not self._weights.lends(plan.embedding)
+        own, lookup, first = None, CLinear(), 0 if share is None else share.vocab.start
+        if not (tied or packs_lookup):  # after the layers, whose weights are released by then
             own = self._embedding(plan)
-        head = self._linear([plan.head], pool, first_output=0 if share is None else share.vocab.start)
+        if packs_lookup:
+            lookup = self._linear([lookup_of(plan)], pool, is_head=True, first_output=first)
+        head = self._linear([plan.head], pool, is_head=True, first_output=first)
+        if self._is_grouped and plan.is_tied:
+            lookup = head
         return CDecoder(
             hidden=plan.hidden,
             heads=plan.heads,
@@ -136,6 +141,7 @@ class PackedWeights:
             final_norm=self._norm(plan.final_norm),
             layers=self.layers,
             head=head,
+            lookup=lookup,
             all_heads=plan.heads if share is None else share.all_heads,
             first_head=0 if share is None else share.first_head,
             norm=plan.norm,
@@ -247,6 +253,7 @@ class PackedWeights:
         in_turns: bool = False,
         kind: int | None = None,
         first_output: int = 0,
+        is_head: bool = False,
         is_one: bool = False,
         release: bool = True,
     ) -> CLinear:
@@ -256,42 +263,36 @@ class PackedWeights:
         With `is_one` the outputs of all layers are those of one, and their number is a multiple of 16.
         """
         kind = self._format if kind is None else kind
+        if kind == FORMATS["grouped"]:
+            packer = GroupedPacker(self._library.groups, self._weights, self._blueprint, self._room, self._keep, pool)
+            grouped = packer.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
+            self._release(linears)
+            return grouped
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
         packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, kind)))
         is_int8 = kind == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        dim = self._blueprint.head_dim
-        weights = [arranged(self._weights.get(linear.weight), linear, head_dim=dim) for linear in linears]
-        biases = [
-            None if linear.bias is None else arranged(self._weights.get(linear.bias), linear, head_dim=dim)
-            for linear in linears
-        ]
+        weights, biases = parts_of(self._weights, linears, head_dim=self._blueprint.head_dim, in_turns=in_turns)
         if is_one:
-            bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=False)
+            bias = packed_bias(list(map(len, weights)), biases, dtype=self._dtype, in_turns=False)
             weights, outputs = [torch.cat(weights)], blocks * LANES
-        if in_turns and len(weights) == 1:
-            weights = list(weights[0].chunk(2))
-            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
-        step, first = (2, 0) if in_turns else (1, 0)
         if not is_one:
-            bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=in_turns)
+            bias = packed_bias(list(map(len, weights)), biases, dtype=self._dtype, in_turns=in_turns)
         self._kept += [] if bias is None else [bias]
-        pieces: list[tuple[Tensor, int]] = []
-        for index, weight in enumerate(weights):
-            place = index if in_turns else first
-            rows = weight.split(PACK_ROWS)
-            pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
-            first += weight.shape[0] // LANES
+        step = 2 if in_turns else 1
         pack = partial(self._library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
+        pieces = pieces_of(weights, in_turns=in_turns)
         list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
         if release:
-            for name in (name for linear in linears for name in linear.names):
-                self._weights.release(name)
-        return CLinear(
-            packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind, first_output
-        )
+            self._release(linears)
+        beside = (address(scales), address(sums), address(bias), None)
+        return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
+
+    def _release(self, linears: Sequence[LinearBlueprint]) -> None:
+        for name in (name for linear in linears for name in linear.names):
+            self._weights.release(name)
 
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used

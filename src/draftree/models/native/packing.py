@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import Blueprint, LinearBlueprint
-from draftree.models.native.library import FORMATS, LANES
+from draftree.models.native.groups import kinds_of_plan
+from draftree.models.native.library import FORMATS, LANES, Library
+from draftree.models.native.weights import Weights
+
+PACK_ROWS = 256
+"""Number of outputs per packing task."""
 
 
 def packed_bias(
-    weights: Sequence[Tensor], biases: Sequence[Tensor | None], *, dtype: torch.dtype, in_turns: bool
+    outputs: Sequence[int], biases: Sequence[Tensor | None], *, dtype: torch.dtype, in_turns: bool
 ) -> Tensor | None:
     """Return the biases of layers that are packed together, float32; None if there are none.
 
     Args:
-        weights: weights of the layers.
+        outputs: number of outputs of each layer.
         biases: their biases; None for none.
         dtype: dtype of the model, to which biases are rounded.
         in_turns: whether blocks of two layers alternate; otherwise the layers follow each other.
@@ -25,8 +30,8 @@ def packed_bias(
     if all(bias is None for bias in biases):
         return None
     full = [
-        torch.zeros(weight.shape[0]) if bias is None else bias.to(dtype).to(torch.float32, copy=True)
-        for weight, bias in zip(weights, biases, strict=True)
+        torch.zeros(count) if bias is None else bias.to(dtype).to(torch.float32, copy=True)
+        for count, bias in zip(outputs, biases, strict=True)
     ]
     if in_turns:
         return torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous()
@@ -56,15 +61,44 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     return found
 
 
-def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kind: int, page: int) -> int:
+def parts_of(
+    source: Weights, linears: Sequence[LinearBlueprint], *, head_dim: int, in_turns: bool
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return weights and biases of layers that are packed together; one layer in turns is divided into two halves."""
+    weights = [arranged(source.get(linear.weight), linear, head_dim=head_dim) for linear in linears]
+    biases = [
+        None if linear.bias is None else arranged(source.get(linear.bias), linear, head_dim=head_dim)
+        for linear in linears
+    ]
+    if in_turns and len(weights) == 1:
+        return list(weights[0].chunk(2)), [None, None] if biases[0] is None else list(biases[0].chunk(2))
+    return weights, biases
+
+
+def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor, int]]:
+    """Return parts of weights for packing tasks, each with its first block."""
+    step, first = (2, 0) if in_turns else (1, 0)
+    pieces: list[tuple[Tensor, int]] = []
+    for index, weight in enumerate(weights):
+        place = index if in_turns else first
+        rows = weight.split(PACK_ROWS)
+        pieces += [(part, place + step * number * (PACK_ROWS // LANES)) for number, part in enumerate(rows)]
+        first += weight.shape[0] // LANES
+    return pieces
+
+
+def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: int, page: int) -> int:
     """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
 
     Args:
         plan: architecture of the decoder.
-        block_bytes: size of 16 packed outputs by their number of inputs and their format.
+        library: packs them.
+        weights: weights of the decoder.
         kind: format of all products but the projection, whose format is that of the decoder's dtype.
         page: alignment of a weight in bytes.
     """
+    if kind == FORMATS["grouped"]:
+        return grouped_bytes(plan, library, weights, page=page)
     products = [([plan.head], kind)]
     for layer in plan.layers:
         products += [(list(parts), kind) for parts in (layer.qkv, [layer.output])]
@@ -80,6 +114,28 @@ def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kin
     if plan.projection is not None:
         products.append(([plan.projection.linear], FORMATS[plan.dtype]))
     return sum(
-        -(-sum(part.outputs for part in parts) // LANES) * block_bytes(parts[0].inputs, own) + page
+        -(-sum(part.outputs for part in parts) // LANES) * library.block_bytes(parts[0].inputs, own) + page
         for parts, own in products
     )
+
+
+def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: int) -> int:
+    """Return the size of all packed weights with groups in bytes, each rounded up to a page, and a projection.
+
+    Args:
+        plan: architecture of the decoder.
+        library: packs them.
+        weights: weights of the decoder.
+        page: alignment of a weight in bytes.
+    """
+    names = [part.weight for layer in plan.layers for part in layer.linears]
+    blocks = {name: weights.blocks(name) for name in (*names, plan.head.weight, plan.embedding)}
+    given = {name: found.kind for name, found in blocks.items() if found is not None}
+    total = sum(
+        -(-part.outputs // LANES) * library.groups.block_bytes(part.inputs, kind) + page
+        for part, kind in kinds_of_plan(plan, given)
+    )
+    if plan.projection is not None:
+        own = plan.projection.linear
+        total += -(-own.outputs // LANES) * library.block_bytes(own.inputs, FORMATS[plan.dtype]) + page
+    return total

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.models.native.groups import RowBlocks
 from draftree.models.native.pages import FilePages
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -31,6 +32,10 @@ class Weights(ABC):
     @abstractmethod
     def release(self, name: str) -> None:
         """Free a packed weight's memory."""
+
+    def blocks(self, name: str) -> RowBlocks | None:
+        """Return a weight in the blocks of a GGUF file, which are used as they are; None if it has none."""
+        return None
 
     def lends(self, name: str) -> bool:
         """Return whether a weight has another owner and stays in memory, so that it may be read without a copy."""

@@ -128,7 +128,7 @@ static void mlp_part(Work *work, const float *stream, int64_t index, int64_t fro
     if (decoder->is_gated) product(&down, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
     else product(&down, &layer->gate_up, work->rows, phase + GATE_UP, TO_PLAIN_MLP);
     meet(work, phase + GATE_UP);
-    if (decoder->format != INT8) { /* already in the right format */
+    if (decoder->format < INT8) { /* already in the right format */
         down.inputs = work->mixed;
     } else {
         EACH(row, work->rows, phase + DOWN_INPUT)

@@ -1,6 +1,6 @@
 /* The layout of the shared structures, and constants that Python must agree on. */
 #include <stdio.h>
-#include "structures.h"
+#include "groups.h"
 
 #define LINE(kind, field) \
     add("%s %s %zu %zu\n", #kind, #field, offsetof(kind, field), sizeof(((kind *)0)->field));
@@ -44,6 +44,8 @@ const char *draftree_layout(void) {
     CONSTANT(FLOAT32)
     CONSTANT(BFLOAT16)
     CONSTANT(INT8)
+    CONSTANT(GROUPED)
+    CONSTANT(NUM_KINDS)
     CONSTANT(SILU)
     CONSTANT(GELU_TANH)
     CONSTANT(GELU)

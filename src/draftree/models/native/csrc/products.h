@@ -1,11 +1,18 @@
 /* Products of rows and packed weights, with tiles or without. */
 #pragma once
+#include "products_groups.h"
 #include "products_rows.h"
 #include "products_tiles.h"
 #include "threads.h"
 
 INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block,
                              int count, int target) {
+    if (linear->format == GROUPED) {
+        for (int64_t row = 0; row < rows; row += ROWS_PER_CALL)
+            product_by_groups(work, linear, row, min_int(ROWS_PER_CALL, rows - row), block, count,
+                              target);
+        return;
+    }
 #if AMX
     const int64_t format = linear->format;
     /* int8 sums are the same either way, and tiles are slower for one row */

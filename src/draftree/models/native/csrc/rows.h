@@ -1,7 +1,7 @@
 /* Rows: norms, formats, positions. */
 #pragma once
 #include <string.h>
-#include "structures.h"
+#include "groups.h"
 
 INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     vf squares = splat(0.0f);
@@ -89,6 +89,12 @@ static void write_formatted(const Work *work, int64_t row, const float *from, in
         if (size % 32)
             store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16,
                        splat(0.0f));
+    } else if (format == GROUPED) {
+        RowGroup *groups = row_groups(work, row, size);
+        for (int64_t i = 0; i < size; i += GROUP_INPUTS) {
+            const vf values[2] = {VALUE(i), i + LANES < size ? VALUE(i + LANES) : splat(0.0f)};
+            write_group(groups + i / GROUP_INPUTS, values);
+        }
     } else {
         vi largest = {0};
         for (int64_t i = 0; i < size; i += LANES)
@@ -124,6 +130,12 @@ static void embed(const Work *work, int64_t row, float *to) {
         for (int64_t i = 0; i < hidden; i += LANES)
             store(to + i, stored(decoder->embedding, token * hidden + i, decoder->kv_format) *
                               decoder->embedding_scale);
+        return;
+    }
+    if (decoder->lookup.weight != NULL) {
+        unpack_output(&decoder->lookup, token, to);
+        for (int64_t i = 0; i < hidden; i += LANES)
+            store(to + i, load(to + i) * decoder->embedding_scale);
         return;
     }
     const char *block = (const char *)decoder->head.weight +

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5 };
 enum { MAX_EXPERTS = 1024 /* of a layer */ };
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
@@ -20,6 +20,7 @@ typedef const float *TablePair[2];
  *   scale    int8: one for each output
  *   sums     int8: sum of each output's weights
  *   bias     one for each output, or NULL
+ *   blocks   grouped: place and kind of each block, see groups.h; otherwise NULL
  *   first    of a share: the first of its outputs in the whole layer, of gate and up their first
  *            column; otherwise 0 */
 #define LINEAR_FIELDS(FIELD) \
@@ -27,6 +28,7 @@ typedef const float *TablePair[2];
     FIELD(const float *, scale) \
     FIELD(const int32_t *, sums) \
     FIELD(const float *, bias) \
+    FIELD(const int64_t *, blocks) \
     FIELD(int64_t, inputs) \
     FIELD(int64_t, outputs) \
     FIELD(int64_t, format) \
@@ -97,7 +99,8 @@ typedef struct {
 
 /* A model.
  *   format      of packed weights; kv_format: of keys, values and the embedding
- *   embedding   [vocab][hidden]; NULL: the rows of the packed head
+ *   embedding   [vocab][hidden]; NULL: the rows of `lookup`, or of the packed head without one
+ *   lookup      embedding in packed blocks with scales of groups; weight NULL: none
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
  *   feature_norm, feature_part   norm of each part of that size of a row's features; NULL: none
  *   all_heads, first_head   of a share, whose heads are heads and kv_heads: query heads of all shares,
@@ -134,6 +137,7 @@ typedef struct {
     FIELD(const float *, final_norm) \
     FIELD(const Layer *, layers) \
     FIELD(Linear, head) \
+    FIELD(Linear, lookup) \
     FIELD(Linear, projection) \
     FIELD(const float *, feature_norm) \
     FIELD(int64_t, feature_part) \

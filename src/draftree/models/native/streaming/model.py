@@ -106,6 +106,20 @@ class StreamedDecoder(NativeDecoder):
         return self._unpacked.pop(name)
 
 
+def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:
+    """Return a model whose packed weights are read from a store once and stay in memory.
+
+    Raises:
+        ModelLoadError: the file is damaged or unreadable.
+        NativeUnavailableError: the native kernels are unavailable.
+    """
+    weights = StreamedWeights(library(), store, None)
+    weights.close()
+    return NativeModel(
+        blueprint, NativeDecoder(blueprint, weights, quantization=quantization), quantization=quantization
+    )
+
+
 def _layer_of(whole: LayerRange, layer: int, hidden: Tensor | None, *, is_last: bool) -> LayerRange:
     """Return the range of one layer of a pass; the output of the last layer is captured with it."""
     wanted = [at for at in sorted(whole.capture) if at == layer or (is_last and at == layer + 1)]

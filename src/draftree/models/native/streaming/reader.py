@@ -40,13 +40,15 @@ class WeightFile:
 
     Args:
         path: path of the file.
+        is_cached: whether the system's page cache is used, for a file that is read once per process.
 
     Raises:
         ModelLoadError: it cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_cached: bool = False) -> None:
         self.path = path
+        self._is_cached = is_cached
         self.num_bytes = 0
         """Bytes read so far."""
         self._verified: set[int] = set()
@@ -57,7 +59,7 @@ class WeightFile:
 
     def _opened(self) -> tuple[int, bool]:
         direct = getattr(os, "O_DIRECT", 0)
-        if direct:
+        if direct and not self._is_cached:
             with contextlib.suppress(OSError):  # some file systems have no direct reads
                 return os.open(self.path, os.O_RDONLY | direct), True
         return os.open(self.path, os.O_RDONLY), False
@@ -76,7 +78,7 @@ class WeightFile:
                 if not count:
                     raise ModelLoadError(f"'{self.path}' ends early: delete its folder, and it is written again")
                 done += count
-            if not self.is_direct and hasattr(os, "posix_fadvise"):
+            if not (self.is_direct or self._is_cached) and hasattr(os, "posix_fadvise"):
                 # these pages are not read again before all others
                 os.posix_fadvise(self._descriptor, extent.start, extent.size, os.POSIX_FADV_DONTNEED)
         except OSError as error:

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.library import FORMATS, Library
+from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights
 from draftree.models.native.packing import bytes_needed
 from draftree.models.native.streaming.reader import Extent
 from draftree.models.native.streaming.structures import exported, layout
 from draftree.models.native.weights import Weights
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
 
 
@@ -85,8 +85,8 @@ def write_store(
     Raises:
         ModelLoadError: the file cannot be written.
     """
-    kind = FORMATS[quantization or blueprint.dtype]
-    size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
+    kind = format_of(quantization, blueprint.dtype)
+    size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
     size += PAGE + blueprint.vocab * blueprint.hidden * (4 if blueprint.dtype == "float32" else 2)
     try:
         with open(folder / WEIGHTS, "w+b") as file:

@@ -28,7 +28,7 @@ class StreamedWeights:
     Args:
         library: the C library.
         store: the packed weights.
-        budget: bytes for all weights in memory.
+        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache.
 
     Attributes:
         decoder: the structure of the model.
@@ -40,11 +40,13 @@ class StreamedWeights:
         ModelLoadError: the file is damaged or unreadable.
     """
 
-    def __init__(self, library: Library, store: WeightStore, budget: int) -> None:
+    def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
         self._library, self._store = library, store
         fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
-        self.placement: Placement = place([extent.size for extent in store.extents], fixed=fixed, budget=budget)
-        self._file = WeightFile(store.file)
+        sizes = [extent.size for extent in store.extents]
+        room = fixed + sum(sizes) if budget is None else budget
+        self.placement: Placement = place(sizes, fixed=fixed, budget=room)
+        self._file = WeightFile(store.file, is_cached=budget is None)
         self._tail = self._read(store.tail)
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
         self._resident = {layer: self._read(store.extents[layer]) for layer in self.placement.resident}

@@ -1,0 +1,47 @@
+"""Log-probabilities of a text by llama.cpp, by the package `xllamacpp`.
+
+    python llama_losses.py MODEL.gguf --threads 2 < request
+
+Reads {"ids": [...], "first": 16} and writes {"losses": [...], "likeliest": [...]} of the tokens from `first` on. A
+token that is not among the 5,000 likeliest has the loss of the last of these.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from answering import options
+from llama_cpp import server
+
+PROBABILITIES = 5000
+
+
+def main() -> None:
+    """Answer one request."""
+    given = options(draft=8)
+    running, asked = server(given), json.loads(sys.stdin.readline())
+    ids: list[int] = asked["ids"]
+    losses, likeliest = [], []
+    for place in range(asked["first"], len(ids)):
+        request = {
+            "prompt": ids[:place],
+            "n_predict": 1,
+            "n_probs": PROBABILITIES,
+            "temperature": 0.0,
+            "cache_prompt": True,
+            "stream": False,
+            "ignore_eos": False,
+        }
+        done: Any = running.handle_completions(request)
+        found = json.loads(done) if isinstance(done, str) else done
+        entries = found["completion_probabilities"][0]["top_logprobs"]
+        known = {entry["id"]: entry["logprob"] for entry in entries}
+        losses.append(-known.get(ids[place], entries[-1]["logprob"]))
+        likeliest.append(entries[0]["id"])
+    print(json.dumps({"losses": losses, "likeliest": likeliest}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""First and later starts of models whose products run in C on blocks of a file, without a dequantized copy.
+
+The structure is found on a model of the first layers, whose weights are dequantized once and compared with passes over
+the blocks. It is recorded, so that later starts need no transformers model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import UnsupportedModelError
+from draftree.loading.endings import eos_ids_in
+from draftree.loading.upcast import in_float32
+from draftree.loading.warm_start.native_record import Record, parsed
+from draftree.loading.warm_start.native_start import SOURCES, digest
+from draftree.loading.warm_start.store import digest_of
+from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike
+from draftree.models.native.blueprint import LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.groups import RowBlocks
+from draftree.models.native.lowering import DTYPES, plan_model
+from draftree.models.native.model import NativeModel
+from draftree.models.native.weights import Weights
+from draftree.version import __version__
+from draftree.weights.block_kinds import KINDS
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 0.15
+"""Maximum difference of logits from those of dequantized weights, relative to their range: inputs have 8 bits."""
+LEAST_LAYERS = 2
+"""Minimum number of layers of the model on which the structure is found."""
+
+
+class BlockSource(Protocol):
+    """Parameters of a model in blocks."""
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Parameters by their names in the transformers model."""
+        ...
+
+    def kind(self, name: str) -> str:
+        """Return the name of the blocks of a parameter."""
+        ...
+
+    def values(self, name: str) -> Tensor:
+        """Return a parameter in the layout of transformers, float32."""
+        ...
+
+    def rows(self, name: str) -> Tensor:
+        """Return the blocks of a matrix, shape (rows, bytes of a row), uint8, contiguous."""
+        ...
+
+    def order(self, name: str) -> Tensor:
+        """Return the row of each output of a matrix, int64."""
+        ...
+
+    def release(self, name: str) -> None:
+        """Free the memory of a parameter that was read."""
+        ...
+
+
+class BlockWeights(Weights):
+    """Weights of a source of blocks.
+
+    Args:
+        source: the source.
+    """
+
+    def __init__(self, source: BlockSource) -> None:
+        self._source = source
+
+    def get(self, name: str) -> Tensor:
+        """Return a weight in float32."""
+        return self._source.values(name)
+
+    def blocks(self, name: str) -> RowBlocks | None:
+        """Return a matrix in its blocks; None for another parameter."""
+        if self._source.kind(name) not in KINDS:
+            return None
+        return RowBlocks(self._source.kind(name), self._source.rows(name), self._source.order(name))
+
+    def release(self, name: str) -> None:
+        """Release the mapped pages of a weight."""
+        self._source.release(name)
+
+
+def start(
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, record: Path, identity: str, quantization: str
+) -> tuple[NativeModel, tuple[int, ...]]:
+    """Return a model on blocks, and the tokens that end a text.
+
+    Args:
+        folder: folder with the configuration.
+        source: the blocks.
+        dtype: dtype of keys and values, float32 or bfloat16.
+        record: file of the record.
+        identity: sum of the files.
+        quantization: name of the kind of weights.
+
+    Raises:
+        NativeUnavailableError: the architecture, the dtype or this machine has no passes in C.
+        UnsupportedModelError: a matrix of a layer has no blocks.
+    """
+    kind = str(dtype).removeprefix("torch.")
+    if kind not in DTYPES:
+        raise NativeUnavailableError(f"keys and values of passes in C are float32 or bfloat16, not {kind}")
+    versions = [__version__, digest_of(SOURCES), version("transformers")]
+    facts = {"dtype": kind, "identity": identity, "library": built_library().name, "versions": versions}
+    known, model = _recorded(record, facts), None
+    if known is not None:
+        model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
+        if digest(model) != known.digest:
+            logger.warning("'%s' gives other logits now: it is made again", record)
+            known = None
+    if known is None or model is None:
+        model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
+        _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
+    model.is_exact, model.self_check = known.check.is_exact, known.check
+    return model, known.eos_ids
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(content), "utf-8")
+    part.replace(path)
+
+
+def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return parsed(found["record"]) if found["facts"] == facts else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.info("'%s' is not usable: %s", path, error)
+        return None
+
+
+def _first_start(
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
+) -> tuple[NativeModel, Record]:
+    """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
+    config, templates = _short_config(folder)
+    short = _dequantized(config, source, dtype)
+    eos_ids = eos_ids_in(short)
+    with in_float32(short):
+        reference = reference_logits(short)
+    few = plan_model(short)
+    del short
+    found = check(NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=TOLERANCE)
+    if not (found.chains_ok and found.trees_ok):
+        error = max(found.chain_error, found.tree_error)
+        raise NativeUnavailableError(f"logits of its blocks differ from those of dequantized weights ({error:.1e})")
+    layers = tuple(_layer_at(few.layers[first], first, place) for place, first in enumerate(templates))
+    _require_blocks(layers, source)
+    blueprint = replace(few, layers=layers, fingerprint=identity[:16])
+    model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
+    found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
+    return model, Record(blueprint, {}, found, eos_ids, digest(model))
+
+
+def _short_config(folder: Path) -> tuple[Any, list[int]]:
+    """Return the configuration of a model of the first layers, and for each layer one of those of its type."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    types = list(getattr(config, "layer_types", None) or [""] * config.num_hidden_layers)
+    first = {kind: types.index(kind) for kind in types}
+    count = max(LEAST_LAYERS, 1 + max(first.values()))
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the model of the first layers is not quantized
+    config.num_hidden_layers = min(count, len(types))
+    if getattr(config, "layer_types", None):
+        config.layer_types = types[: config.num_hidden_layers]
+    return config, [first[kind] for kind in types]
+
+
+@torch.no_grad()
+def _dequantized(config: Any, source: BlockSource, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(source.values(name))
+        source.release(name)
+    return model.eval().requires_grad_(False)
+
+
+def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprint:
+    """Return the layer of another place with the same structure."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, str):
+            return value.replace(f".{first}.", f".{place}.", 1)
+        if isinstance(value, LinearBlueprint):
+            return replace(value, weight=renamed(value.weight), bias=renamed(value.bias))
+        return tuple(map(renamed, value)) if isinstance(value, tuple) else value
+
+    return replace(template, **{one.name: renamed(getattr(template, one.name)) for one in dataclasses.fields(template)})
+
+
+def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> None:
+    names = [part.weight for layer in layers for part in layer.linears]
+    if missing := [name for name in names if name not in source.sources or source.kind(name) not in KINDS]:
+        raise UnsupportedModelError(
+            f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and passes in C need all in blocks"
+        )

@@ -1,0 +1,137 @@
+"""Models whose products run in C on the blocks of their files: GGUF files, and checkpoints of 4 bits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.core.paths import expanded
+from draftree.loading.block_start import start
+from draftree.loading.choices import QUANTIZATIONS
+from draftree.loading.prepared import is_block_file
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.model import NativeModel
+from draftree.weights.cache import Cache
+from draftree.weights.gguf_blocks import describe_blocks
+from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of
+from draftree.weights.progress import silent
+
+logger = logging.getLogger(__name__)
+
+GGUF = "gguf"
+RECORD = "start.json"
+"""File of the recorded structure in the description of a GGUF file."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """What the user chose about weights and passes; as for `load_model`."""
+
+    kernels: str
+    quantization: str | None
+    offload: str | int | None
+    device: torch.device
+
+    @property
+    def allows_blocks(self) -> bool:
+        """Whether a model may run on the blocks of its files."""
+        is_native = self.kernels in ("auto", "native") and self.device.type == "cpu"
+        return is_native and self.quantization is None and self.offload is None
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """A model that runs on the blocks of its files.
+
+    Attributes:
+        model: the model.
+        folder: folder with its configuration and tokenizer.
+        eos_ids: tokens that end a text.
+        kind: name of its kind of weights.
+    """
+
+    model: NativeModel
+    folder: Path
+    eos_ids: tuple[int, ...]
+    kind: str
+
+
+def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
+    """Return the quantization of a draft model: that of the target, 8 bits if it runs on blocks of its files.
+
+    Args:
+        name: name of the draft model, which keeps its own blocks if it has any.
+        target: quantization of the target; None for none.
+    """
+    if target is None or is_block_file(name):
+        return None
+    folder = expanded(os.fspath(name))
+    if folder.is_dir() and (quantization_of(folder) or {}).get("quant_method") in SUFFIXES:
+        return None
+    return target if target in QUANTIZATIONS else "int8"
+
+
+def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
+    """Load a GGUF file whose blocks passes in C support; None for other models, and where it has to be converted.
+
+    Args:
+        name: name of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+        choice: the user's options.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+        UnsupportedModelError: its architecture or tokenizer is not supported.
+    """
+    if not (choice.allows_blocks and is_block_file(name)):
+        return None
+    folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
+    identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
+    try:
+        model, eos_ids = start(folder, file, dtype, record=folder / RECORD, identity=identity, quantization=GGUF)
+    except NativeUnavailableError as reason:
+        logger.warning("'%s' is converted to a folder once: %s", name, reason)
+        return None
+    return InBlocks(model, folder, eos_ids, GGUF)
+
+
+def load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
+    """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
+
+    Args:
+        folder: folder of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+        choice: the user's options.
+
+    Raises:
+        ConfigurationError: an option that needs other weights.
+        ModelLoadError: a file is missing or damaged.
+        UnsupportedModelError: bits, groups, architecture or machine that passes in C do not support.
+    """
+    settings = quantization_of(folder)
+    method = None if settings is None else str(settings.get("quant_method"))
+    if settings is None or method not in SUFFIXES:
+        return None
+    if not choice.allows_blocks:
+        raise ConfigurationError(
+            f"'{folder}' has weights of few bits by {method}, which run as they are, in passes in C on a CPU: leave "
+            "kernels, quantization and offload out, and use device 'cpu'"
+        )
+    source = PackedCheckpoint(folder, settings)
+    files = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(folder.glob("*.safetensors"))]
+    identity = hashlib.sha256(json.dumps([str(folder.resolve()), files, dict(settings)]).encode()).hexdigest()
+    record = Cache().root / "blueprints" / f"{folder.name}-{identity[:16]}.blocks"
+    try:
+        model, eos_ids = start(folder, source, dtype, record=record, identity=identity, quantization=method)
+    except NativeUnavailableError as reason:
+        raise UnsupportedModelError(
+            f"'{folder}' has weights of 4 bits by {method}, which run in passes in C only: {reason}"
+        ) from reason
+    return InBlocks(model, folder, eos_ids, method)

@@ -1,0 +1,46 @@
+"""What a model needs on this machine before it is loaded."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from draftree.core.paths import expanded
+from draftree.loading.resolve import resolve_model
+from draftree.weights.block_kinds import KINDS, matrix_kinds
+from draftree.weights.cache import Cache
+from draftree.weights.catalogue import CATALOGUE
+from draftree.weights.gguf_file import GgufFile, is_gguf, require_gguf
+from draftree.weights.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
+
+
+def is_block_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether a model's name is a GGUF file all of whose matrices have blocks that passes in C support.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+        WeightsError: the `gguf` package is missing.
+    """
+    path = expanded(os.fspath(name)) if os.fspath(name).strip() and name not in CATALOGUE else None
+    if path is None or not path.is_file() or not is_gguf(path):
+        return False
+    require_gguf()
+    if others := sorted(matrix_kinds(GgufFile(path)) - set(KINDS)):
+        kinds = " and ".join(others)
+        logger.info("'%s' has matrices of kind %s, which are converted to a folder once", path, kinds)
+    return not others
+
+
+def prepared_folder(name: str, *, fetch: bool = True, progress: Progress = silent) -> Path:
+    """Return the folder with a model's configuration and tokenizer, so that loading it fetches nothing.
+
+    A GGUF file that runs on its own blocks is described, not converted. Arguments and errors as for `resolve_model`.
+    """
+    if is_block_file(name):
+        from draftree.weights.gguf_blocks import describe_blocks  # it imports torch
+
+        return describe_blocks(expanded(name), Cache(), progress=progress)[0]
+    return resolve_model(name, fetch=fetch, progress=progress)

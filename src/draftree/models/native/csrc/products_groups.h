@@ -1,0 +1,166 @@
+/* Products of rows and weights with a scale for each group of inputs; groups.h has their layout.
+ *
+ * For a group, codes and bytes of a row are multiplied and summed exactly; the sum is scaled and
+ * added to the row's sum in float32, group after group. This does not depend on the number of rows,
+ * so neither do a row's bits. Few rows read the codes as they are packed; for more rows a piece of
+ * the weights is unpacked once, and all rows are multiplied with it.
+ */
+#pragma once
+#include "products_groups_kernels.h"
+#include "products_rows.h"
+
+/* Some groups of up to GROUP blocks, one code in a byte. */
+typedef struct {
+    uint8_t codes[GROUP][PIECE_GROUPS][QUADS_OF_GROUP][64];
+    Parted scale[GROUP][PIECE_GROUPS][MOST_HALVES], minimum[GROUP][PIECE_GROUPS];
+} __attribute__((aligned(64))) Unpacked;
+
+INLINE void unpack_kind(GroupBlock block, int64_t from, int64_t to, int i, int kind, Unpacked *out) {
+    for (int64_t group = from; group < to; group++) {
+        const char *codes = block.codes + group * code_bytes(kind);
+        const GroupScales scales = scales_of(block, kind, group);
+        out->scale[i][group - from][0].whole = scales.scale[0];
+        if (halves_of(kind) == 2) out->scale[i][group - from][1].whole = scales.scale[1];
+        if (has_minimum(kind)) out->minimum[i][group - from].whole = scales.minimum;
+        for (int line = 0; line < bits_of(kind); line++)
+            __builtin_prefetch(codes + PREFETCHED_GROUPS * code_bytes(kind) + line * 64);
+        UNROLLED for (int quad = 0; quad < QUADS_OF_GROUP; quad++)
+            for (int part = 0; part < PARTS; part++)
+                *(part_i *)(out->codes[i][group - from][quad] + part * WIDTH) =
+                    codes_of(codes, kind, quad, part);
+    }
+}
+
+static void unpack_groups(GroupBlock block, int64_t from, int64_t to, int i, int kind,
+                          Unpacked *out) {
+#define ONE(name) \
+    case name: unpack_kind(block, from, to, i, name, out); break;
+    switch (kind) { EACH_KIND(ONE) }
+#undef ONE
+}
+
+typedef struct {
+    const Unpacked *weights;
+    const RowGroup *rows; /* the first group of the first row */
+    int64_t stride;       /* from one row to the next, in groups */
+    int num_groups, first_part, zero;
+    Sums *sums; /* of the first row */
+} UnpackedPiece;
+
+INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halves, int minimums,
+                         int has_8_bits) {
+    for (int group = 0; group < piece.num_groups; group++) {
+        const RowGroup *rows = piece.rows + group;
+        UNROLLED for (int half = 0; half < halves; half++) {
+            part_i sum[SUMS_AT_ONCE];
+            EACH_ROW(r)
+                EACH_PART(i)
+                    sum[PART_OF(r, i)] = (part_i){0} - excess(rows + r * piece.stride, half, halves,
+                                                              piece.zero);
+            UNROLLED for (int step = 0; step < QUADS_OF_GROUP / halves; step++) {
+                const int quad = half * 4 + step;
+                part_i codes[GROUP * PARTS];
+                EACH_PART(i)
+                    codes[i] = *(const part_i *)(piece.weights->codes[i / PARTS][group][quad] +
+                                                 i % PARTS * WIDTH);
+                EACH_ROW(r) {
+                    const part_i bytes = broadcast_part(
+                        (const char *)rows[r * piece.stride].bytes + quad * 4);
+                    EACH_PART(i)
+                        sum[PART_OF(r, i)] = dot_of_codes(sum[PART_OF(r, i)], codes[i], bytes,
+                                                          has_8_bits);
+                }
+            }
+            EACH_ROW(r)
+                EACH_PART(i) {
+                    part_f *total = &piece.sums[r].value[piece.first_part + i];
+                    *total = scaled_and_added(
+                        *total, sum[PART_OF(r, i)], rows + r * piece.stride,
+                        piece.weights->scale[i / PARTS][group][half].part[i % PARTS]);
+                    if (minimums)
+                        *total = fma_part((part_f){0} + rows[r * piece.stride].scaled_sum,
+                                          piece.weights->minimum[i / PARTS][group].part[i % PARTS],
+                                          *total);
+                }
+        }
+    }
+}
+
+#define UNPACKED_CASE(rows, blocks, ...) \
+    case rows: \
+        if ((rows) * (blocks) * PARTS <= SUMS_AT_ONCE) \
+            add_unpacked(piece, rows, blocks, __VA_ARGS__); \
+        break;
+#define UNPACKED_ROWS(blocks, ...) \
+    switch (num_rows) { \
+        UNPACKED_CASE(1, blocks, __VA_ARGS__) \
+        UNPACKED_CASE(2, blocks, __VA_ARGS__) \
+        UNPACKED_CASE(3, blocks, __VA_ARGS__) \
+        UNPACKED_CASE(4, blocks, __VA_ARGS__) \
+        UNPACKED_CASE(5, blocks, __VA_ARGS__) \
+        UNPACKED_CASE(6, blocks, __VA_ARGS__) \
+    }
+/* halves, minimums and whether codes have 8 bits are constant */
+#define UNPACKED(name, ...) \
+    static __attribute__((noinline)) void name(UnpackedPiece piece, int num_rows, int count) { \
+        if (count == GROUP) { \
+            UNPACKED_ROWS(GROUP, __VA_ARGS__) \
+        } else if (count == 2) { \
+            UNPACKED_ROWS(2, __VA_ARGS__) \
+        } else { \
+            UNPACKED_ROWS(1, __VA_ARGS__) \
+        } \
+    }
+UNPACKED(add_plain, 1, 0, 0)
+UNPACKED(add_bytes, 1, 0, 1)
+UNPACKED(add_halves, 2, 0, 0)
+UNPACKED(add_minimums, 1, 1, 0)
+
+/* rows by up to GROUP blocks of one kind, whose codes are unpacked piece by piece */
+static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
+                          int64_t block, int count, int first_part, int kind, Sums *sums) {
+    Unpacked unpacked;
+    const int64_t groups = input_groups(linear->inputs);
+    const int64_t most = min_int(6, SUMS_AT_ONCE / PARTS / count), calls = blocks_of(num_rows, most);
+    for (int64_t from = 0; from < groups; from += PIECE_GROUPS) {
+        const int64_t to = min_int(from + PIECE_GROUPS, groups);
+        for (int i = 0; i < count; i++)
+            unpack_groups(block_of(linear, block + i), from, to, i, kind, &unpacked);
+        for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
+            end = num_rows * (call + 1) / calls;
+            const UnpackedPiece piece = {&unpacked,
+                                         row_groups(work, row + r, linear->inputs) + from,
+                                         groups,
+                                         (int)(to - from),
+                                         first_part,
+                                         zero_of(kind),
+                                         sums + r};
+            if (halves_of(kind) == 2) add_halves(piece, (int)(end - r), count);
+            else if (has_minimum(kind)) add_minimums(piece, (int)(end - r), count);
+            else if (piece.zero == 128) add_bytes(piece, (int)(end - r), count);
+            else add_plain(piece, (int)(end - r), count);
+        }
+    }
+}
+
+/* up to ROWS_PER_CALL rows by a group of blocks */
+static void product_by_groups(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
+                              int64_t block, int count, int target) {
+    Sums sums[ROWS_PER_CALL];
+    memset(sums, 0, (size_t)num_rows * sizeof(Sums));
+    for (int i = 0, size; i < count; i += size) {
+        const int kind = kind_of_block(linear, block + i);
+        size = 1;
+        while (i + size < count && kind_of_block(linear, block + i + size) == kind) size++;
+        if (size < GROUP) size = size >= 2 ? 2 : 1;
+        if (size == GROUP && num_rows <= DIRECT_ROWS)
+            add_direct(work, linear, row, (int)num_rows, block + i, i * PARTS, kind, sums);
+        else
+            add_by_pieces(work, linear, row, num_rows, block + i, size, i * PARTS, kind, sums);
+    }
+    for (int64_t r = 0; r < num_rows; r++) {
+        vf values[GROUP];
+        memcpy(values, &sums[r], sizeof(values));
+        finish_blocks(work, linear, row + r, block, count, values, target);
+    }
+}

@@ -1,0 +1,126 @@
+"""Packing of products whose weights have a scale for each group of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftree.models.native.blueprint import Blueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.groups import HEAD_KIND, LAYER_KIND, GroupFunctions, RowBlocks, table_of
+from draftree.models.native.library import FORMATS, LANES, address
+from draftree.models.native.packing import arranged, packed_bias
+from draftree.models.native.structures import CLinear
+from draftree.models.native.weights import Weights
+
+PACK_ROWS = 256
+"""Number of outputs per packing task."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedPacker:
+    """Packs products of one decoder.
+
+    Attributes:
+        functions: of the C library.
+        weights: weights of the decoder, which are not released.
+        plan: architecture of the decoder, to whose dtype weights without blocks are rounded first.
+        room: returns memory for a product of this size in bytes.
+        keep: keeps a tensor as long as the decoder.
+        pool: runs packing tasks.
+    """
+
+    functions: GroupFunctions
+    weights: Weights
+    plan: Blueprint
+    room: Callable[[int], Tensor]
+    keep: Callable[[Tensor], Tensor]
+    pool: Executor
+
+    def pack(
+        self,
+        linears: Sequence[LinearBlueprint],
+        *,
+        in_turns: bool = False,
+        is_head: bool = False,
+        first_output: int = 0,
+    ) -> CLinear:
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
+
+        Args:
+            linears: layers with the same inputs.
+            in_turns: as above; one layer is divided into two halves.
+            is_head: whether it is the output head or the embedding, which have more bits.
+            first_output: first column of a share.
+        """
+        inputs = linears[0].inputs
+        sources = [self._source(linear) for linear in linears]
+        biases = [None if linear.bias is None else self._arranged(linear.bias, linear) for linear in linears]
+        if in_turns and len(sources) == 1:
+            half = len(sources[0]) // 2
+            sources = [_part(sources[0], 0, half), _part(sources[0], half, 2 * half)]
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        owners = _owners([-(-len(source) // LANES) for source in sources], in_turns=in_turns)
+        own = HEAD_KIND if is_head else LAYER_KIND
+        kinds = [source.kind if isinstance(source, RowBlocks) else own for source in sources]
+        sizes = [self.functions.block_bytes(inputs, kinds[owner]) for owner in owners]
+        table = self.keep(table_of([kinds[owner] for owner in owners], sizes))
+        packed = self.keep(self.room(sum(sizes)))
+        bias = packed_bias(list(map(len, sources)), biases, dtype=self._dtype, in_turns=in_turns)
+        if bias is not None:
+            self.keep(bias)
+        self._fill(sources, owners, inputs, packed, table)
+        outputs = sum(map(len, sources))
+        fields = (address(bias), address(table), inputs, outputs, FORMATS["grouped"], first_output)
+        return CLinear(packed.data_ptr(), None, None, *fields)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.plan.dtype)
+        return found
+
+    def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
+        return arranged(self.weights.get(name), linear, head_dim=self.plan.head_dim)
+
+    def _source(self, linear: LinearBlueprint) -> Tensor | RowBlocks:
+        blocks = self.weights.blocks(linear.weight)
+        if blocks is None:
+            return self._arranged(linear.weight, linear)
+        if linear.is_transposed or linear.is_interleaved or linear.groups:
+            raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
+        return blocks
+
+    def _fill(
+        self, sources: Sequence[Tensor | RowBlocks], owners: Sequence[int], inputs: int, packed: Tensor, table: Tensor
+    ) -> None:
+        owner = torch.tensor(owners)
+        pieces = []
+        for index, source in enumerate(sources):
+            own = table[owner == index]
+            pieces += [
+                (_part(source, first, first + PACK_ROWS), own[first // LANES : (first + PACK_ROWS) // LANES])
+                for first in range(0, len(source), PACK_ROWS)
+            ]
+
+        def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
+            source, blocks = piece
+            if isinstance(source, Tensor):
+                source = source.to(self._dtype).contiguous()
+            self.functions.pack(source, inputs, packed, blocks.contiguous())
+
+        list(self.pool.map(pack, pieces))
+
+
+def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:
+    return source.part(first, end) if isinstance(source, RowBlocks) else source[first:end]
+
+
+def _owners(blocks: Sequence[int], *, in_turns: bool) -> list[int]:
+    """Return the source of each block."""
+    if in_turns:
+        return [source for _ in range(blocks[0]) for source in range(len(blocks))]
+    return [source for source, count in enumerate(blocks) for _ in range(count)]

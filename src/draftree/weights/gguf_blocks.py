@@ -1,0 +1,108 @@
+"""Weights of a GGUF file in its own blocks, by their names in the transformers model."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.errors import DraftreeError
+from draftree.weights.architectures import ARCHITECTURES, Architecture
+from draftree.weights.cache import Cache
+from draftree.weights.convert_gguf import GGUF_CONVERTER, save_description, tensor_sources
+from draftree.weights.fingerprint import fingerprint
+from draftree.weights.gguf_file import GgufFile
+from draftree.weights.progress import Progress
+
+__all__ = ["BlockFile", "describe_blocks"]
+
+FACTS = "gguf.json"
+"""File of a description: settings, and the GGUF tensor of every parameter."""
+
+
+class BlockFile:
+    """A GGUF file and the parameters of its model.
+
+    Args:
+        file: the file.
+        architecture: layout of its tensors.
+        settings: of the transformers configuration.
+        sources: GGUF tensor of every parameter.
+
+    Attributes:
+        sources: as above.
+    """
+
+    def __init__(
+        self, file: GgufFile, architecture: Architecture, *, settings: dict[str, Any], sources: dict[str, str]
+    ) -> None:
+        self._file, self._architecture, self._settings = file, architecture, settings
+        self.sources = sources
+
+    def kind(self, name: str) -> str:
+        """Return the name of the blocks of a parameter."""
+        return self._file.kind_of(self.sources[name])
+
+    def values(self, name: str) -> Tensor:
+        """Return a parameter in the layout of transformers, float32.
+
+        Raises:
+            ModelLoadError: its blocks cannot be unpacked.
+        """
+        found = self._architecture.restore(name, self._file.read(self.sources[name]), self._settings)
+        return torch.from_numpy(np.require(found, requirements=["C", "W"]))
+
+    def rows(self, name: str) -> Tensor:
+        """Return the bytes of a matrix as a view of the file, shape (rows, bytes of a row), uint8."""
+        return torch.from_numpy(self._file.rows(self.sources[name]))
+
+    def order(self, name: str) -> Tensor:
+        """Return the row of the file of each output of a matrix, int64."""
+        count = self._file.tensor(self.sources[name]).shape[0]
+        numbers = np.arange(count, dtype=np.float32)[:, None]
+        found = self._architecture.restore(name, numbers, self._settings)
+        return torch.from_numpy(found[:, 0].astype(np.int64))
+
+    def release(self, name: str) -> None:
+        """Release the mapped pages of a parameter; later reads load them again."""
+        self._file.release(self.sources[name])
+
+
+def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Path, BlockFile]:
+    """Return a folder with configuration and tokenizer of a GGUF file, without weights, and the file.
+
+    Raises:
+        ModelLoadError: the file is damaged or incomplete.
+        UnsupportedModelError: its architecture or tokenizer is not supported.
+        WeightsError: the `gguf` package is missing, or the disk is full.
+    """
+    file = GgufFile(path)
+    sha256 = fingerprint(path, cache, progress=progress)
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
+    name = f"gguf-{stem}-{sha256[:12]}-blocks"
+    made_from = {"sha256": sha256, "converter": GGUF_CONVERTER}
+    folder = cache.folder(name)
+    with cache.locked(name):
+        if not cache.holds(name, made_from):
+            with cache.publish(name, {"source": path.name} | made_from) as fresh:
+                _describe(file, fresh, sha256)
+    facts = json.loads((folder / FACTS).read_text("utf-8"))
+    architecture = ARCHITECTURES[file.metadata["general.architecture"]]
+    return folder, BlockFile(file, architecture, settings=facts["settings"], sources=facts["sources"])
+
+
+def _describe(file: GgufFile, folder: Path, sha256: str) -> None:
+    try:
+        _, settings, shapes = save_description(file, folder, dtype="bfloat16")
+        sources = tensor_sources(file, shapes)
+        (folder / FACTS).write_text(json.dumps({"sha256": sha256, "settings": settings, "sources": sources}), "utf-8")
+    except (DraftreeError, OSError):
+        raise
+    except Exception as error:
+        # Damaged metadata can fail anywhere in the libraries that build a model from it.
+        raise file.broken(f"its metadata do not describe a model ({error})") from error

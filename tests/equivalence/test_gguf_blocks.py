@@ -1,0 +1,160 @@
+"""GGUF files run on their own blocks: logits of their values, exact texts, no dequantized copy."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from block_kinds import write_in_blocks
+from draftree import LLM, SamplingParams
+from draftree.core.errors import ConfigurationError
+from draftree.loading import block_start
+from draftree.loading.load import load_model
+from draftree.loading.prepared import is_block_file, prepared_folder
+from draftree.loading.resolve import resolve_model
+from draftree.models.native.groups import KINDS
+from second_starts import logits as logits_of
+from slot_samples import at_once
+from weights_samples import PIECES, random_weights, write_gguf
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
+    pytest.mark.usefixtures("store"),
+]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": len(PIECES),
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 400,
+}
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+WINDOWED: dict[str, Any] = {
+    "num_hidden_layers": 7,
+    "sliding_window": 4,
+    "query_pre_attn_scalar": 32,
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    "rope_parameters": {"full_attention": ROPE | {"rope_theta": 1e6}, "sliding_attention": ROPE},
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": True}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "gemma3": ("gemma3_text", WINDOWED, {"rope_freq_base": 1e6, "sliding_window": 4}),
+}
+
+
+def written(folder: Path, family: str = "llama", kind: str = "Q8_0", *, others: dict[str, str] | None = None) -> Path:
+    """A file of random weights; `others` are kinds of matrices whose name contains a word."""
+    model_type, changes, keys = FAMILIES[family]
+    config = AutoConfig.for_model(model_type, **(SIZES | changes))
+    model = random_weights(AutoModelForCausalLM.from_config(config), seed=5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.3)
+    write_gguf(model, folder / "plain.gguf", family, **keys)
+    given = others or {}
+    write_in_blocks(
+        folder / "plain.gguf",
+        folder / "model.gguf",
+        lambda name: next((found for word, found in given.items() if word in name), kind),
+    )
+    return folder / "model.gguf"
+
+
+def require_like_its_values(path: Path, share: float = 0.02) -> None:
+    loaded = load_model(path, dtype="float32")
+    assert loaded.quantization == "gguf"
+    assert loaded.kernels.startswith("native")
+    assert loaded.model.is_exact
+    peer = AutoModelForCausalLM.from_pretrained(resolve_model(path), dtype=torch.float32)
+    tokens = torch.randint(3, len(PIECES), (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    with torch.no_grad():
+        wanted = peer(torch.tensor([tokens])).logits[0]
+    error = (at_once(loaded.model, tokens) - wanted).pow(2).mean().sqrt()
+    assert error < share * (wanted.max() - wanted.min())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_values_of_the_blocks(kind: str, tmp_path: Path) -> None:
+    require_like_its_values(written(tmp_path, kind=kind))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+def test_families(family: str, tmp_path: Path) -> None:
+    require_like_its_values(written(tmp_path, family, "Q5_1"))
+
+
+def test_projections_of_one_product_may_have_several_kinds(tmp_path: Path) -> None:
+    others = {"attn_v": "Q6_K", "ffn_up": "Q5_0", "ffn_down": "Q8_0", "token_embd": "IQ4_NL"}
+    require_like_its_values(written(tmp_path, "qwen3", "Q4_K", others=others))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_draft_changes_a_text(temperature: float, tmp_path: Path) -> None:
+    path = written(tmp_path, kind="Q4_0")
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    prompts = ["the and on the", "an in"]
+    texts = [[out.token_ids for out in LLM(path, draft=draft).generate(prompts, params)] for draft in ("none", "ngram")]
+    assert texts[0] == texts[1]
+
+
+def test_a_second_start_reads_no_transformers_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, kind="Q4_1")
+    first = load_model(path)
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("the structure is recorded")
+
+    monkeypatch.setattr(block_start, "_first_start", refuse)
+    second = load_model(path)
+    assert torch.equal(logits_of(first), logits_of(second))
+    assert first.model.self_check == second.model.self_check
+    assert first.eos_ids == second.eos_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_that_of_the_file(kind: str, tmp_path: Path, store: Path) -> None:
+    path = written(tmp_path, kind=kind)
+    loaded = load_model(path)
+    of_matrices = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors if tensor.data.ndim > 1)
+    small = 64 << 10
+    assert loaded.model.footprint.weights < 1.1 * of_matrices + small
+    folders = list((store.parent / "models").iterdir())
+    assert [folder.name.rpartition("-")[2] for folder in folders] == ["blocks"]
+    assert not list(folders[0].glob("*.safetensors"))
+
+
+def test_other_kinds_are_converted_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture, store: Path) -> None:
+    path = written(tmp_path, kind="Q8_0", others={"ffn_down": "BF16"})
+    assert not is_block_file(path)
+    with caplog.at_level(logging.INFO, logger="draftree"):
+        loaded = load_model(path)
+    assert loaded.quantization is None
+    assert "matrices of kind BF16" in caplog.text
+
+
+def test_options_that_need_other_weights_convert(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    assert load_model(path, kernels="torch").quantization is None
+    assert load_model(path, quantization="int8").quantization == "int8"
+    with pytest.raises(ConfigurationError, match="unknown quantization 'gguf'"):
+        load_model(path, quantization="gguf")
+
+
+def test_a_file_is_prepared_without_conversion(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    folder = prepared_folder(str(path))
+    assert not list(folder.glob("*.safetensors"))
+    assert load_model(path).folder == folder
