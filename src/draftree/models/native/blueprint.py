@@ -41,6 +41,36 @@ class LinearBlueprint:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceBlueprint:
+    """Attention of a layer to sources, whose keys and values are computed elsewhere.
+
+    Attributes:
+        norm: name of the norm before it; None for none.
+        query: queries.
+        output: product of its results.
+        scaling: factor of the scores.
+    """
+
+    norm: str | None
+    query: LinearBlueprint
+    output: LinearBlueprint
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBias:
+    """Bias of scores by distance.
+
+    Attributes:
+        weight: name of its table of shape (buckets, heads).
+        buckets: bucket of each distance; farther ones are in the last of these.
+    """
+
+    weight: str
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerBlueprint:
     """One layer: names of its norms, None for none, and its projections, grouped by their input.
 
@@ -49,6 +79,8 @@ class LayerBlueprint:
         embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
             and then the normed residual stream, concatenated; None for other layers.
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
+        source: attention to sources, after that to the text; None for none.
+        score_bias: index in `Blueprint.score_biases`; None for none.
     """
 
     attention_norm: str | None
@@ -66,6 +98,8 @@ class LayerBlueprint:
     rope: int | None
     embedding_norm: str | None = None
     is_normed_residual: bool = False
+    source: SourceBlueprint | None = None
+    score_bias: int | None = None
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
         """Return a layer with norms after its sublayers as one with norms before them.
@@ -73,18 +107,23 @@ class LayerBlueprint:
         Args:
             before: norm of what enters the layer.
         """
-        return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
+        if self.source is None:
+            return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
+        source = replace(self.source, norm=self.attention_norm)
+        return replace(self, attention_norm=before, source=source, mlp_norm=self.source.norm)
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All projections."""
-        return (*self.qkv, self.output, *self.gate_up, self.down)
+        source = () if self.source is None else (self.source.query, self.source.output)
+        return (*self.qkv, self.output, *source, *self.gate_up, self.down)
 
     @property
     def norms(self) -> tuple[str, ...]:
         """Names of all norms."""
         found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
-        return tuple(name for name in (*found, self.query_norm, self.key_norm) if name is not None)
+        source = None if self.source is None else self.source.norm
+        return tuple(name for name in (*found, source, self.query_norm, self.key_norm) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +165,7 @@ class Blueprint:
         unplaced: token to which no position is added; None for none.
         start_norm: name of the norm of what enters the first layer; None for none.
         is_start_norm_first: whether positions are added after that norm.
+        score_biases: biases of scores by distance.
         projection: product of features; None if passes start at embeddings or hidden states only.
     """
 
@@ -160,6 +200,7 @@ class Blueprint:
     unplaced: int | None = None
     start_norm: str | None = None
     is_start_norm_first: bool = False
+    score_biases: tuple[ScoreBias, ...] = ()
 
     def as_unpacked(self) -> Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
@@ -195,6 +236,7 @@ class Blueprint:
         found = [name for name in norms if name is not None]
         found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]
         found += [self.embedding, *self.head.names]
+        found += [bias.weight for bias in self.score_biases]
         if self.positions is not None:
             found.append(self.positions)
         if self.projection is not None:

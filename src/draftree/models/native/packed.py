@@ -16,7 +16,7 @@ from torch import Tensor
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
-from draftree.models.native.packing import bytes_needed, packed_bias
+from draftree.models.native.packing import by_distance, bytes_needed, packed_bias
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
@@ -34,6 +34,11 @@ class PackedSource(Protocol):
     """Structure of the model."""
     layers: Any
     """Array of the structures of its layers, whose keys and values passes set."""
+
+    @property
+    def biases(self) -> Sequence[Tensor]:
+        """Score biases by distance, shape (heads, distances)."""
+        ...
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +68,8 @@ class PackedWeights:
 
     Attributes:
         decoder: the structure of the model.
-        layers: those of its layers; keys and values are not set.
+        layers: those of its layers; keys, values and score biases are not set.
+        biases: score biases by distance, shape (heads, distances); farther ones are those of the last distance.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class PackedWeights:
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
+            self.biases = [self._keep(by_distance(self._small(bias.weight), bias)) for bias in blueprint.score_biases]
             self.decoder = self._pack(pool)
         del self._weights
 
@@ -164,14 +171,12 @@ class PackedWeights:
         )
 
     def _positions(self) -> int | None:
-        """Keep the table of positions from position 0 on."""
         plan = self._blueprint
         if plan.positions is None:
             return None
         return self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
 
     def _projection(self, pool: Executor) -> dict[str, Any]:
-        """Return the fields of the product of features; none if there is no such product."""
         plan = self._blueprint.projection
         if plan is None:
             return {}
@@ -200,10 +205,22 @@ class PackedWeights:
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
+            **self._source(layer, pool),
         )
         if self._after_layer is not None:
             self._after_layer(self._used)
         return packed
+
+    def _source(self, layer: LayerBlueprint, pool: Executor) -> dict[str, Any]:
+        plan = layer.source
+        if plan is None:
+            return {}
+        return {
+            "source_norm": self._norm(plan.norm),
+            "source_query": self._linear([plan.query], pool),
+            "source_output": self._linear([plan.output], pool),
+            "source_scaling": plan.scaling,
+        }
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.blueprint import Blueprint, ScoreBias
 from draftree.models.native.library import FORMATS, LANES
 
 
@@ -34,6 +34,11 @@ def packed_bias(
     return torch.cat([*full, torch.zeros(padding)])
 
 
+def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
+    """Return score biases by distance, shape (heads, distances), from a table of shape (buckets, heads)."""
+    return table[torch.tensor(bias.buckets)].t().contiguous()
+
+
 def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kind: int, page: int) -> int:
     """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
 
@@ -46,6 +51,8 @@ def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kin
     products = [([plan.head], kind)]
     for layer in plan.layers:
         products += [(list(parts), kind) for parts in (layer.qkv, [layer.output], layer.gate_up, [layer.down])]
+        if layer.source is not None:
+            products += [([layer.source.query], kind), ([layer.source.output], kind)]
     if plan.projection is not None:
         products.append(([plan.projection.linear], FORMATS[plan.dtype]))
     return sum(

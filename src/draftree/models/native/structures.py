@@ -48,6 +48,11 @@ class CLayer(ctypes.Structure):
         ("window", _size),
         ("rope", _size),
         ("is_normed_residual", _size),
+        ("score_bias", _pointer),
+        ("source_norm", _pointer),
+        ("source_query", CLinear),
+        ("source_output", CLinear),
+        ("source_scaling", _float),
         ("scaling", _float),
     )
 
@@ -93,6 +98,8 @@ class CPass(ctypes.Structure):
         ("skipped", _pointer),
         ("logit_rows", _pointer),
         ("logits", _pointer),
+        *((name, _pointer) for name in ("source", "sources", "source_queries")),
+        ("bias_length", _size),
         ("team", _pointer),
         ("team_rank", _size),
         ("team_size", _size),
