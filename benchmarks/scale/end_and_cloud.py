@@ -5,7 +5,8 @@
 One process serves, this one holds the devices; between them a proxy delays every byte by half of the round trip in each
 direction. Arms: `drafts` (the device drafts, the server verifies) and `streams` (no drafter: the server decodes plainly
 and the device reads). Both arms take turns prompt by prompt, and their texts must be equal. Rows for round trips have
-milliseconds per token of a text, its first token included, and bytes per token in each direction. Rows for numbers of
+milliseconds per token of a text, its first token included, bytes per token in each direction, and the levels and nodes
+that the planner drafted per round. Rows for numbers of
 devices have the same for that many devices at the same time, without delay, and all tokens over all seconds.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import signal
 import statistics
 import subprocess
@@ -35,7 +37,14 @@ from soak_server import free_port, wait_until_ready
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import machine, now, versions
 from draftree.bench.workload import read_workload
+from draftree.core.tree import depths
+from draftree.core.types import RoundRecord
 from draftree.remote.target import RemoteModel
+
+
+def shown_spec(draft: str) -> str:
+    """A spec without the folders of its models."""
+    return re.sub(r"(?<=:)/[^,+]*/", "", draft)
 
 
 class DelayingProxy:
@@ -130,7 +139,11 @@ def by_round_trip(url: str, given: argparse.Namespace, facts: dict[str, Any]) ->
     texts = prompts(given.prompts, given.file)
     for milliseconds in given.rtt:
         with DelayingProxy(url, milliseconds / 1000) as proxy:
-            arms = {"drafts": LLM(f"remote:{proxy.url}", given.draft), "streams": LLM(f"remote:{proxy.url}")}
+            drafts = _Drafts()
+            arms = {
+                "drafts": LLM(f"remote:{proxy.url}", given.draft, plan=given.plan, on_round=drafts),
+                "streams": LLM(f"remote:{proxy.url}"),
+            }
             with closing(_Devices(arms.values())):
                 for llm in arms.values():
                     text_of(llm, texts[0], given)
@@ -150,8 +163,28 @@ def by_round_trip(url: str, given: argparse.Namespace, facts: dict[str, Any]) ->
                         "bytes_up_per_token": sum(run[2][0] for run in runs) / tokens,
                         "bytes_down_per_token": sum(run[2][1] for run in runs) / tokens,
                         "equal": is_equal,
+                        **(drafts.means() if name == "drafts" else {}),
                         "report": arms[name].model.note,
                     }
+
+
+class _Drafts:
+    """Means of the drafts of all rounds. Called with every round."""
+
+    def __init__(self) -> None:
+        self._levels: list[int] = []
+        self._nodes: list[int] = []
+
+    def __call__(self, record: RoundRecord) -> None:
+        for row in record.sequences:
+            self._levels.append(max(depths(row.tree.parents), default=0))
+            self._nodes.append(len(row.tree))
+
+    def means(self) -> dict[str, float]:
+        """Levels and nodes per round; of the last half of the rounds, too, when the planner has learned."""
+        last = self._levels[len(self._levels) // 2 :]
+        found = {"levels": self._levels, "nodes": self._nodes, "levels_of_last_half": last}
+        return {f"drafted_{name}": round(statistics.fmean(values), 2) for name, values in found.items() if values}
 
 
 class _Devices:
@@ -205,6 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--draft", default="suffix")
+    parser.add_argument("--plan", help="planner of the device; auto by default")
     parser.add_argument("--rtt", type=float, nargs="*", default=[0, 20, 50, 100, 200], help="milliseconds")
     parser.add_argument("--devices", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--prompts", type=int, default=4)
@@ -217,7 +251,8 @@ def main() -> None:
     given = parser.parse_args()
     facts = {
         "model": given.model,
-        "draft": given.draft,
+        "draft": shown_spec(given.draft),
+        "plan": given.plan,
         "tokens": given.tokens,
         "prompts": given.prompts,
         "temperature": given.temperature,

@@ -1,105 +1,211 @@
 """The simulated fleet against runs of this machine: passes are measured, then runs of several requests are predicted.
 
-The host's seconds per round besides pass and draft come from the run of one request. The runs of more requests are
-predictions: outcomes of rounds are replayed from the run itself, so the texts are the same and only times are
-predicted.
+    python benchmarks/scale/fleet.py MODEL --prompts FILE --draft none --draft suffix --at-once 1 2 4 8 --out FILE
 
-python benchmarks/scale/fleet.py MODEL --prompts FILE --draft suffix --at-once 1 4 8 --out FILE
+The first half of the prompts calibrates the host: its time per round besides the pass, from runs of one request, and
+from a run of as many requests as there are prompts in this half. The texts of the second half are written one by one,
+and their rounds are recorded. What runs of several of these prompts at once take is then predicted from recorded rounds
+and measured passes, and compared with such runs, of which nothing enters the prediction.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from draftree import LLM, SamplingParams
 from draftree.analysis.fleet.curves import MeasuredCurve
+from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
+from draftree.analysis.fleet.workload import outcomes_of
+from draftree.analysis.trace import Trace, TraceHeader, read_trace
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.bench.provenance import machine, now, shown_name, versions
 from draftree.bench.workload import encode, read_workload
+from draftree.core.types import RoundRecord
 from draftree.loading.load import LoadedModel, load_model
+from draftree.models.base import Commit, Extend, Pass
 from draftree.text.tokenizer import Tokenizer
 
-sys.path.append(str(Path(__file__).parents[1]))
+PREFIX, LONG_PREFIX = 64, 384
+GRID = {1: (1, 2, 3, 5, 9, 17, 33, 64), 2: (1, 3, 5, 9), 4: (1, 3, 5, 9), 8: (1, 3, 5, 9), 16: (1, 3, 5)}
+"""Rows of each sequence by the number of sequences."""
+PROMPTS = (16, 64, 128, 256)
+REPEATS = 5
 
 
-def curve_of(loaded: LoadedModel) -> MeasuredCurve:
-    """Measure passes by sequences, rows and tokens before them."""
-    from loads import costs
-
-    rows = list(costs.measure(argparse.Namespace(), loaded, None))
-    points = [(row["batch"], row["rows"], row["prefix"], statistics.median(row["milliseconds"]) / 1000) for row in rows]
-    footprint = loaded.model.footprint
-    return MeasuredCurve(points, token_share=footprint.token / footprint.weights)
-
-
-def measured(llm: LLM, records: list[Any], prompts: list[list[int]], max_tokens: int) -> tuple[float, list[Any]]:
-    """Run all prompts at once; return the seconds and the records of the rounds."""
-    records.clear()
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    llm.forget()
-    start = time.perf_counter()
-    llm.generate(list(prompts), params)
-    return time.perf_counter() - start, list(records)
+def timed_passes(model: Any, batch: int, prefix: int, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Passes over so many sequences, for each number of rows of a sequence."""
+    slots = [model.open() for _ in range(batch)]
+    for slot in slots:
+        model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
+        model.commit(slot, range(prefix))
+    for count in rows:
+        found = []
+        for _ in range(1 + REPEATS):
+            start = time.perf_counter()
+            model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1)) for slot in slots]))
+            found.append(round(1000 * (time.perf_counter() - start), 3))
+            model.apply([Commit(slot, ()) for slot in slots])
+        yield {"kind": "pass", "batch": batch, "prefix": prefix, "rows": count, "milliseconds": found[1:]}
+    for slot in slots:
+        model.close(slot)
 
 
-def requests_of(records: list[Any], prompts: list[list[int]], max_tokens: int) -> list[SimulatedRequest]:
-    """Return the requests with the outcomes of their recorded rounds, in the order of the prompts."""
-    outcomes: dict[str, list[RoundOutcome]] = {}
-    for record in records:
-        each = record.draft_seconds / max(1, len(record.sequences))
-        for row in record.sequences:
-            outcomes.setdefault(row.request_id, []).append(RoundOutcome(row.num_drafted, row.num_written, each))
-    by_length = sorted(outcomes.values(), key=len)
-    return [
-        SimulatedRequest(0.0, len(prompt), max_tokens, tuple(rounds))
-        for prompt, rounds in zip(prompts, by_length, strict=True)
-    ]
+def timed_prompts(model: Any, rows: int) -> list[float]:
+    """Milliseconds of passes that read a prompt, without logits."""
+    found = []
+    for _ in range(3):
+        slot = model.open()
+        start = time.perf_counter()
+        model.run(Pass([Extend(slot, [0] * rows, range(-1, rows - 1), logits_at=())]))
+        found.append(1000 * (time.perf_counter() - start))
+        model.close(slot)
+    return found
+
+
+def passes(model: Any, most_rows: int = 80) -> Iterator[dict[str, Any]]:
+    """Measure passes by sequences, rows and tokens before them, and passes over prompts.
+
+    Args:
+        model: the target.
+        most_rows: of all sequences of a pass.
+    """
+    for batch, rows in GRID.items():
+        yield from timed_passes(model, batch, PREFIX, [count for count in rows if batch * count <= most_rows])
+    yield from timed_passes(model, 1, LONG_PREFIX, [9])
+    for rows in PROMPTS:
+        yield {"kind": "pass", "prompt_rows": rows, "milliseconds": [round(v, 3) for v in timed_prompts(model, rows)]}
+
+
+class Recorder:
+    """Runs prompts and returns seconds and traces. Called with every round.
+
+    Args:
+        max_tokens: tokens of every text.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        self._records: list[RoundRecord] = []
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._records.append(record)
+
+    def run(self, llm: LLM, prompts: Sequence[list[int]]) -> tuple[float, Trace, list[list[int]]]:
+        """Run prompts at once; return the seconds, the trace and the texts."""
+        self._records.clear()
+        llm.forget()
+        start = time.perf_counter()
+        done = llm.generate(list(prompts), self._params, progress=False)
+        seconds = time.perf_counter() - start
+        stream = io.StringIO()
+        writer = TraceWriter(stream)
+        writer.begin(TraceHeader("", "", "coupled", "fixed", llm.planner.parts, {}))
+        for record in self._records:
+            writer(record)
+        with TemporaryDirectory() as where:
+            path = Path(where) / "trace"
+            path.write_text(stream.getvalue(), "utf-8")
+            return seconds, read_trace(path), [list(one.token_ids) for one in done]
+
+
+def rows_of(
+    loaded: LoadedModel, prompts: list[list[int]], curve: MeasuredCurve, given: Any
+) -> Iterator[dict[str, Any]]:
+    """Measure and predict the runs of every drafter."""
+    half = len(prompts) // 2
+    for draft in given.draft:
+        recorder = Recorder(given.max_tokens)
+        plain = draft == "none"
+        llm = LLM(loaded, None if plain else draft, plan=None if plain else "fixed", on_round=recorder)
+        recorder.run(llm, prompts[:1])
+        fitted = [recorder.run(llm, [prompt])[1] for prompt in prompts[:half]]
+        host = host_costs(fitted, recorder.run(llm, prompts[:half])[1], curve)
+        alone = [recorder.run(llm, [prompt]) for prompt in prompts[half:]]
+        again = [recorder.run(llm, [prompt]) for prompt in prompts[half:]]
+        outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]
+        measured = MeasuredDraft(host, outcomes)
+        yield measured.line(draft)
+        settings = FleetSettings(**{name: getattr(host, name) for name in host.__dataclass_fields__})
+        for count in given.at_once:
+            some = prompts[half : half + count]
+            if count == 1:  # all texts of the half, one after another
+                simulated = sum(
+                    Fleet(curve, settings).run(requests_of_texts([len(p)], given.max_tokens, [o])).seconds
+                    for p, o in zip(prompts[half:], outcomes, strict=True)
+                )
+                seconds = [sum(one for one, _, _ in runs) for runs in (alone, again)]
+                some, is_equal = prompts[half:], True
+            else:
+                found = [recorder.run(llm, some) for _ in range(given.repeats)]
+                requests = requests_of_texts([len(prompt) for prompt in some], given.max_tokens, outcomes)
+                simulated = Fleet(curve, settings).run(requests).seconds
+                seconds = [one for one, _, _ in found]
+                is_equal = all(texts == [one[2][0] for one in alone[:count]] for _, _, texts in found)
+            middle = statistics.median(seconds)
+            yield {
+                "kind": "run",
+                "draft": draft,
+                "at_once": count,
+                "prompt_tokens": [len(prompt) for prompt in some],
+                "output": given.max_tokens,
+                "seconds": [round(one, 4) for one in seconds],
+                "simulated": round(simulated, 4),
+                "ratio": round(simulated / middle, 3),
+                "equal": is_equal,
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    """Measure, predict and write rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--draft", default="suffix")
-    parser.add_argument("--at-once", nargs="+", type=int, default=[1, 4, 8])
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--category", action="append", default=[])
+    parser.add_argument("--draft", action="append", default=[])
+    parser.add_argument("--at-once", nargs="+", type=int, default=[1, 2, 4, 8])
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--longest", type=int, default=300, help="longest prompt, in tokens")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    loaded = load_model(given.model, dtype=given.dtype)
+    given.draft = given.draft or ["none", "suffix"]
+    if given.threads is not None:
+        torch.set_num_threads(given.threads)
+    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
     assert loaded.folder is not None, "it was loaded by name"
     tokenizer = Tokenizer.load(loaded.folder)
-    tasks = read_workload(given.prompts).tasks[: max(given.at_once)]
-    prompts = [encode(task, tokenizer)[0] for task in tasks]
-    curve, records = curve_of(loaded), list[Any]()
-    llm = LLM(loaded, given.draft, plan="fixed" if given.draft != "none" else None, on_round=records.append)
-    measured(llm, records, prompts[:1], 8)
-    overhead = None
+    tasks = read_workload(given.prompts).choose(tuple(given.category)).tasks
+    encoded = [ids for ids in (encode(task, tokenizer)[0] for task in tasks) if len(ids) <= given.longest]
+    prompts = encoded[:: max(1, len(encoded) // (2 * max(given.at_once)))][: 2 * max(given.at_once)]
+    prompts = [*prompts[::2], *prompts[1::2]]  # both halves have prompts of all kinds
+    footprint = loaded.model.footprint
+    header = {"kind": "header", "date": now(), "machine": machine(loaded.model.device), "versions": versions()}
+    header |= {"model": shown_name(given.model), "kernels": loaded.kernels, "threads": torch.get_num_threads()}
+    header |= {"token_share": footprint.token / footprint.weights}
     with given.out.open("a", encoding="utf-8") as out:
-        header = {"kind": "header", "date": now(), "machine": machine(loaded.model.device), "versions": versions()}
-        facts = {"model": shown_name(given.model), "draft": given.draft, "threads": torch.get_num_threads()}
-        out.write(json.dumps(header | facts) + "\n")
-        for count in [1, *(number for number in given.at_once if number > 1)]:
-            runs = [measured(llm, records, prompts[:count], given.max_tokens) for _ in range(given.repeats)]
-            seconds, rounds = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
-            own = statistics.median(one.total_seconds - one.draft_seconds - one.score_seconds for one in rounds)
-            overhead = own if overhead is None else overhead
-            fleet = Fleet(curve, FleetSettings(overhead=overhead))
-            simulated = fleet.run(requests_of(rounds, prompts[:count], given.max_tokens)).seconds
-            line = {"kind": "fleet", "at_once": count, "measured": round(seconds, 4), "simulated": round(simulated, 4)}
-            line["ratio"] = round(simulated / seconds, 3)
-            out.write(json.dumps(line) + "\n")
-            print(line, flush=True)
+        out.write(json.dumps(header) + "\n")
+        for row in passes(loaded.model):
+            out.write(json.dumps(row) + "\n")
+        out.flush()
+        for row in rows_of(loaded, prompts, MeasuredCurve.read(given.out), given):
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            print({key: value for key, value in row.items() if key not in ("texts", "prompt_tokens")}, file=sys.stderr)
 
 
 if __name__ == "__main__":

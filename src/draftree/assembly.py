@@ -20,9 +20,9 @@ from draftree.drafters.growing.model_files import apart_reader, model_reader
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.guided import GuidedDrafter
 from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
-from draftree.drafters.wrappers.overlap import ahead_of
+from draftree.drafters.wrappers.overlap import wrapped_apart
 from draftree.engine.costs import costs_of
-from draftree.engine.parts import Parts, agree, require_picks
+from draftree.engine.parts import Parts, agree, require_alternating, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel
@@ -105,6 +105,7 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
     _require_extras(drafters)
+    require_alternating((method.name, method.traits) for method in drafters)
     if not drafters and plan is not None:
         raise ConfigurationError(f"planner '{plan}' was given, but there is no drafter: name one, such as ngram")
     chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
@@ -204,7 +205,7 @@ def build_parts(
     device: str,
     kernels: str = "auto",
     trust_remote_code: bool = False,
-    load_draft: Callable[[str], LoadedDraftModel] | None = None,
+    load_draft: Callable[..., LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     learning: LearningStore | None = None,
 ) -> Parts:
@@ -236,8 +237,8 @@ def build_parts(
 
     read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
 
-    def load(name: str) -> LoadedDraftModel:
-        loaded = read(name)
+    def load(name: str, **weights: str) -> LoadedDraftModel:
+        loaded = read(name, **weights)
         if methods.traits.branches and not loaded.model.supports_trees:
             raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
         return loaded
@@ -252,8 +253,8 @@ def _drafter(
     target: LanguageModel,
     tokenizer: Tokenizer | None,
     *,
-    load: Callable[[str], LoadedDraftModel],
-    apart: Callable[[str], LoadedDraftModel],
+    load: Callable[..., LoadedDraftModel],
+    apart: Callable[..., LoadedDraftModel],
     clock: Clock,
     learning: LearningStore | None,
 ) -> GuidedDrafter:
@@ -266,7 +267,7 @@ def _drafter(
         context = DraftContext(target, tokenizer, draw, shares, load, num_drawing, learning, apart)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
         own = method.cls(method.config, context)
-        built.append(ahead_of(own, method.traits, target, clock) if method.traits.ahead else own)
+        built.append(wrapped_apart(own, method.traits, target, clock))
     names = [method.name for method in methods.drafters]
     drafter = built[0]
     if len(built) > 1:

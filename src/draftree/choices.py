@@ -19,7 +19,7 @@ from draftree.drafters.learning.files import prepare_folder
 from draftree.drafters.learning.settings import Learning, parse_learning
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.wrappers.routed import RoutedDrafter
-from draftree.engine.parts import Parts
+from draftree.engine.parts import Parts, require_alternating
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel
@@ -119,6 +119,7 @@ def choose_each(
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
     each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+    require_alternating((own.name, own.traits) for methods in each.values() for own in methods.drafters)
     if is_encoder_decoder_target(target):
         for name, methods in each.items():
             require_drafter(name, methods.traits)
@@ -172,8 +173,8 @@ def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning |
     learning = parse_learning(learn)
     if not any(own.traits.learns for own in methods.values()):
         raise ConfigurationError(
-            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory or a "
-            "head that drafts level by level, or leave it out"
+            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory, "
+            "'early-exit' or a head that drafts level by level, or leave it out"
         )
     if learning.options.folder is not None:
         prepare_folder(learning.options.folder)

@@ -209,7 +209,8 @@ class LLM(BeamSearching, Streams, Transcribes):
     def draft_note(self) -> str:
         """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
         own = "" if self._parts.drafter is None else self._parts.drafter.note
-        return "; ".join(filter(None, (self._auto_note, own)))
+        alternation = self._engine.alternation
+        return "; ".join(filter(None, (self._auto_note, own, "" if alternation is None else alternation.note)))
 
     def generate(
         self,

@@ -42,6 +42,7 @@ class Requests:
 
     Attributes:
         auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
+        records_picks: whether records of rounds hold the target's picks, for traces of a whole run.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Requests:
         self._context = parts.target.max_length
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self.auto_draft: str | None = None
+        self.records_picks = False
         self._longest = min(longest, self._context)
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
@@ -137,6 +139,7 @@ class Requests:
             sequence.opens = self._parts.target.opener(asked)
             sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
             sequence.rounds = [] if trace else None
+            sequence.records_picks = self.records_picks
         return made
 
     def _controls(self, params: SamplingParams, opening: Opening, limit: int, *, seed: int) -> Controls:

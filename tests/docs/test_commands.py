@@ -26,7 +26,21 @@ from real_weights import folder_of
 SMALL = "stories15m"
 ALL = [(block, line) for path in documents() for block, line in commands(path)]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-OTHER_PROGRAMS = ("bash", "git", "cd", "python", "pip", "cat", "echo", "export", "docker", "kubectl", "serve", "vllm")
+OTHER_PROGRAMS = (
+    "bash",
+    "git",
+    "cd",
+    "python",
+    "pip",
+    "cat",
+    "echo",
+    "export",
+    "docker",
+    "kubectl",
+    "openssl",
+    "serve",
+    "vllm",
+)
 
 
 def identity(value: object) -> str:

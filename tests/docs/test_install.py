@@ -14,11 +14,13 @@ README = ROOT / "README.md"
 NEEDS = {
     "gguf": [*(name for name, entry in CATALOGUE.items() if entry.form == "gguf"), ".gguf"],
     "grammar": ["json_schema", "--json-schema", "regex=", "--regex", "grammar=", "--grammar"],
+    "pandas": ["to_pandas"],
     "parallel": ["--tp", "--pp"],
-    "plots": ["--plots"],
+    "plots": ["--plots", "draftree analyse"],
     "ray": ["--replicas"],
     "remote": ["remote:", "verify-server"],
     "serve": ["draftree serve"],
+    "telemetry": ["--otlp-endpoint"],
     "train": ["draftree train"],
     "tune": ["draftree tune"],
 }
@@ -46,11 +48,15 @@ def test_the_install_command_brings_the_extras_of_all_that_is_shown() -> None:
     assert installed_extras() <= set(declared)
 
 
+GUIDES = (
+    *("command-line", "devices", "end-and-cloud", "library"),
+    *("operating", "replicas", "traces", "training"),
+)
+"""Guides that name extras."""
+
+
 def test_every_extra_is_named_in_readme_and_guides() -> None:
-    guides = "".join(
-        (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8")
-        for name in ("command-line", "devices", "end-and-cloud", "library", "operating", "replicas", "training")
-    )
+    guides = "".join((ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8") for name in GUIDES)
     for extra in EXTRAS:
         assert f"| `{extra}` |" in README.read_text(encoding="utf-8")
         assert f"pip install 'draftree[{extra}]'" in guides

@@ -9,25 +9,26 @@ from typing import Any
 
 import pytest
 import torch
+from test_verify_faults import check_empty, connector, drop_sessions, service_of
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UnsupportedModelError
+from draftree.heads.folders import write_head
 from draftree.loading.first_layers import load_first_layers
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, Pass
+from draftree.remote.errors import RefusedError
 from draftree.remote.split import exchange
 from draftree.remote.split.states import StateFormat
-from draftree.remote.errors import RefusedError
+from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
 from faulty import faulty
+from head_samples import head_config, random_head
 from operated import wait_for
 from serving import Running, running_server, tiny_tokenizer
-from split_devices import LAYERS, SPLIT, split_device, split_folder, split_server, whole_texts
-from test_verify_faults import check_empty, connector, drop_sessions, service_of
+from split_devices import HIDDEN, LAYERS, SPLIT, split_device, split_folder, split_server, whole_texts
 from verify_clients import PARAMS, PROMPTS, texts_of
-
-from draftree.remote.transport import PostTransport, WebSocketTransport
 
 FREE_PARAMS = [
     SamplingParams(max_tokens=24, temperature=0),
@@ -103,6 +104,27 @@ def test_log_probabilities_and_copies(server: Running, folder: Path) -> None:
     check_empty(server)
 
 
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_heads_read_states_of_both_sides(folder: Path, tmp_path: Path, variant: str, kernels: str) -> None:
+    """The drafts, and not only the texts, are those of a head on the whole model."""
+    vocab = len(tiny_tokenizer())
+    sizes: dict[str, Any] = {"target_hidden": HIDDEN, "hidden": HIDDEN, "vocab_size": vocab, "max_length": 128}
+    sizes["draft_vocab_size"] = 60 if variant == "eagle3" else vocab
+    write_head(random_head(head_config(variant, **sizes), scale=0.2), tmp_path / "head")
+    spec, params = f"head:{tmp_path / 'head'},tree=best-6", [SamplingParams(max_tokens=24, temperature=0)] * 4
+    options: dict[str, Any] = {"plan": "fixed", "kernels": kernels}
+    wanted = LLM(str(folder), spec, dtype="float32", **options).generate(list(PROMPTS), params)
+    with split_server(folder, kernels=kernels) as own:
+        with split_device(own, folder, spec, **options) as llm:
+            found = llm.generate(list(PROMPTS), params)
+            assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+            if kernels == "auto":
+                assert [one.drafted for one in found] == [one.drafted for one in wanted]
+            llm.engine.check_integrity()
+        check_empty(own)
+
+
 def reference(folder: Path, kind: str, prompt: list[int], count: int) -> list[int]:
     """The greedy text of the function that rounds states after the first layers, token by token in this process.
 
@@ -121,7 +143,9 @@ def reference(folder: Path, kind: str, prompt: list[int], count: int) -> list[in
         chain = range(-1, len(new) - 1)
         states = local.run(Pass([Extend(first, new, chain)], capture=(SPLIT,))).hidden
         assert states is not None
-        result = whole.run_rest([Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS])
+        result = whole.run_rest(
+            [Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS]
+        )
         logits = local.read_out(rounded(result.hidden[-1])).tensor()
         text.append(int(logits[0].argmax()))
         local.commit(first, range(len(new)))
@@ -157,9 +181,7 @@ def test_rounded_states_are_a_function_of_their_own(server: Running, folder: Pat
     assert texts == [texts[0]] * len(DRAFTS)
 
 
-def test_long_prompts_take_several_frames(
-    server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_prompts_take_several_frames(server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "MAX_ROWS", 7)
     prompt, params = " ".join(PROMPTS[:2] * 3), SamplingParams(max_tokens=20, temperature=0, prompt_logprobs=0)
     whole = LLM(str(folder), None, dtype="float32").generate(prompt, params)[0]
@@ -259,11 +281,28 @@ def test_what_does_not_fit_is_refused(server: Running, folder: Path, tmp_path: P
         load_first_layers(folder, LAYERS, dtype=torch.float32, device=torch.device("cpu"))
     with split_device(server, folder, None) as llm, pytest.raises(UnsupportedModelError, match="early-exit:2"):
         LLM(llm.model, "early-exit:1", tokenizer=tiny_tokenizer())
-    with running_server(verify=VerifySettings()) as tokens_only:
-        with pytest.raises(RefusedError, match="--split 2"), split_device(tokens_only, folder, None):
-            pass
+    with (
+        running_server(verify=VerifySettings()) as tokens_only,
+        pytest.raises(RefusedError, match="--split 2"),
+        split_device(tokens_only, folder, None),
+    ):
+        pass
     drop_sessions(server)
     check_empty(server)
+
+
+def test_more_cached_prefixes_than_texts_of_a_session(folder: Path) -> None:
+    """A device with more prefixes than the server takes texts ends the oldest ones there, and sends them again."""
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    prompts = [f"{number} is the number of this long enough prompt" for number in range(6)] * 2
+    wanted = whole_texts(folder, prompts[:6], [params] * 6) * 2
+    with split_server(folder, settings=VerifySettings(split=SPLIT, max_texts=3)) as small:
+        with split_device(small, folder, plan="fixed") as llm:
+            found = [texts_of(llm, [prompt], [params])[0] for prompt in prompts]
+            assert found == wanted
+            assert len(llm.model._exchange.slots) > 3
+            assert llm.prefix_stats.hits >= 6
+        check_empty(small)
 
 
 def test_services_count_what_they_did(server: Running) -> None:

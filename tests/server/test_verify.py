@@ -34,6 +34,13 @@ def test_texts_equal_plain_decoding(server: Running, draft: str | None) -> None:
     assert server.app.state.server.verify.num_texts == 0
 
 
+def test_a_plain_client_writes_more_texts_than_may_be_open(server: Running) -> None:
+    expected = plain_texts(PROMPTS[:1], PARAMS[:1])
+    with device(server, None) as llm:
+        for _ in range(VerifySettings().max_texts + 2):
+            assert texts_of(llm, PROMPTS[:1], PARAMS[:1]) == expected
+
+
 def test_trees_of_several_devices_share_a_pass(server: Running) -> None:
     """Between rounds of two devices, another text waits in its round until both have sent their next trees."""
     params = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)

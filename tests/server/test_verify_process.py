@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +27,22 @@ from serving import tiny_model, tiny_tokenizer
 class Process:
     """A server process on one port, which can be started again."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.url, self._folder, self._port = f"http://127.0.0.1:{port}", folder, port
+    def __init__(self, folder: Path, port: int, *, options: Sequence[str] = (), authority: str | None = None) -> None:
+        self.url = f"{'http' if authority is None else 'https'}://127.0.0.1:{port}"
+        self._folder, self._port, self._options, self._authority = folder, port, options, authority
         self.start()
 
     def start(self) -> None:
         command = [sys.executable, "-m", "draftree", "verify-server", f"tiny={self._folder}", "--draft", "none"]
         command += ["--port", str(self._port), "--kernels", "torch", "--dtype", "float32", "--threads", "1"]
+        command += self._options
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, "the server runs"
         try:
-            return httpx.get(f"{self.url}/ready").status_code == 200
+            verify = True if self._authority is None else ssl.create_default_context(cafile=self._authority)
+            return httpx.get(f"{self.url}/ready", verify=verify).status_code == 200
         except httpx.TransportError:
             return False
 
@@ -48,6 +53,11 @@ class Process:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    return folder_of(tmp_path)
+
+
+def folder_of(tmp_path: Path) -> Path:
+    """A folder with the tiny model."""
     tiny_model().save_pretrained(tmp_path / "tiny")
     tiny_tokenizer().save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny"

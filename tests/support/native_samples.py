@@ -26,6 +26,27 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [0, 1]},
     "gpt2": {"n_inner": 96, "tie_word_embeddings": True, "activation_function": "gelu"},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "gpt_neox": {},
+    "phi": {},
+    "starcoder2": {"sliding_window": 37},
+    "stablelm": {},
+    "gemma2": {
+        **WINDOW,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
+    },
+    "mixtral": {},
+    "qwen3_moe": {"moe_intermediate_size": 32, "num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 3},
+    "qwen2_moe": {
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "layer_types": ["full_attention", "full_attention"],
+    },
+    "gpt_oss": WINDOW,
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -106,6 +107,7 @@ def running_server(
     settings_given: ServerSettings | None = None,
     verify: VerifySettings | None = None,
     keys: KeyRing | None = None,
+    tls: tuple[Path, Path] | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Run a server until the block ends.
@@ -116,13 +118,14 @@ def running_server(
         settings_given: settings of the server.
         verify: limits of devices that draft; None for a server without them.
         keys: API keys.
+        tls: files of the certificate and of its key; None for HTTP.
         **options: of the tiny model's `AsyncLLM`.
     """
     if models is None:
         models = [ServedModel(NAME, tiny_async_llm(draft, **options), (ALIAS,))]
     pool = ModelPool(models)
     app = create_app(settings_given or settings(), pool, keys=keys, verify=verify)
-    with _serving(app, "auto" if verify is None else "websockets-sansio") as (url, loop):
+    with _serving(app, "auto" if verify is None else "websockets-sansio", tls) as (url, loop):
         yield Running(url, app.state.server, pool, app, loop)
 
 
@@ -156,9 +159,14 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def _serving(app: Any, ws: Any = "auto") -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
+def _serving(
+    app: Any, ws: Any = "auto", tls: tuple[Path, Path] | None = None
+) -> Iterator[tuple[str, asyncio.AbstractEventLoop]]:
     bound, loop = socket.create_server(("127.0.0.1", 0)), asyncio.new_event_loop()
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws=ws))
+    secure: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws=ws, **secure)
+    )
 
     def run() -> None:
         loop.run_until_complete(server.serve(sockets=[bound]))
@@ -167,7 +175,7 @@ def _serving(app: Any, ws: Any = "auto") -> Iterator[tuple[str, asyncio.Abstract
     thread.start()
     try:
         _wait_until_started(server, thread)
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}", loop
+        yield f"{'https' if secure else 'http'}://127.0.0.1:{bound.getsockname()[1]}", loop
     finally:
         server.should_exit = True
         thread.join(START_SECONDS)

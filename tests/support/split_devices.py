@@ -22,7 +22,7 @@ from draftree.serve.verify.settings import VerifySettings
 from serving import CONTEXT, NAME, Running, running_server, tiny_tokenizer
 from verify_clients import IMPATIENT
 
-LAYERS, SPLIT = 4, 2
+LAYERS, SPLIT, HIDDEN = 4, 2, 64
 SPLIT_SETTINGS = VerifySettings(split=SPLIT)
 
 
@@ -32,7 +32,7 @@ def split_model(seed: int = 1) -> Any:
     config = AutoConfig.for_model(
         "llama",
         vocab_size=len(tokenizer),
-        hidden_size=64,
+        hidden_size=HIDDEN,
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,

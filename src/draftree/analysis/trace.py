@@ -1,26 +1,30 @@
 """Traces: every round of a run as a line of JSON, with its trees, paths and seconds. No torch.
 
-The first line describes the run: model, draft, verifier, plan, the drafters' sizes, and the pass times given to the
-planner before the first round. Every other line is a round. Trees are stored as drafted; `kept` lists the nodes
-that were scored, if the planner pruned some.
+The first line describes the run: model, draft, verifier, plan, the drafters' sizes, the pass times given to the
+planner before the first round, and free facts about the run. Then follows a line for every round. Trees are stored as
+drafted; `kept` lists the nodes that were scored, if the planner pruned some. The last line has the texts of the tokens.
+The format is described in docs/guides/traces.md. Traces of format 1 are read, too: they have no start times, picks,
+facts and texts.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.node_map import NodeMap
-from draftree.core.tree import TokenTree, first_children
-from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
+from draftree.core.node_map import prune
+from draftree.core.tree import TokenTree
+from draftree.core.types import DraftPart
 
-FORMAT = 1
-SECONDS = ("plan", "draft", "score", "verify", "commit", "total")
+if TYPE_CHECKING:
+    import pandas
+
+FORMAT = 2
+READ_FORMATS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class TraceHeader:
         plan: spec of the planner.
         parts: the drafters' sizes.
         pass_seconds: pass times given to the planner, by rows.
+        about: facts about the run as JSON values, such as temperature, seed, dtype, kernels and processor.
     """
 
     model: str
@@ -42,6 +47,7 @@ class TraceHeader:
     plan: str
     parts: tuple[DraftPart, ...]
     pass_seconds: Mapping[int, float]
+    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Step:
         path: accepted nodes, as indices into the drafted tree, before any cut by a stop or a limit.
         bonus: the token after the path; None if the sequence failed.
         num_written: number of written tokens.
+        picks: the target's own pick at every scored row: 0 is the root's, 1 + i that of the i-th scored node; empty if
+            the trace has none.
     """
 
     sequence: str
@@ -67,6 +75,12 @@ class Step:
     path: tuple[int, ...]
     bonus: int | None
     num_written: int
+    picks: tuple[int, ...] = ()
+
+    @property
+    def scored(self) -> TokenTree:
+        """The tree as scored."""
+        return self.tree if self.kept is None else prune(self.tree, self.kept)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -77,77 +91,62 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TracedRound:
-    """One round: seconds by phase, seconds of merged drafters, and its sequences."""
+    """One round: seconds by phase, seconds of merged drafters, and its sequences.
+
+    Attributes:
+        seconds: by phase, and in total.
+        part_seconds: share of each merged drafter in the draft.
+        num_rows: tokens in the target's pass.
+        steps: the sequences of the round.
+        start: seconds from the beginning of the trace to the beginning of the round; None in traces of format 1.
+    """
 
     seconds: Mapping[str, float]
     part_seconds: tuple[float, ...]
     num_rows: int
     steps: tuple[Step, ...]
+    start: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A recorded run."""
+    """A recorded run.
+
+    Attributes:
+        header: description of the run.
+        rounds: the rounds in order.
+        texts: text of each token that occurs, by its id; empty if the trace has none.
+    """
 
     header: TraceHeader
     rounds: tuple[TracedRound, ...]
+    texts: Mapping[int, str] = field(default_factory=dict)
 
+    @classmethod
+    def read(cls, path: str | Path) -> Trace:
+        """Read a trace from a file of `--record`.
 
-class TraceWriter:
-    """Writes rounds to a file from `begin` on; a callback for `on_round` of an `LLM`.
+        Raises:
+            ConfigurationError: it is not a trace, or of another format.
+        """
+        return read_trace(Path(path))
 
-    Args:
-        stream: a file opened for writing.
-    """
+    def text_of(self, token: int) -> str:
+        """Return the text of a token; its id in brackets if the trace has no text for it."""
+        return self.texts.get(token, f"[{token}]")
 
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._has_begun = False
+    def to_pandas(self, table: str = "rounds") -> pandas.DataFrame:
+        """Return a table as a data frame; needs the package pandas.
 
-    def begin(self, header: TraceHeader) -> None:
-        """Write the first line; call before any round."""
-        self._has_begun = True
-        line = dataclasses.asdict(header) | {"pass_seconds": {str(k): v for k, v in header.pass_seconds.items()}}
-        self._write({"kind": "trace", "format": FORMAT, **line})
+        Args:
+            table: "rounds" (one row per round), "steps" (per sequence and round) or "nodes" (per drafted token).
 
-    def __call__(self, record: RoundRecord) -> None:
-        """Write a round; rounds before `begin`, such as a warm-up's, are ignored."""
-        if not self._has_begun:
-            return
-        self._write(
-            {
-                "kind": "round",
-                "seconds": {name: getattr(record, f"{name}_seconds") for name in SECONDS},
-                "part_seconds": record.part_seconds,
-                "rows": record.num_rows,
-                "sequences": [step_line(row) for row in record.sequences],
-            }
-        )
+        Raises:
+            ConfigurationError: pandas is not installed, or there is no such table.
+        """
+        from draftree.analysis.export.frames import to_pandas
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._stream.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-
-def step_line(row: SequenceRecord) -> dict[str, Any]:
-    """Return one sequence's part of a round's line."""
-    tree, is_cut = row.drafted, len(row.tree) < len(row.drafted)
-    nodes = NodeMap.identity(tree.parents)
-    if is_cut:
-        known = first_children(tree)
-        nodes = NodeMap.by_tokens(row.tree.tokens, row.tree.parents, known, num_targets=len(tree))
-    return {
-        "sequence": f"{row.request_id}/{row.index}",
-        "prefix": row.prefix_length,
-        "room": row.room,
-        "tokens": tree.tokens,
-        "parents": tree.parents,
-        "scores": tree.scores,
-        "sources": tree.sources,
-        "kept": nodes.targets if is_cut else None,
-        "path": nodes.apply(row.path),
-        "bonus": row.bonus,
-        "written": row.num_written,
-    }
+        return to_pandas(self, table)
 
 
 def read_trace(path: Path) -> Trace:
@@ -157,11 +156,35 @@ def read_trace(path: Path) -> Trace:
         ConfigurationError: it is not a trace, or of another format.
     """
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        content = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"'{path}' cannot be read as a trace: {error}") from error
-    if not lines or lines[0].get("kind") != "trace" or lines[0].get("format") != FORMAT:
+    lines = [_entry(path, number, line) for number, line in enumerate(content.splitlines()[: content.count("\n")], 1)]
+    if not lines or lines[0].get("kind") != "trace":
         raise ConfigurationError(f"'{path}' is not a trace of format {FORMAT}: write one with --record")
+    if lines[0].get("format") not in READ_FORMATS:
+        known = " and ".join(map(str, READ_FORMATS))
+        raise ConfigurationError(
+            f"'{path}' is a trace of format {lines[0].get('format')}; this version reads formats {known}: "
+            "record the run again, or read the trace with the version of draftree that wrote it"
+        )
+    try:
+        return _trace_of(lines)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"'{path}' is damaged: a field of a line is missing or wrong ({error!r})") from error
+
+
+def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number} is not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number} is not an object")
+    return entry
+
+
+def _trace_of(lines: list[dict[str, Any]]) -> Trace:
     first = lines[0]
     header = TraceHeader(
         model=first["model"],
@@ -170,8 +193,13 @@ def read_trace(path: Path) -> Trace:
         plan=first["plan"],
         parts=tuple(_part_of(part) for part in first["parts"]),
         pass_seconds={int(rows): seconds for rows, seconds in first["pass_seconds"].items()},
+        about=first.get("about", {}),
     )
-    return Trace(header, tuple(_round_of(line) for line in lines[1:]))
+    kinds = {kind: [line for line in lines[1:] if line["kind"] == kind] for kind in ("round", "tokens")}
+    if sum(map(len, kinds.values())) != len(lines) - 1:
+        raise ValueError("unknown kind of line")
+    texts = {int(token): text for line in kinds["tokens"] for token, text in line["texts"].items()}
+    return Trace(header, tuple(_round_of(line) for line in kinds["round"]), texts)
 
 
 def _part_of(entry: Mapping[str, Any]) -> DraftPart:
@@ -181,7 +209,7 @@ def _part_of(entry: Mapping[str, Any]) -> DraftPart:
 
 def _round_of(line: Mapping[str, Any]) -> TracedRound:
     steps = tuple(_step_of(entry) for entry in line["sequences"])
-    return TracedRound(line["seconds"], tuple(line["part_seconds"]), line["rows"], steps)
+    return TracedRound(line["seconds"], tuple(line["part_seconds"]), line["rows"], steps, line.get("start"))
 
 
 def _step_of(entry: Mapping[str, Any]) -> Step:
@@ -197,6 +225,7 @@ def _step_of(entry: Mapping[str, Any]) -> Step:
         path=tuple(entry["path"]),
         bonus=entry["bonus"],
         num_written=entry["written"],
+        picks=tuple(entry.get("picks", ())),
     )
 
 

@@ -81,6 +81,7 @@ class OurWriter(Writer):
         batch: int,
         on_round: Callable[[str], OnRound | None] | None = None,
     ) -> None:
+        self.tokenizer = tokenizer
         callback_of = on_round or (lambda name: None)
         self._llms = {
             method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
+from draftree.cli.recording import recorded
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.report import dump, report
 from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load, save_learned
@@ -51,7 +53,13 @@ class Written:
 
 
 def write_prompts(
-    setup: Setup, prompts: Sequence[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
+    setup: Setup,
+    prompts: Sequence[FilePrompt],
+    request: Request,
+    *,
+    screen: Screen | None,
+    notes: Style,
+    record: Path | None = None,
 ) -> None:
     """Load the model, generate for all prompts as one batch and print the results in the order of the file.
 
@@ -61,6 +69,7 @@ def write_prompts(
         request: parameters for each of them; its task has no text.
         screen: where texts appear; None prints one JSON object per line.
         notes: style of standard error.
+        record: the file of a trace of all rounds; None for no trace.
 
     Raises:
         InvalidRequestError: a prompt is invalid; nothing has been generated then.
@@ -69,18 +78,17 @@ def write_prompts(
     require_fitting_options(prompts, request.task)
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
-    llm = setup.over(loaded)
-    if llm.draft_note:
-        note(notes.dim(llm.draft_note))
-    start = time.perf_counter()
-    done = []
-    for written in write_in_order(llm, prompts, request):
-        done.append(written)
-        if screen is None:
-            say(dump(as_json(written, setup, llm)) + "\n")
-        else:
-            show(written, screen)
-    save_learned(llm)
+    start, done = time.perf_counter(), []
+    with recorded(record, setup, loaded, request.params) as llm:
+        if llm.draft_note:
+            note(notes.dim(llm.draft_note))
+        for written in write_in_order(llm, prompts, request):
+            done.append(written)
+            if screen is None:
+                say(dump(as_json(written, setup, llm)) + "\n")
+            else:
+                show(written, screen)
+        save_learned(llm)
     if screen is not None:
         stats = [completion.stats for written in done for completion in written.completions]
         if stats:

@@ -160,6 +160,26 @@ COMMANDS = {
             ),
         ),
         Entry(
+            "trace",
+            "draftree.cli.trace:trace",
+            "Summarize recorded rounds, and convert them to timelines, tables and a page.",
+            (
+                "draftree trace show trace.jsonl",
+                "draftree trace export trace.jsonl --to chrome --output timeline.json",
+                "draftree trace page trace.jsonl --output playground.html",
+            ),
+        ),
+        Entry(
+            "analyse",
+            "draftree.cli.analyse:analyse",
+            "Draw measured acceptance and speed beside their theory.",
+            (
+                "draftree analyse --list",
+                "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
+                "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
+            ),
+        ),
+        Entry(
             "plan",
             "draftree.cli.plan:plan",
             "Estimate the devices that serve a rate of requests.",

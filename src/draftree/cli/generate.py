@@ -56,7 +56,11 @@ Compare = Annotated[
 ]
 Record = Annotated[
     Path | None,
-    typer.Option(help="A trace of all rounds, for 'draftree bench simulate'.", metavar="FILE", rich_help_panel=OUTPUT),
+    typer.Option(
+        help="A trace of all rounds, for 'draftree trace' and 'draftree analyse'.",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 
@@ -94,7 +98,7 @@ def generate(
         )
     require_new(record)
     if prompts is not None:
-        require_alone(prompt, stream=stream, compare=compare, record=record)
+        require_alone(prompt, stream=stream, compare=compare)
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(model)
@@ -113,7 +117,7 @@ def generate(
         announce_lossy(how.verify, params.temperature, notes)
     request = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
-        write_batch_and_report(setup, batch, request, screen=screen, notes=notes)
+        write_batch_and_report(setup, batch, request, screen=screen, notes=notes, record=record)
     elif compare:
         compare_and_report(setup, request, screen, notes)
     else:
@@ -191,7 +195,7 @@ def write_and_report(
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
     check_beside(setup, compare=False, record=record)
-    with recorded(record, setup, loaded) as llm:
+    with recorded(record, setup, loaded, request.params) as llm:
         if llm.draft_note:
             note(notes.dim(llm.draft_note))
         announce(setup, screen, notes)
@@ -208,11 +212,17 @@ def write_and_report(
 
 
 def write_batch_and_report(
-    setup: Setup, prompts: list[FilePrompt], request: Request, *, screen: Screen | None, notes: Style
+    setup: Setup,
+    prompts: list[FilePrompt],
+    request: Request,
+    *,
+    screen: Screen | None,
+    notes: Style,
+    record: Path | None,
 ) -> None:
     from draftree.cli.batch import write_prompts
 
-    write_prompts(setup, prompts, request, screen=screen, notes=notes)
+    write_prompts(setup, prompts, request, screen=screen, notes=notes, record=record)
 
 
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:

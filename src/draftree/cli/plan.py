@@ -8,9 +8,13 @@ from typing import Annotated
 
 import typer
 
-from draftree.analysis.fleet.curves import DEVICES, MeasuredCurve
+from draftree.analysis.fleet.curves import DEVICES
+from draftree.analysis.fleet.measured import Measurements
 from draftree.analysis.fleet.simulation import quantile
-from draftree.analysis.fleet.sizing import Demand, Plan, parse_parameters, plans, simulated
+from draftree.analysis.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
+from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
+from draftree.analysis.trace import read_trace
+from draftree.core.errors import ConfigurationError
 
 __all__ = ["plan"]
 
@@ -40,9 +44,19 @@ def plan(
     ] = 1.0,
     nodes: Annotated[int, typer.Option(help="Drafted tokens per round.", rich_help_panel=DEMAND)] = 0,
     draft_ms: Annotated[float, typer.Option(help="Milliseconds of drafting per round.", rich_help_panel=DEMAND)] = 0.0,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Replay the rounds that --measured has of this drafter.", rich_help_panel=DEMAND),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Replay the rounds of a run: 'draftree generate --record FILE --draft SPEC'.", rich_help_panel=DEMAND
+        ),
+    ] = None,
     round_trip_ms: Annotated[
-        float, typer.Option(help="Round trip of each round, if clients draft.", rich_help_panel=DEMAND)
-    ] = 0.0,
+        float | None, typer.Option(help="Clients draft, with this round trip in each round.", rich_help_panel=DEMAND)
+    ] = None,
     first_token_ms: Annotated[
         float, typer.Option(help="Largest time to the first token (p95).", rich_help_panel=DEMAND)
     ] = 2000.0,
@@ -54,7 +68,7 @@ def plan(
     measured: Annotated[
         Path | None,
         typer.Option(
-            help="Passes measured by benchmarks/load.py --scenario costs, in place of a data sheet.",
+            help="Passes and rounds measured by benchmarks/scale/fleet.py, in place of a data sheet.",
             rich_help_panel=FLEET,
         ),
     ] = None,
@@ -62,6 +76,14 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the devices that serve a rate of requests, from data sheets or measured passes."""
+    rounds = [tokens_per_round != 1.0 or nodes != 0 or draft_ms != 0.0, draft is not None, trace is not None]
+    if sum(rounds) > 1:
+        raise ConfigurationError(
+            "the rounds are given twice: name --draft, or --trace, or --tokens-per-round with --nodes and --draft-ms"
+        )
+    if draft is not None and measured is None:
+        raise ConfigurationError(f"the rounds of '{draft}' are not known: name a file with them by --measured")
+    found_file = None if measured is None else Measurements.read(measured)
     demand = Demand(
         parameters=parse_parameters(model_size),
         bits=bits,
@@ -71,18 +93,20 @@ def plan(
         tokens_per_round=tokens_per_round,
         nodes=nodes,
         draft_seconds=draft_ms / 1000,
-        round_trip=round_trip_ms / 1000,
+        rounds=_rounds(draft, trace, found_file),
+        round_trip=None if round_trip_ms is None else round_trip_ms / 1000,
         first_token=first_token_ms / 1000,
         per_token=None if per_token_ms is None else per_token_ms / 1000,
     )
-    if measured is None:
+    if found_file is None:
         found = plans(demand, device, devices)
     else:
-        curve = MeasuredCurve.read(measured)
-        counts = range(1, devices + 1)
+        host = USUAL_HOST if draft is None else found_file.draft(draft).host
         each = [
-            simulated(demand, curve, device="measured", width=1, replicas=count, max_batch=max_batch)
-            for count in counts
+            simulated(
+                demand, found_file.curve, device="measured", width=1, replicas=count, max_batch=max_batch, host=host
+            )
+            for count in range(1, devices + 1)
         ]
         served = next((place for place, one in enumerate(each) if not one.reason), len(each) - 1)
         found = each[: served + 1]
@@ -98,6 +122,18 @@ def plan(
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     source = "data sheets and assumed efficiencies" if measured is None else f"passes measured in {measured}"
     typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
+
+
+def _rounds(draft: str | None, trace: Path | None, measured: Measurements | None) -> tuple[RoundOutcome, ...]:
+    """Return the rounds to replay; none for rounds with given means."""
+    if draft is not None and measured is not None:
+        return PLAIN if draft == "none" else measured.draft(draft).rounds
+    if trace is None:
+        return ()
+    found = tuple(one for text in outcomes_of(read_trace(trace)).values() for one in text)
+    if not found:
+        raise ConfigurationError(f"'{trace}' has no rounds: record a longer text")
+    return found
 
 
 def _numbers(one: Plan) -> dict[str, object]:

@@ -52,7 +52,7 @@ class FilePrompt:
     labels: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
 
-def require_alone(prompt: str | None, *, stream: bool | None, compare: bool, record: Path | None) -> None:
+def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> None:
     """Refuse options for a single prompt in combination with a file of prompts.
 
     Raises:
@@ -60,7 +60,7 @@ def require_alone(prompt: str | None, *, stream: bool | None, compare: bool, rec
     """
     if prompt is not None:
         raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
-    given = {"--stream": bool(stream), "--compare": compare, "--record": record is not None}
+    given = {"--stream": bool(stream), "--compare": compare}
     about_one = next((flag for flag, is_given in given.items() if is_given), None)
     if about_one is not None:
         raise typer.BadParameter(

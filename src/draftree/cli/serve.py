@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.options import SPECULATION
+from draftree.cli.options import SPECULATION, require_new
 from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
@@ -77,6 +77,7 @@ def serve(
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
     from draftree.serve.security import KeyRing
 
+    require_recordable(settings, replicas)
     keys = KeyRing.load(settings.api_key_file, settings.models)
     require_keys(settings, keys)
     for choice in settings.models:
@@ -86,6 +87,24 @@ def serve(
     status = fetch_and_run(settings, keys) if replicas is None else fetch_and_replicate(settings, keys, replicas)
     if status:
         raise typer.Exit(status)
+
+
+def require_recordable(settings: ServerSettings, replicas: str | None) -> None:
+    """Refuse traces and spans that cannot be written, before anything is loaded.
+
+    Raises:
+        ConfigurationError: a trace exists, replicas are to be recorded, or the extra of spans is missing.
+    """
+    from draftree.serve.traces import trace_paths
+
+    if replicas is not None and (settings.record is not None or settings.otlp_endpoint is not None):
+        raise ConfigurationError(
+            "--record and --otlp-endpoint are for a server without replicas: leave --replicas or them out"
+        )
+    for path in trace_paths(settings):
+        require_new(path)
+    if settings.otlp_endpoint is not None:
+        require_extra("telemetry", "--otlp-endpoint needs", error=ConfigurationError)
 
 
 def require_keys(settings: ServerSettings, keys: KeyRing) -> None:

@@ -14,11 +14,13 @@ __all__ = ["EXTRAS", "import_extra", "require_extra"]
 EXTRAS = {
     "gguf": "gguf",
     "grammar": "xgrammar",
+    "pandas": "pandas",
     "parallel": "accelerate",
     "plots": "matplotlib",
     "ray": "ray",
     "remote": "websockets",
     "serve": "fastapi",
+    "telemetry": "opentelemetry",
     "train": "accelerate",
     "tune": "optuna",
 }

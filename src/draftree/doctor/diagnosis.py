@@ -149,12 +149,13 @@ def _examine_draft(
     """Return the parts, without a drafter that does not fit, and the report on the drafter."""
     trusts = settings.trust_remote_code
 
-    def load(name: str) -> LoadedDraftModel:
+    def load(name: str, quantization: str | None = None) -> LoadedDraftModel:
         model = load_model(
             name,
             dtype=target.model.dtype,
             device=settings.device,
             kernels=kernels_of_drafter(target),
+            quantization=quantization,
             trust_remote_code=trusts,
         )
         own = None if model.folder is None else load_tokenizer(model.folder, trust_remote_code=trusts)

@@ -81,7 +81,8 @@ class DraftContext:
         tokenizer: the target's tokenizer; None if it has none.
         draw: how children must be drawn, as agreed with the verifier.
         shares_noise: whether candidates are ranked with the request's noise; otherwise with another stream.
-        load_model: loads the model that a spec names.
+        load_model: loads the model that a spec names; the keyword `quantization` sets the kind of its weights, which
+            are as the target's otherwise.
         place: index among merged drafters that draw from a distribution, from 0; each has its own noise.
         learning: store of what is learned from verified texts; None unless learning is requested.
         load_apart: loads the model that a spec names in a process of its own; None if that is not possible.
@@ -91,10 +92,10 @@ class DraftContext:
     tokenizer: Tokenizer | None
     draw: Draw
     shares_noise: bool
-    load_model: Callable[[str], LoadedDraftModel]
+    load_model: Callable[..., LoadedDraftModel]
     place: int = 0
     learning: LearningStore | None = None
-    load_apart: Callable[[str], LoadedDraftModel] | None = None
+    load_apart: Callable[..., LoadedDraftModel] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class DraftTraits:
             enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
         learns: whether it can learn from verified texts (`DraftContext.learning`).
         ahead: number of places of a tree after which it drafts while the target verifies; 0 for none.
+        alternates: whether it drafts for one half of the batch while the target verifies the other half.
     """
 
     draws: frozenset[Draw]
@@ -141,6 +143,7 @@ class DraftTraits:
     features: tuple[int, ...] = ()
     learns: bool = False
     ahead: int = 0
+    alternates: bool = False
 
     def part(self, name: str) -> DraftPart:
         """Return the facts that a planner needs."""

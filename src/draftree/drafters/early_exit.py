@@ -6,21 +6,29 @@ are bit-identical.
 
 Source: LayerSkip, Elhoushi et al., arXiv 2404.16710, whose training is needed for a gain; Draft & Verify,
 arXiv 2309.08168. Costs a pass of n layers and the head for every level, and nothing for prefill. Loses with models that
-were not trained to exit early, because their first layers rarely predict the output, and with large heads.
+were not trained to exit early, because their first layers rarely predict the output, and with large heads. With
+learning (`--learn`) a correction of the exit's logits follows the verified tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import DraftContext
+from draftree.drafters.base import DraftContext, DraftTraits
+from draftree.drafters.growing.learning_stepper import LearningStepper
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.growing.partial import PartialStepper
 from draftree.drafters.growing.shapes import Shape, parse_shape
+from draftree.drafters.growing.stepper import Stepper
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.models.base import LayerSubset
+from draftree.drafters.learning.corrections import HeadCorrections, Pace
+from draftree.drafters.learning.store import LearningStore
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.models.base import LanguageModel, LayerSubset
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import library
 
 
 @final
@@ -48,11 +56,60 @@ class EarlyExitDrafter(GrowingDrafter):
             """Shape given by `tree` and `k`."""
             return parse_shape(self.tree, self.k)
 
+    @classmethod
+    def describe(cls, config: Config) -> DraftTraits:
+        """Return the traits of the shape."""
+        return replace(super().describe(config), learns=True)
+
     def __init__(self, config: Config, context: DraftContext) -> None:
+        target, store = context.target, context.learning
+        self._corrections = None if store is None else _corrections(config.layers, target, store)
+        own = PartialStepper(target, LayerSubset(end=config.layers), answers=self._corrections is not None)
+        stepper: Stepper[Any] = own
+        if self._corrections is not None:
+            stepper = LearningStepper(own, self._corrections, DraftVocabulary.full(target.vocab_size))
         self._growth = Growth(
-            PartialStepper(context.target, LayerSubset(end=config.layers)),
+            stepper,
             shape=config.shape,
             draw=context.draw,
             shares_noise=context.shares_noise,
             place=context.place,
         )
+
+    def forget(self) -> None:
+        """Drop what was learned from earlier requests."""
+        if self._corrections is not None:
+            self._corrections.forget()
+
+
+def _corrections(layers: int, target: LanguageModel, store: LearningStore) -> HeadCorrections | None:
+    """Return the corrections of an exit, shared by all drafters with it; None if exits do not learn."""
+    options = store.learning.options
+    if not options.rate:
+        return None
+    hidden = target.input_embedding().shape[1]
+    identity = f"{store.fingerprint} exit {layers}"
+    return store.learner(
+        ("exit", identity),
+        lambda: HeadCorrections(
+            target.vocab_size,
+            hidden,
+            rank=options.rank,
+            rate=options.rate,
+            identity=identity,
+            device=target.device,
+            lock=store.lock,
+            by_owner=store.is_by_key,
+            pace=Pace(options.share),
+            native=target.device.type == "cpu" and _has_kernels(),
+        ),
+    )
+
+
+def _has_kernels() -> bool:
+    """Return whether the kernels in C are available."""
+    try:
+        library()
+    except NativeUnavailableError:
+        return False
+    return True

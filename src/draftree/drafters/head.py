@@ -149,7 +149,7 @@ def _corrections(head: Head, target: LanguageModel, store: LearningStore) -> Hea
             lock=store.lock,
             by_owner=store.is_by_key,
             pace=Pace(options.share),
-            native=isinstance(target, NativeModel),
+            native=isinstance(target.here, NativeModel),
         ),
     )
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.growing.model_drafter import GrowingDrafter
@@ -28,6 +28,7 @@ from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.strings import StringGrowth
 from draftree.drafters.growing.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
 from draftree.drafters.growing.tree_growth import Growth
+from draftree.loading.choices import QUANTIZATIONS
 from draftree.models.memory import Footprint
 from draftree.models.source import EncoderDecoder
 
@@ -45,7 +46,9 @@ class ModelDrafter(GrowingDrafter):
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the
         mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common; `ahead`:
-        number of places of a tree after which the model, in a process of its own, drafts while the target verifies.
+        number of places of a tree after which the model, in a process of its own, drafts while the target verifies;
+        `alternate`: whether such a model drafts for one half of the batch while the target verifies the other half;
+        `bits`: int8 for 8-bit weights; by default they are as the target's.
         """
 
         name: str = field(metadata={"argument": True, "names_model": True})
@@ -53,9 +56,15 @@ class ModelDrafter(GrowingDrafter):
         tree: str = "chain"
         map: str = "auto"
         ahead: int = 0
+        alternate: bool = False
+        bits: str | None = None
 
         def __post_init__(self) -> None:
             require_map(self.map)
+            if self.bits is not None and self.bits not in QUANTIZATIONS:
+                raise ConfigurationError(
+                    f"drafter 'model' has weights of kind '{self.bits}': {suggestion(self.bits, list(QUANTIZATIONS))}"
+                )
             if not 0 <= self.ahead <= MAX_STOPS:
                 raise ConfigurationError(f"drafter 'model' has ahead={self.ahead}: it must be from 0 to {MAX_STOPS}")
             if self.ahead and Draw.FREE not in self.draws:
@@ -63,15 +72,26 @@ class ModelDrafter(GrowingDrafter):
                     f"drafter 'model' has tree={self.tree} with ahead={self.ahead}: draws belong to one text, and "
                     "trees that are drafted ahead to several; use a tree of free choices such as chain or best-32"
                 )
-            if self.ahead and self.map == STRINGS:
+            if self.ahead and self.alternate:
                 raise ConfigurationError(
-                    f"drafter 'model' has map={STRINGS} with ahead={self.ahead}: use map={TOKENS}, or ahead=0"
+                    f"drafter 'model' has ahead={self.ahead} with alternate=true: each uses the time of "
+                    "the target's passes; choose one of them"
+                )
+            if self.is_apart and self.map == STRINGS:
+                option = "alternate=true" if self.alternate else f"ahead={self.ahead}"
+                raise ConfigurationError(
+                    f"drafter 'model' has map={STRINGS} with {option}: use map={TOKENS}, or leave {option} out"
                 )
             if not self.draws:
                 raise ConfigurationError(
                     f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
                     f"are tokenized again; use map={TOKENS}, or a tree of free choices such as chain or best-32"
                 )
+
+        @property
+        def is_apart(self) -> bool:
+            """Whether the model runs in a process of its own."""
+            return bool(self.ahead) or self.alternate
 
         @property
         def shape(self) -> Shape:
@@ -86,15 +106,23 @@ class ModelDrafter(GrowingDrafter):
     @classmethod
     def describe(cls, config: Config) -> DraftTraits:
         """Return the traits of the shape and the mapping."""
-        return replace(super().describe(config), draws=config.draws, reads_sources=True, ahead=config.ahead)
+        return replace(
+            super().describe(config),
+            draws=config.draws,
+            reads_sources=True,
+            ahead=config.ahead,
+            alternates=config.alternate,
+        )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         load = context.load_model
-        if config.ahead:
+        if config.is_apart:
             if context.load_apart is None or isinstance(context.target, EncoderDecoder):
-                raise ConfigurationError("drafter 'model' cannot draft ahead of this target: leave ahead out")
+                raise ConfigurationError(
+                    "drafter 'model' cannot draft during this target's passes: leave ahead and alternate out"
+                )
             load = context.load_apart
-        loaded = load(config.name)
+        loaded = load(config.name) if config.bits is None else load(config.name, quantization=config.bits)
         require_same_source(loaded, context.target)
         self._model = loaded.model
         translation = translation_between(config.map, loaded, context)

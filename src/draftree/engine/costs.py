@@ -9,8 +9,12 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)
-WIDE_ROWS = (*ROWS, 128, 256, 512, 1024)
-"""Numbers of rows that are measured for models whose passes wait for their weights: large trees pay there."""
+WIDE_ROWS = (1, 16, 64, 128, 256, 512, 1024)
+"""Numbers of rows that are measured for models whose passes wait for their weights: large trees pay there. Fewer of the
+small ones, which cost alike."""
+MOST_TIMES = 8.0
+"""A pass that costs so many times the shortest one ends the measurement of such models: few rounds write so many
+tokens."""
 PREFIX = 64
 REPEATS = 3
 ENOUGH_SECONDS = 0.02
@@ -27,7 +31,7 @@ def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK
     known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
     rows = WIDE_ROWS if model.streams_weights else ROWS
     needed = tuple(count for count in rows if count not in known and count <= _enough(max_rows, rows))
-    if needed:
+    if needed and not (model.streams_weights and _is_too_long(known)):
         known.update(measure_costs(model, max_rows=max_rows, rows=needed, clock=clock))
     return known
 
@@ -37,7 +41,8 @@ def measure_costs(
 ) -> dict[int, float]:
     """Measure the seconds of a pass for each number of rows, after a short prefix; rounds refine them later.
 
-    Short passes are repeated and the fastest counts.
+    Short passes are repeated and the fastest counts. Passes of models that stream their weights are long: the
+    measurement ends where more rows cannot pay.
 
     Args:
         model: the model.
@@ -66,9 +71,16 @@ def measure_costs(
                 times.append(clock() - start)
                 model.commit(slot, ())
             found[count] = min(times)  # other work on the machine only adds time
+            if model.streams_weights and _is_too_long(found):
+                break
     finally:
         model.close(slot)
     return found
+
+
+def _is_too_long(seconds: Mapping[int, float]) -> bool:
+    """Return whether more rows than the measured ones cannot pay."""
+    return bool(seconds) and max(seconds.values()) > MOST_TIMES * min(seconds.values())
 
 
 def _run(model: LanguageModel, slot: Slot, count: int) -> None:

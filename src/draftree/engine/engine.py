@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.types import RoundRecord
+from draftree.engine.alternating import Alternation
 from draftree.engine.given import HeldSequences, is_held
 from draftree.engine.memory import slot_budget
 from draftree.engine.parts import Parts
@@ -22,6 +23,7 @@ from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import Update, WritingSequence
 from draftree.engine.slot_allocator import SlotAllocator
+from draftree.engine.two_ways import TwoWays
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,9 @@ class Engine:
         self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
+        ways = TwoWays("whole batches", "alternating batches")
+        self.alternation = Alternation(parts, ways) if parts.traits.alternates else None
+        """Runs the passes if the drafter drafts for one half of the batch while the other is verified."""
 
     @property
     def parts(self) -> Parts:
@@ -252,7 +257,7 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = run_round(self._parts, ready, chunks)
+            record = (self.alternation.run if self.alternation else self._run)(ready, chunks)
         except AssertionError:
             raise  # an internal error, not a request's
         except Exception as error:
@@ -261,6 +266,9 @@ class Engine:
             self._try_each(ready, chunks, error)
             return
         self._notify(record)
+
+    def _run(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> RoundRecord | None:
+        return run_round(self._parts, ready, chunks)
 
     def _notify(self, record: RoundRecord | None) -> None:
         if record is not None:

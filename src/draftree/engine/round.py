@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Series
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from draftree.core.node_map import NodeMap
-from draftree.core.tree import EMPTY, Draw, TokenTree, depths, is_chain
-from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.core.tree import Draw, TokenTree, depths
+from draftree.core.types import RoundRecord, SequenceRecord, Verdict
 from draftree.engine.failures import no_token_error
 from draftree.engine.logprobs import score_prompt, token_logprobs
 from draftree.engine.observing import Gain, observe, record
 from draftree.engine.parts import Parts
 from draftree.engine.record import count, matches, without_distributions
 from draftree.engine.sequence import WritingSequence
-from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
+from draftree.engine.turns import DraftedTurns, Turn, draft_turns, slot_of
+from draftree.models.base import Commit, Extend, Pass, PassResult
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.verifiers.common.chance import NoiseChance
 
@@ -27,31 +29,6 @@ class Chunk:
 
     sequence: WritingSequence
     num_tokens: int
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one sequence does in a round. Filled in phase by phase."""
-
-    sequence: WritingSequence
-    pending: list[int]
-    """Written tokens that the target's slot does not hold yet; the last is the root."""
-    drafted: TokenTree = EMPTY
-    """As it was drafted."""
-    tree: TokenTree = EMPTY
-    """What of it is scored."""
-    nodes: NodeMap | None = None
-    """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
-    verdict: Verdict | None = None
-    """None until there is one, and where the sequence failed."""
-    picks: tuple[int, ...] = ()
-    """The target's pick at every row of `tree`, if the request is traced."""
-
-    @property
-    def verdict_on_drafted(self) -> Verdict:
-        """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
-        assert self.verdict is not None, "failed sequences have no verdict"
-        return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
 
 
 def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
@@ -73,17 +50,39 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     if not sequences:
         _read(parts, chunks)
         return None
+    return finish_round(parts, draft_turns(parts, sequences), chunks)
+
+
+def finish_round(
+    parts: Parts,
+    drafted: DraftedTurns,
+    chunks: Series[Chunk] = (),
+    *,
+    beside: AbstractContextManager[object] | None = None,
+) -> RoundRecord:
+    """Score, verify, commit and learn.
+
+    Args:
+        parts: as for `run_round`.
+        drafted: drafts of the sequences that write.
+        chunks: as for `run_round`.
+        beside: work beside the pass: entered before it, and left after it. Its time is in no record.
+
+    Returns:
+        The record of the round.
+
+    Raises:
+        Exception: as `run_round`.
+    """
+    turns, states = drafted.turns, drafted.states
     times = [parts.clock()]
-    turns = [Turn(s, s.history.since(_slot(s).length)) for s in sequences]
-    states = [s.plan_state for s in sequences]
-    budgets = [_held(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
-    times.append(parts.clock())
-    _draft(parts, turns, budgets)
-    times.append(parts.clock())
-    _trim(parts, turns, states, times[2] - times[1])
+    _trim(parts, turns, states, drafted.draft_seconds)
     times.append(parts.clock())
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    result = parts.target.run(Pass(jobs, capture=parts.capture))
+    with beside or nullcontext():
+        start = parts.clock()
+        result = parts.target.run(Pass(jobs, capture=parts.capture))
+        score_seconds = parts.clock() - start
     times.append(parts.clock())
     with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
         _verify(parts, turns, distributions)
@@ -92,9 +91,11 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     _score_prompts(chunks, result, first=len(turns))
     _commit(parts, turns, chunks, result)
     times.append(parts.clock())
-    record = _record(parts, times, turns, rows, num_rows=sum(len(job.tokens) for job in jobs))
+    trim, _, verify, commit = (after - before for before, after in pairwise(times))
+    seconds = (drafted.plan_seconds + trim, drafted.draft_seconds, score_seconds, verify, commit)
+    record = _record(drafted, seconds, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
-    for sequence, row in zip(sequences, rows, strict=True):
+    for sequence, row in zip((turn.sequence for turn in turns), rows, strict=True):
         count(sequence.counts, record, row)
         if sequence.rounds is not None:
             sequence.rounds.append(without_distributions(row))
@@ -106,21 +107,20 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
 
 
 def _record(
-    parts: Parts, times: Series[float], turns: Series[Turn], rows: tuple[SequenceRecord, ...], *, num_rows: int
+    drafted: DraftedTurns, seconds: Series[float], rows: tuple[SequenceRecord, ...], *, num_rows: int
 ) -> RoundRecord:
-    plan, draft, trim, score, verify, commit = (after - before for before, after in pairwise(times))
-    has_drafted = parts.drafter is not None and any(len(t.drafted) for t in turns if t.sequence.given is None)
+    plan, draft, score, verify, commit = seconds
     return RoundRecord(
-        plan_seconds=plan + trim,
+        plan_seconds=plan,
         draft_seconds=draft,
         score_seconds=score,
         verify_seconds=verify,
         commit_seconds=commit,
-        total_seconds=times[-1] - times[0],
+        total_seconds=sum(seconds),
         num_rows=num_rows,
         sequences=rows,
-        part_seconds=parts.drafter.part_seconds if parts.drafter is not None and has_drafted else (),
-        num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
+        part_seconds=drafted.part_seconds,
+        num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in drafted.turns),
     )
 
 
@@ -136,7 +136,7 @@ def _read(parts: Parts, chunks: Series[Chunk]) -> None:
 
 
 def _chunk_job(chunk: Chunk) -> Extend:
-    slot = _slot(chunk.sequence)
+    slot = slot_of(chunk.sequence)
     sequence = chunk.sequence
     tokens = sequence.history.since(slot.length)[: chunk.num_tokens]
     # a sequence that lost its slot reads tokens again whose rows are scored already
@@ -159,37 +159,6 @@ def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> 
             chunk.sequence.fail(error)
 
 
-def _slot(sequence: WritingSequence) -> Slot:
-    assert sequence.slot is not None, "a sequence in a round has a slot"
-    return sequence.slot
-
-
-def _held(budget: Budget, sequence: WritingSequence) -> Budget:
-    # a round writes one token more than it drafts: the bonus needs room as well
-    return budget.in_room(sequence.room - 1)
-
-
-def _draft(parts: Parts, turns: Series[Turn], budgets: Series[Budget]) -> None:
-    for turn in turns:
-        if turn.sequence.given is not None:
-            turn.drafted = turn.tree = turn.sequence.given.take()
-    asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
-    if parts.drafter is None or not asked:
-        return
-    drafted = parts.drafter.draft([turn.sequence.draft_state for turn, _ in asked], [budget for _, budget in asked])
-    for (turn, _), tree in zip(asked, drafted, strict=True):
-        if not parts.target.supports_trees and not is_chain(tree.parents):
-            raise AssertionError("a target that scores chains only was given a tree")
-        turn.drafted = turn.tree = tree
-
-
-def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
-    """Whether there is a budget, or room for what a grammar forces, which needs none; not if a client drafts."""
-    if sequence.given is not None:
-        return False
-    return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
-
-
 def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds: float) -> None:
     """Keep what the planner keeps of each tree; of draws from a distribution everything: one that was looked at must
     count.
@@ -208,7 +177,7 @@ def _job(turn: Turn) -> Extend:
     tree, root = turn.tree, len(turn.pending) - 1
     parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
     tokens = [*turn.pending, *tree.tokens]
-    return Extend(_slot(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
+    return Extend(slot_of(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
 
 
 def _rows(turn: Turn) -> DistributionRows:
@@ -228,7 +197,7 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
     for turn, verdict, rows, is_finite, own in zip(turns, found, visited, finite, each, strict=True):
         if is_finite:
             turn.verdict = verdict
-            if turn.sequence.rounds is not None:
+            if turn.sequence.rounds is not None or turn.sequence.records_picks:
                 turn.picks = tuple(own.picks())
         else:
             turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))
@@ -285,7 +254,7 @@ def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], result: Pa
     record(parts, gains, result)
     gains = [gain for gain in gains if gain.verdict is None or not gain.sequence.is_finished]
     if gains:
-        parts.target.apply([Commit(_slot(gain.sequence), gain.nodes) for gain in gains])
+        parts.target.apply([Commit(slot_of(gain.sequence), gain.nodes) for gain in gains])
         observe(parts, gains, result)
 
 

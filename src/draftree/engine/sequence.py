@@ -176,6 +176,7 @@ class WritingSequence:
         self._num_shown = 0
         self.rounds: list[SequenceRecord] | None = None
         """Records of the rounds since the last update; None unless the request is traced."""
+        self.records_picks = False  # whether records of rounds have the target's picks anyway
 
     @property
     def is_finished(self) -> bool:

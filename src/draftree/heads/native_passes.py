@@ -42,8 +42,8 @@ def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
         head: the head, bound to the target.
         target: the target.
     """
-    if isinstance(target, NativeModel):
-        is_exact = target.quantization is None and target.dtype == torch.float32
+    if isinstance(own := target.here, NativeModel):
+        is_exact = own.quantization is None and own.dtype == torch.float32
         try:
             return NativePasses(head, quantization=None if is_exact else "int8")
         except NativeUnavailableError as reason:

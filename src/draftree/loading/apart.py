@@ -18,13 +18,21 @@ END_SECONDS = 5.0
 """Time for the process to end after its pipe was closed; then it is killed."""
 
 
-def load_apart(name: str, *, threads: int, quantization: str | None, trust_remote_code: bool = False) -> ProcessModel:
+def load_apart(
+    name: str,
+    *,
+    threads: int,
+    quantization: str | None,
+    must_quantize: bool = False,
+    trust_remote_code: bool = False,
+) -> ProcessModel:
     """Load a model on the CPU in a process of its own, which ends with the model or with this process.
 
     Args:
         name: as for `load_model`.
         threads: CPU threads of its passes.
         quantization: as for `load_model`; a model without native kernels keeps its own weights.
+        must_quantize: whether such a model is refused instead.
         trust_remote_code: as for `load_model`.
 
     Raises:
@@ -36,6 +44,7 @@ def load_apart(name: str, *, threads: int, quantization: str | None, trust_remot
     theirs.close()
     connection = Connection(ours.detach())
     settings = {"name": name, "quantization": quantization, "trust_remote_code": trust_remote_code}
+    settings["must_quantize"] = must_quantize
     try:
         connection.send_bytes(json.dumps(settings | {"threads": threads}).encode())
         model = ProcessModel(connection)
@@ -66,9 +75,12 @@ def main(descriptor: int) -> None:
         from draftree.models.native.build import NativeUnavailableError
 
         torch.set_num_threads(settings.pop("threads"))
+        must_quantize = settings.pop("must_quantize")
         try:
             loaded = load_model(**settings, device="cpu")
         except NativeUnavailableError:
+            if must_quantize:
+                raise
             loaded = load_model(**(settings | {"quantization": None}), device="cpu")
     except Exception as error:  # the other side raises it
         connection.send_bytes(json.dumps({"error": str(error)}).encode())

@@ -39,6 +39,7 @@ from draftree.models.check import (
     rounds_alike,
 )
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
+from draftree.models.native.facts import facts_of
 from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import BudgetError
@@ -215,9 +216,9 @@ def lower_model(
             model
         ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
             reference = reference_logits(model)
-        blueprint = plan_lowering(HFModel(model))
+        blueprint = plan_lowering(facts_of(model))
         places = None if key is None else places_in_files(model, blueprint.names, key.folder)
-        build = NativeModel if start is None else start.build
+        build = NativeModel if start is None else start.build_compared
         ours = build(blueprint, ModelWeights(model), quantization=quantization)
     except (ModelLoadError, BudgetError):
         raise
@@ -228,10 +229,12 @@ def lower_model(
         if is_out_of_memory(error):
             raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
-    result = check(ours, reference, tolerance=QUANTIZED_TOLERANCE if quantization else None)
+    tolerance = QUANTIZED_TOLERANCE if quantization else None
+    result = check(ours, reference, tolerance=tolerance, compares_tokens=start is None)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
-    result = replace(result, is_exact=result.is_exact and rounds_alike(ours, NATIVE_LENGTHS))
+    is_alike = rounds_alike(ours, NATIVE_LENGTHS) if start is None else start.is_exact
+    result = replace(result, is_exact=result.is_exact and is_alike)
     ours.is_exact, ours.self_check = result.is_exact, result
     if key is not None and places is not None:
         save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)

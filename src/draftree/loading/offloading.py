@@ -16,11 +16,13 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.native_start import StartKey, digest
 from draftree.loading.warm_start.store import Store
+from draftree.models.check import NATIVE_LENGTHS, rounds_alike
 from draftree.models.memory import free_memory
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import library
 from draftree.models.native.streaming.budget import parse_size
 from draftree.models.native.streaming.model import StreamedModel
+from draftree.models.native.streaming.shallow import shallow
 from draftree.models.native.streaming.store import WeightStore, add_facts, open_store, publish, write_store
 from draftree.models.native.weights import FileWeights, Weights
 from draftree.weights.cache import Cache
@@ -76,6 +78,8 @@ class OffloadedStart:
         self._key = key
         self._budget = parse_size(offload)
         self._place = Cache().root / PACKED / key.name
+        self.is_exact = False
+        """Whether passes of all shapes have the same bits; set by `build_compared`."""
 
     def load(self) -> tuple[StreamedModel, Record] | None:
         """Return the model if its weights were packed before, or if an ordinary start was recorded; else None.
@@ -112,8 +116,28 @@ class OffloadedStart:
         """Pack weights into the cache, within a few layers of memory, and return the model that streams them.
 
         Raises:
+            ConfigurationError: the memory is too small.
             ModelLoadError: the file cannot be written.
         """
+        self._pack(blueprint, weights, quantization=quantization)
+        return StreamedModel(blueprint, open_store(self._place), budget=self._budget, quantization=quantization)
+
+    def build_compared(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> StreamedModel:
+        """Do as `build`, and before that set `is_exact` by passes of many shapes over the first layers.
+
+        Whole passes would read the file some thirty times.
+
+        Raises:
+            DraftreeError: as `build`.
+        """
+        self._pack(blueprint, weights, quantization=quantization)
+        plan, store = shallow(blueprint, open_store(self._place))
+        self.is_exact = rounds_alike(
+            StreamedModel(plan, store, budget=self._budget, quantization=quantization), NATIVE_LENGTHS
+        )
+        return StreamedModel(blueprint, open_store(self._place), budget=self._budget, quantization=quantization)
+
+    def _pack(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> None:
         self._place.parent.mkdir(parents=True, exist_ok=True)
         with (
             Cache().locked(f"{PACKED}-{self._key.name}"),
@@ -124,7 +148,6 @@ class OffloadedStart:
             logger.info("packing the weights of '%s' to '%s'", self._key.folder, self._place)
             write_store(fresh, library(), blueprint, weights, quantization=quantization)
             publish(fresh, self._place)
-        return StreamedModel(blueprint, open_store(self._place), budget=self._budget, quantization=quantization)
 
     def record(self, model: StreamedModel, eos_ids: tuple[int, ...]) -> None:
         """Store everything that the next start needs with the packed weights."""

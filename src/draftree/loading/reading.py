@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ModelLoadError
+from draftree.core.errors import DraftreeError, ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
@@ -73,6 +73,8 @@ def read_model(
             model = model.to(device) if placement is None else model
     except torch.cuda.OutOfMemoryError as error:
         raise ModelLoadError(f"model '{folder}' does not fit into the memory of {device}: {error}") from error
+    except DraftreeError:
+        raise  # of the reader
     except Exception as error:  # the libraries raise various exceptions for damaged files
         if "trust_remote_code" in str(error) and (why := refusal(folder)):
             raise ModelLoadError(f"model {why}") from error

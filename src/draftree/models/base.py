@@ -80,6 +80,11 @@ class LanguageModel(ABC):
     """Whether passes read weights from a file, so that one over hundreds of rows costs hardly more than over one."""
 
     @property
+    def here(self) -> LanguageModel:
+        """The model whose passes run in this process: this one, unless layers of it run elsewhere."""
+        return self
+
+    @property
     def footprint(self) -> Footprint:
         """Memory of the model in bytes; zero if negligible."""
         return NOTHING

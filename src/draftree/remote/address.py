@@ -13,7 +13,7 @@ __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
-OPTIONS = ("model", "tokenizer", "transport", "split", "weights", "states", "picks")
+OPTIONS = ("model", "tokenizer", "transport", "ca", "split", "weights", "states", "picks")
 STATES = ("float32", "bfloat16", "int8")
 PICKS = ("device", "server")
 SPLIT_OPTIONS = ("weights", "states", "picks")
@@ -40,6 +40,7 @@ class RemoteAddress:
         model: name of the served model; None for the server's first.
         tokenizer: local folder of the target's tokenizer; None to fetch the server's.
         transport: "websocket", "post", or "auto" for the first that works.
+        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
         split: layers that the device runs; 0 if it sends tokens.
         weights: model whose first layers, embedding and output head the device reads; empty without `split`.
         states: format of hidden states on the way: "float32", "bfloat16" or "int8".
@@ -53,6 +54,7 @@ class RemoteAddress:
     model: str | None = None
     tokenizer: str | None = None
     transport: str = "auto"
+    ca: str | None = None
     split: int = 0
     weights: str = ""
     states: str = "float32"
@@ -86,12 +88,23 @@ class RemoteAddress:
         for key, known in (("transport", TRANSPORTS), ("states", STATES), ("picks", PICKS)):
             if options.get(key, known[0]) not in known:
                 raise ConfigurationError(f"'{name}' has {key}={options[key]}: {suggestion(options[key], known)}")
-        path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+        ca = options.get("ca") or None
+        if ca is not None and parts.scheme != "https":
+            raise ConfigurationError(f"'{name}' has the option 'ca' without encryption: write https:// or leave it out")
         return cls(
-            parts.scheme, host, port or PORTS[parts.scheme], path, options.get("model") or None,
-            options.get("tokenizer") or None, options.get("transport", TRANSPORTS[0]), _split(name, options),
-            options.get("weights", ""), options.get("states", STATES[0]), options.get("picks", PICKS[0]),
-        )  # fmt: skip
+            scheme=parts.scheme,
+            host=host,
+            port=port or PORTS[parts.scheme],
+            path=parts.path.rstrip("/").removesuffix("/v1").rstrip("/"),
+            model=options.get("model") or None,
+            tokenizer=options.get("tokenizer") or None,
+            transport=options.get("transport", TRANSPORTS[0]),
+            ca=ca,
+            split=_split(name, options),
+            weights=options.get("weights", ""),
+            states=options.get("states", STATES[0]),
+            picks=options.get("picks", PICKS[0]),
+        )
 
     @property
     def is_private(self) -> bool:

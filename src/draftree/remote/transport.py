@@ -12,6 +12,8 @@ from typing import final
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
+from draftree.core.errors import ConfigurationError
+from draftree.core.paths import expanded
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import ConnectionLostError, RefusedError
 from draftree.remote.protocol import MAX_REPLY_BYTES
@@ -87,10 +89,13 @@ class WebSocketTransport(Transport):
                 max_size=MAX_REPLY_BYTES,
                 user_agent_header=None,
                 proxy=None,
+                ssl=tls_context(address),
             )
             self._connection: ClientConnection = self._stack.enter_context(opening)
         except InvalidStatus as error:
             raise _refusal(error.response.status_code, bytes(error.response.body or b""), websocket=True) from error
+        except ssl.SSLCertVerificationError as error:
+            raise _untrusted(address, error) from error
         except (OSError, InvalidHandshake, WebSocketException, EOFError) as error:
             raise ConnectionLostError(f"no connection to {address}: {_first_line(error)}") from error
 
@@ -144,6 +149,8 @@ class PostTransport(Transport):
             self._connection.request("POST", f"{self._address.path}{PATH}", body=frame, headers=headers)
             response = self._connection.getresponse()
             body = response.read(MAX_REPLY_BYTES + 1)
+        except ssl.SSLCertVerificationError as error:
+            raise _untrusted(self._address, error) from error
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()  # the next request connects again
             raise ConnectionLostError(f"no answer from {self._address}: {_first_line(error)}") from error
@@ -191,6 +198,8 @@ def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float,
         connection.request("GET", f"{address.path}{path}", headers=_headers(key))
         response = connection.getresponse()
         body = response.read(max_bytes + 1)
+    except ssl.SSLCertVerificationError as error:
+        raise _untrusted(address, error) from error
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionLostError(f"no answer from {address}: {_first_line(error)}") from error
     finally:
@@ -203,10 +212,37 @@ def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float,
 
 
 def _connection(address: RemoteAddress, timeout: float) -> http.client.HTTPConnection:
-    if address.scheme == "https":
-        context = ssl.create_default_context()
+    context = tls_context(address)
+    if context is not None:
         return http.client.HTTPSConnection(address.host, address.port, timeout=timeout, context=context)
     return http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+
+
+def tls_context(address: RemoteAddress) -> ssl.SSLContext | None:
+    """Return the context of an encrypted connection, which checks certificate and name; None for plain HTTP.
+
+    Raises:
+        ConfigurationError: the file of trusted certificates cannot be read.
+    """
+    if address.scheme != "https":
+        return None
+    if address.ca is None:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cafile=expanded(address.ca))
+    except OSError as error:  # SSLError is an OSError
+        raise ConfigurationError(
+            f"ca={address.ca} cannot be read ({_first_line(error)}): name a PEM file with the certificate of the "
+            "server or of its authority"
+        ) from error
+
+
+def _untrusted(address: RemoteAddress, error: ssl.SSLCertVerificationError) -> RefusedError:
+    text = (
+        f"the certificate of {address} is not trusted ({error.verify_message}): name a file with the certificate of "
+        "its authority, remote:URL?ca=FILE"
+    )
+    return RefusedError(text, code="untrusted")
 
 
 def _headers(key: str | None) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from draftree.core.errors import ConfigurationError
 from draftree.serve.settings import ServerSettings
 
-__all__ = ["TimedProtocol", "listen", "url_of"]
+__all__ = ["TimedProtocol", "listen", "tls_options", "url_of"]
 
 BACKLOG = 2048
 SOCKET_MODE = 0o660
@@ -91,13 +92,33 @@ def _cannot_listen(what: str, error: OSError) -> ConfigurationError:
     return ConfigurationError(f"{what} cannot be listened on: {error.strerror}; choose another address")
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
     """Return the URL of a socket."""
     address = listener.getsockname()
     if isinstance(address, str):
         return f"unix:{address}:"
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def tls_options(settings: ServerSettings) -> dict[str, str]:
+    """Return uvicorn's options for HTTPS; none without a certificate.
+
+    Raises:
+        ConfigurationError: certificate or key cannot be read, or do not belong together.
+    """
+    certificate, key = settings.tls_certificate, settings.tls_key
+    if certificate is None or key is None:
+        return {}
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except OSError as error:  # SSLError is an OSError
+        reason = error.strerror or (str(error).splitlines() or [""])[0]
+        raise ConfigurationError(
+            f"tls_certificate {certificate} and tls_key {key} cannot be used ({reason}): both must be PEM files that "
+            "belong together, and the key must have no password"
+        ) from error
+    return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
 class TimedProtocol(H11Protocol):

@@ -21,6 +21,7 @@ __all__ = ["LineFormatter", "RequestLog", "configured_logs", "log_request"]
 REQUESTS = logging.getLogger("draftree.serve.requests")
 LOGGERS = ("draftree", "uvicorn.error")
 HEADER = b"x-request-id"
+TRACEPARENT = b"traceparent"
 PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Paths that monitors poll; they are logged at level debug."""
 DIGITS = 6
@@ -48,6 +49,8 @@ class RequestLog:
         given = next((value for name, value in scope["headers"] if name == HEADER), None)
         request_id = request_id_of(None if given is None else given.decode("latin-1"))
         record = RequestRecord(request_id, scope["method"], scope["path"], self._clock())
+        parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), None)
+        record.traceparent = None if parent is None else parent.decode("latin-1")
         keep_record(scope, record)
         is_complete = False
 

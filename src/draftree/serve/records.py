@@ -51,6 +51,7 @@ class RequestRecord:
         error: the code of the error response.
         prompt: only logged on request.
         texts: only logged on request.
+        traceparent: the client's W3C trace context, for spans.
     """
 
     request_id: str
@@ -76,6 +77,7 @@ class RequestRecord:
     error: str | None = None
     prompt: Any = None
     texts: list[str] | None = None
+    traceparent: str | None = None
 
     def note_first_token(self, now: float) -> None:
         """Note the time of the first token; later calls have no effect."""

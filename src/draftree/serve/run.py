@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from draftree.sampling.params import SamplingParams
 from draftree.serve.app import create_app
-from draftree.serve.listening import TimedProtocol, url_of
+from draftree.serve.listening import TimedProtocol, tls_options, url_of
 from draftree.serve.loading import load_models
 from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
@@ -126,8 +127,10 @@ def run_server(
         The exit status.
 
     Raises:
+        ConfigurationError: certificate or key cannot be used.
         DraftreeError: a model cannot be loaded.
     """
+    tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
     app = create_app(settings, pool, keys=keys, verify=verify)
     protocol = type("Protocol", (TimedProtocol,), {"head_timeout": settings.body_timeout})
@@ -143,12 +146,14 @@ def run_server(
         timeout_keep_alive=max(1, round(settings.keep_alive)),
         timeout_graceful_shutdown=LAST_BYTES_SECONDS,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        **tls,
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     server = DrainingServer(config, app.state.server, drain_timeout=settings.drain_timeout)
     loading = Loading(lambda: load_models(settings), server)
+    url = url_of(listener, scheme="https" if tls else "http")
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
-        asyncio.run(_serve(server, listener, loading, lambda: on_ready(url_of(listener), list(pool))))
+        asyncio.run(_serve(server, listener, loading, lambda: on_ready(url, list(pool))))
     if loading.error is not None:
         raise loading.error
     return server.status

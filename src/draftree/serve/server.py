@@ -25,6 +25,8 @@ from draftree.serve.records import RequestRecord, record_of
 from draftree.serve.rounds import RoundFeed
 from draftree.serve.security import KeyRing
 from draftree.serve.settings import ServerSettings
+from draftree.serve.telemetry import Telemetry
+from draftree.serve.traces import ServerTraces
 
 if TYPE_CHECKING:
     from draftree.serve.verify.service import VerifyService
@@ -55,6 +57,8 @@ class Server:
         """Sessions of devices that draft; None unless drafts of clients are verified."""
         self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
+        self._traces = ServerTraces(settings)
+        self._telemetry = None if settings.otlp_endpoint is None else Telemetry.sending_to(settings.otlp_endpoint)
         if pool.is_open:
             self._attach(tuple(pool))
 
@@ -146,17 +150,24 @@ class Server:
         for stop in self._stop_listening:
             stop()
         await self.pool.close()
+        self._traces.close()
+        if self._telemetry is not None:
+            self._telemetry.close()
 
     def end_request(self, record: RequestRecord) -> None:
         """Log and count a request that is over."""
         self.requests.observe(record)
         log_request(record)
+        if self._telemetry is not None:
+            self._telemetry.send(record)
 
     def _attach(self, models: Sequence[ServedModel]) -> None:
         for model in models:
             meter = self.meters[model.name] = ModelMeter(default_draft(model))
-            for listener in (meter.on_round, self.rounds.listener(model.name)):
-                self._stop_listening.append(model.llm.on_round(listener))
+            recorder = self._traces.begin(model)
+            for listener in (meter.on_round, self.rounds.listener(model.name), recorder):
+                if listener is not None:
+                    self._stop_listening.append(model.llm.on_round(listener))
 
     def _sources(self) -> Iterator[ModelSource]:
         for model in self.pool:

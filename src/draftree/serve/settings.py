@@ -77,6 +77,10 @@ class ServerSettings:
     host: str = _option("127.0.0.1", "Address to listen on.", NETWORK, word="ADDRESS")
     port: int = _option(8000, "Port to listen on; 0 for a free one.", NETWORK, least=0)
     uds: str | None = _option(None, "Listen on a Unix socket instead of a port.", NETWORK, word="PATH")
+    tls_certificate: str | None = _option(
+        None, "Serve HTTPS with this certificate chain (PEM); needs --tls-key.", NETWORK, word="FILE"
+    )
+    tls_key: str | None = _option(None, "Private key of the certificate (PEM).", NETWORK, word="FILE")
     cors_origins: tuple[str, ...] = _option(
         (), "Origin whose pages may call the server from a browser, or '*'; none if not given.", NETWORK, word="ORIGIN"
     )
@@ -120,6 +124,14 @@ class ServerSettings:
     log_format: str = _option("json", "json or text.", LOGS, word="NAME")
     log_level: str = _option("info", "debug, info (one line per request), warning or error.", LOGS, word="NAME")
     log_prompts: bool = _option(False, "Log prompts and texts, too.", LOGS)
+    record: str | None = _option(
+        None, "A trace of all rounds, with the tokens of all texts; of several models one each, FILE-MODEL.", LOGS,
+        word="FILE",
+    )  # fmt: skip
+    otlp_endpoint: str | None = _option(
+        None, "Send a span of every request to this OpenTelemetry collector (OTLP over HTTP), such as "
+        "http://localhost:4318/v1/traces; needs the extra 'telemetry'.", LOGS, word="URL",
+    )  # fmt: skip
 
     verify: str = _option("coupled", "The verifier.", SPECULATION, word="RULE")
     plan: str | None = _option(None, "The planner of draft sizes; auto if not given.", SPECULATION, word="POLICY")
@@ -159,6 +171,9 @@ class ServerSettings:
                 _require_number(field, getattr(self, field.name))
         if self.port > MAX_PORT:
             raise ConfigurationError(f"port is {self.port}: it must be at most {MAX_PORT}; 0 takes a free one")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            given, missing = ("tls_key", "tls_certificate")[:: 1 if self.tls_certificate is None else -1]
+            raise ConfigurationError(f"{given} is given without {missing}: HTTPS needs both")
         if self.parallel.is_parallel and len(self.models) > 1:
             raise ConfigurationError(f"{self.parallel} divides one model, and {len(self.models)} are named: name one")
         if not (isinstance(self.key_share, int | float) and 0 < self.key_share <= 1):
@@ -169,6 +184,10 @@ class ServerSettings:
             parse_learning(self.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"otlp_endpoint is {self.otlp_endpoint!r}: write a URL such as http://localhost:4318/v1/traces"
+            )
 
     @property
     def parallel(self) -> ParallelOptions:

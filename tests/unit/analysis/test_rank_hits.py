@@ -9,7 +9,8 @@ from pathlib import Path
 from draftree import LLM, SamplingParams
 from draftree.analysis.ranks import rank_hits
 from draftree.analysis.replays import replays
-from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader, TraceWriter, read_trace
+from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader, read_trace
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.core.tree import TokenTree
 from draftree.models.table import TableLM, hashed
 

@@ -12,8 +12,9 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.analysis.oracle import bounds
 from draftree.analysis.simulator import Simulated, Simulation, below
-from draftree.analysis.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
+from draftree.analysis.trace import Trace, TraceHeader, acceptance_length, read_trace
 from draftree.analysis.trace_costs import TraceCosts
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from draftree.analysis.trace import TraceHeader
+from draftree.analysis.trace_writer import TraceWriter
 from draftree.cli.main import run
+from draftree.core.tree import TokenTree
+from draftree.core.types import RoundRecord, SequenceRecord
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 DEMAND = ["plan", "--model-size", "8B", "--rate", "2", "--prompt", "100", "--output", "50"]
@@ -55,4 +59,37 @@ def test_measured_passes_replace_the_data_sheet(capsys: pytest.CaptureFixture[st
 )
 def test_impossible_plans_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *options]) == 1
+    assert reason in capsys.readouterr().err
+
+
+def test_recorded_rounds_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rounds.jsonl"
+    with path.open("w", encoding="utf-8") as stream:
+        writer = TraceWriter(stream)
+        writer.begin(TraceHeader("m", "suffix", "coupled", "fixed", (), {}))
+        tree = TokenTree((1, 2, 3), (-1, 0, 1))
+        for place in range(6):
+            row = SequenceRecord(
+                "r", 10 + 3 * place, 3, 3, 2, 3, 2, drafted=tree, tree=tree, path=(0, 1), bonus=9, room=50
+            )
+            writer(RoundRecord(0.0, 0.002, 0.02, 0.0, 0.0, 0.022, 4, (row,)))
+    times = []
+    for options in ([], ["--trace", str(path)], ["--nodes", "3", "--tokens-per-round", "3", "--draft-ms", "2"]):
+        assert run([*DEMAND, "--devices", "1", "--json", *options]) == 0
+        times.append(json.loads(capsys.readouterr().out)[0]["seconds_per_token"]["0.5"])
+    assert times[1] == pytest.approx(times[2], rel=0.02), "three tokens in every round"
+    assert times[1] < 0.6 * times[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--draft", "suffix"], "--measured"),
+        (["--draft", "suffix", "--nodes", "3", "--tokens-per-round", "2"], "given twice"),
+        (["--trace", "missing.jsonl"], "cannot be read"),
+        (["--round-trip-ms", "-1"], "round trip is"),
+    ],
+)
+def test_impossible_rounds_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DEMAND, *options]) == 1
     assert reason in capsys.readouterr().err

@@ -201,7 +201,6 @@ CLASHES = [
     (["-", "--prompts", "FILE"], "both a prompt and --prompts"),
     (["--prompts", "FILE", "--stream"], "leave --stream out"),
     (["--prompts", "FILE", "--compare", "--draft", "ngram"], "leave --compare out"),
-    (["--prompts", "FILE", "--record", "trace.jsonl", "--draft", "ngram"], "leave --record out"),
 ]
 
 

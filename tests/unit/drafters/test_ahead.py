@@ -23,6 +23,7 @@ from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, LoadedDraftModel
 from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.wrappers import overlap
 from draftree.drafters.wrappers.ahead import AheadDrafter
 from draftree.drafters.wrappers.overlap import Overlap, measure_overlap
 from draftree.drafters.wrappers.stops import below, likely_stops, within
@@ -184,7 +185,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
         found.ahead = AheadDrafter(MeetingDrafter(drafter, found), stops=traits.ahead, branches=traits.branches)
         return found.ahead
 
-    monkeypatch.setattr(assembly, "ahead_of", ahead_of)
+    monkeypatch.setattr(overlap, "ahead_of", ahead_of)
     return found
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import Draw
+from draftree.core.tree import Draw, depths
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
-from draftree.models.base import LanguageModel
+from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed, listed, near
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
@@ -175,6 +175,32 @@ def test_the_best_tree_is_the_best_of_the_whole_tree(count: int, temperature: fl
     found, whole = trees
     best = sorted(whole.scores, reverse=True)[:count]
     assert sorted(found.scores, reverse=True) == pytest.approx(best, abs=1e-6)
+
+
+class Counted(TableLM):
+    """A model that notes the rows of its passes."""
+
+    def __init__(self, table: Any) -> None:
+        super().__init__(table)
+        self.rows: list[int] = []
+
+    def run(self, pass_: Pass) -> PassResult:
+        self.rows.append(sum(len(job.tokens) for job in pass_.jobs))
+        return super().run(pass_)
+
+
+@pytest.mark.parametrize("extended", [1, 3])
+def test_only_the_best_nodes_of_a_level_are_extended(extended: int) -> None:
+    model = Counted(hashed(VOCAB, seed=6, scale=2.0))
+    one = growth(model, f"best-20-{extended}")
+    (tree,) = one.grow([one.open(view([3, 4]))], [Budget(20, 6)])
+    assert model.rows == [2, *[extended] * 5]
+    assert len(tree) == 20
+    levels = depths(tree.parents)
+    for level in range(1, 6):
+        here = [node for node in range(len(tree)) if levels[node] == level]
+        parents = {parent for parent in tree.parents if parent in here}
+        assert len(parents) <= extended
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -17,11 +17,18 @@ from draftree.drafters.growing.shapes import parse_shape
         ("iid-2-2-1", None, (2, 2, 1), 10),
         ("best-32", None, (32,) * 6, 32),
         ("best-2", 1, (2,), 2),
+        ("best-64-8", 3, (64,) * 3, 64),
     ],
 )
 def test_widths_and_nodes(text: str, k: int | None, widths: tuple[int, ...], num_nodes: int) -> None:
     shape = parse_shape(text, k)
     assert (shape.widths, shape.num_nodes, shape.depth) == (widths, num_nodes, len(widths))
+
+
+def test_a_limit_of_extended_nodes_shortens_passes() -> None:
+    shape = parse_shape("best-64-8", 3)
+    assert (shape.num_best, shape.num_extended, shape.num_fed) == (64, 8, 16)
+    assert parse_shape("best-64", 3).num_fed == 128
 
 
 def test_draws() -> None:
@@ -32,7 +39,7 @@ def test_draws() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "tree", "2-", "0-1", "best", "best-0", "best-3-4", "iid-", "wor-x", "1--2", "1999"]
+    "text", ["", "tree", "2-", "0-1", "best", "best-0", "best-3-4-5", "iid-", "wor-x", "1--2", "1999"]
 )
 def test_malformed_shapes_are_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigurationError, match="best-32"):

@@ -88,6 +88,35 @@ def test_short_passes_are_repeated_and_the_fastest_counts() -> None:
     assert model.count == before + costs.REPEATS + 2 + 1
 
 
+class Streamed(TableLM):
+    """A model whose passes take a second for its weights, and a tenth of a second for each row above 100."""
+
+    streams_weights = True
+
+    def __init__(self) -> None:
+        super().__init__(hashed(5, seed=1))
+        self.seconds = 0.0
+        self.rows: list[int] = []
+
+    def run(self, pass_: Pass) -> PassResult:
+        self.rows.append(sum(len(job.tokens) for job in pass_.jobs))
+        self.seconds += max(1.0, self.rows[-1] / 10 - 9)
+        return super().run(pass_)
+
+
+def test_streamed_weights_are_measured_until_more_rows_cannot_pay() -> None:
+    model = Streamed()
+
+    def clock() -> float:
+        return model.seconds
+
+    found = costs.costs_of(model, max_rows=1024, clock=clock)
+    assert model.rows == [costs.PREFIX, 1, 1, 16, 64, 128, 256]
+    assert found == {1: 1.0, 16: 1.0, 64: 1.0, 128: pytest.approx(3.8), 256: pytest.approx(16.6)}
+    assert costs.costs_of(model, max_rows=1024, clock=clock) == found
+    assert len(model.rows) == 7
+
+
 def test_only_gpus_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)

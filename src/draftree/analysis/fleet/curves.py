@@ -16,13 +16,14 @@ from draftree.core.errors import ConfigurationError
 class PassCurve(Protocol):
     """Cost of passes."""
 
-    def seconds(self, batch: int, rows: int, prefix: float) -> float:
+    def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
         """Return the seconds of a pass.
 
         Args:
             batch: sequences with rows in the pass.
             rows: rows of all sequences together.
             prefix: mean number of tokens before the rows of a sequence.
+            prompt_rows: of these rows, those that only read a prompt and need no logits.
         """
         ...
 
@@ -32,24 +33,33 @@ class MeasuredCurve:
     """Interpolation between measured passes.
 
     A pass over one sequence is interpolated by its rows; a pass of one row per sequence by its sequences. A pass
-    between these is a mean of both, weighted by the share of rows that begin another sequence. Tokens before the rows
-    add a measured slope per sequence: a part for reading keys and values, and a part in proportion to the rows.
+    between these is a mean of both, weighted by the share of rows that begin another sequence, times a correction from
+    measured passes of several rows in several sequences, interpolated by sequences and by rows of each. Tokens before
+    the rows add a measured slope per sequence: a part for reading keys and values, and a part in proportion to the
+    rows. Rows that only read a prompt add what they cost in a pass of their own beyond a pass of one row.
 
     Args:
         points: sequences, rows of each, tokens before them, seconds.
         token_share: bytes of a token's keys and values divided by those of all weights, which a pass over one row reads
             in its time; 0 if unknown.
+        prompts: seconds of passes that only read a prompt, by its tokens; none: such rows cost as others.
 
     Raises:
         ConfigurationError: no pass of one sequence and one row is among them.
     """
 
-    def __init__(self, points: Iterable[tuple[int, int, int, float]], *, token_share: float = 0.0) -> None:
+    def __init__(
+        self,
+        points: Iterable[tuple[int, int, int, float]],
+        *,
+        token_share: float = 0.0,
+        prompts: Mapping[int, float] | None = None,
+    ) -> None:
         found = list(points)
         start = next((point for point in found if point[:2] == (1, 1)), None)
         if start is None:
             raise ConfigurationError("the curve has no pass of one sequence and one row: measure one")
-        self._prefix = start[2]
+        self._prefix, self._one = start[2], start[3]
         same = [point for point in found if point[2] == self._prefix]
         self._of_rows = {rows: seconds for batch, rows, _, seconds in same if batch == 1}
         self._of_batch = {batch: seconds for batch, rows, _, seconds in same if rows == 1}
@@ -57,38 +67,70 @@ class MeasuredCurve:
         self._slope = _slope(alone, self._prefix)
         self._reading = min(self._slope, token_share * start[3])
         self._slope_rows = max((point[1] for point in alone if point[2] != self._prefix), default=1)
+        self._prompts = dict(prompts or {})
+        corrections: dict[int, dict[int, float]] = {1: {1: 1.0}}
+        for batch, rows, _, seconds in same:
+            if batch > 1 and rows > 1:
+                corrections.setdefault(rows, {1: 1.0})[batch] = seconds / self._estimate(batch, batch * rows)
+        self._corrections = corrections
 
     @classmethod
-    def read(cls, path: Path, *, token_share: float = 0.0) -> MeasuredCurve:
-        """Read a file of `benchmarks/load.py --scenario costs`; the median of each kind of pass counts.
+    def read(cls, path: Path, *, token_share: float | None = None) -> MeasuredCurve:
+        """Read a file of `benchmarks/load.py --scenario costs` or `benchmarks/scale/fleet.py`.
+
+        The median of each kind of pass counts.
 
         Args:
             path: the file.
-            token_share: as for the class.
+            token_share: as for the class; None for that of the file, or 0 if it has none.
 
         Raises:
             ConfigurationError: the file has no such lines.
         """
-        points = []
+        points, prompts, found_share = [], dict[int, float](), 0.0
         for line in path.read_text("utf-8").splitlines():
             row: Mapping[str, Any] = json.loads(line)
+            found_share = float(row.get("token_share", found_share))
             if {"batch", "prefix", "rows", "milliseconds"} <= row.keys():
                 seconds = statistics.median(row["milliseconds"]) / 1000
                 points.append((int(row["batch"]), int(row["rows"]), int(row["prefix"]), seconds))
+            elif {"prompt_rows", "milliseconds"} <= row.keys():
+                prompts[int(row["prompt_rows"])] = statistics.median(row["milliseconds"]) / 1000
         if not points:
             raise ConfigurationError(
                 f"'{path}' has no measured passes: write it by benchmarks/load.py --scenario costs"
             )
-        return cls(points, token_share=token_share)
+        return cls(points, token_share=found_share if token_share is None else token_share, prompts=prompts)
 
-    def seconds(self, batch: int, rows: int, prefix: float) -> float:
+    def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
         """Return the seconds of a pass."""
-        alone = between(self._of_rows, rows)
-        apart = between(self._of_batch, rows)
-        share = 0.0 if rows <= 1 else (batch - 1) / (rows - 1)
-        by_rows = (self._slope - self._reading) * min(1.0, rows / batch / self._slope_rows)
+        if not self._prompts:
+            prompt_rows = 0
+        prompt = between(self._prompts, prompt_rows) if prompt_rows else 0.0
+        rows -= prompt_rows
+        if not rows:
+            return max(1e-9, prompt)
+        batch = min(batch, rows)
+        each = rows / batch
+        by_rows = (self._slope - self._reading) * min(1.0, each / self._slope_rows)
         before = batch * (self._reading + by_rows) * (prefix - self._prefix)
-        return max(1e-9, (1 - share) * alone + share * apart + before)
+        own = self._estimate(batch, rows) * self._correction(batch, each)
+        return max(1e-9, own + before + (max(0.0, prompt - self._one) if prompt_rows else 0.0))
+
+    def _estimate(self, batch: int, rows: int) -> float:
+        """Return the seconds from passes of one sequence and passes of one row of each."""
+        share = 0.0 if rows <= 1 else (batch - 1) / (rows - 1)
+        return (1 - share) * between(self._of_rows, rows) + share * between(self._of_batch, rows)
+
+    def _correction(self, batch: int, each: float) -> float:
+        """Return the factor between the estimate and measured passes of several rows of each sequence."""
+        at = {rows: within(factors, batch) for rows, factors in self._corrections.items()}
+        return within(at, each)
+
+
+def within(points: Mapping[int, float], place: float) -> float:
+    """Interpolate linearly between ascending places; constant outside of them."""
+    return between(points, min(max(place, min(points)), max(points)))
 
 
 def between(points: Mapping[int, float], place: float) -> float:
@@ -174,7 +216,7 @@ class RooflineCurve:
     layers: int
     hidden: int
 
-    def seconds(self, batch: int, rows: int, prefix: float) -> float:
+    def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
         """Return the seconds of a pass."""
         read = self.weight_bytes + batch * prefix * self.token_bytes
         memory = read / self.num_devices / (REACHED_BANDWIDTH * self.device.bandwidth)

@@ -1,8 +1,8 @@
 """Event queue of a simulated fleet: routing, batched steps of replicas, network delay. No torch.
 
 A replica steps like the engine: every step is one pass over the running sequences, each with its root and its draft,
-and over chunks of waiting prompts; the last chunk of a prompt is read with its first tree. With `round_trip`, clients
-draft themselves: after each round a sequence leaves the batch for the time of the round trip and of its draft.
+and over chunks of waiting prompts; the last chunk of a prompt is read with its first tree. With a `round_trip`, a
+sequence leaves the batch after each round, for the time of the round trip, of its draft and of its client's own work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ class FleetSettings:
         max_batch: sequences that run at once in each.
         overhead: seconds of a step besides the pass.
         overhead_per_sequence: seconds that each sequence adds to a step besides the pass.
-        round_trip: seconds between a verdict and the arrival of the next tree, if clients draft; 0 if the server does.
+        draft_share: what drafting for a further sequence of a step costs, as a share of drafting for it alone: 0 if all
+            are drafted in the time of one, 1 if one after another.
+        round_trip: seconds on the network between a verdict and the arrival of the next tree, if clients draft; None if
+            the server drafts.
+        client_overhead: seconds of a client per round besides its draft and the network.
         prefill_busy: prompt tokens of a pass while sequences are decoded.
     """
 
@@ -35,7 +39,9 @@ class FleetSettings:
     max_batch: int = 32
     overhead: float = 0.0
     overhead_per_sequence: float = 0.0
-    round_trip: float = 0.0
+    draft_share: float = 0.0
+    round_trip: float | None = None
+    client_overhead: float = 0.0
     prefill_busy: int = PREFILL_TOKENS_BUSY
 
 
@@ -94,6 +100,8 @@ class FleetResult:
     busy: float
     queued: float
     steps: int
+    by_request: tuple[float, ...] = ()
+    """Seconds from the arrival to the last token of each request, in the order in which they were given."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -125,22 +133,19 @@ class Fleet:
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
         """Simulate all requests to their ends."""
-        first = None
+        first, given = None, list[_Running]()
         for request in requests:
             first = request.arrival if first is None else min(first, request.arrival)
-            self._push(request.arrival, "arrive", -1, [_Running(request, request.prompt)])
+            given.append(_Running(request, request.prompt))
+            self._push(request.arrival, "arrive", -1, [given[-1]])
         now = first or 0.0
         while self._events:
-            now, _, kind, index, sequences = heapq.heappop(self._events)
-            if kind == "arrive":
-                index = min(range(len(self._replicas)), key=lambda one: (self._replicas[one].load, one))
-                self._replicas[index].waiting += sequences
-            elif kind == "return":
-                self._replicas[index].away -= len(sequences)
-                self._replicas[index].running += sequences
-            else:
-                self._end_step(index, sequences, now)
-            self._step(index, now)
+            now, changed = self._events[0][0], set[int]()
+            while self._events and self._events[0][0] == now:  # what happens at once shares a step
+                _, _, kind, index, sequences = heapq.heappop(self._events)
+                changed.add(self._change(kind, index, sequences, now))
+            for index in sorted(changed):
+                self._step(index, now)
         spent = now - (first or 0.0)
         busy = statistics.fmean(replica.busy for replica in self._replicas) / spent if spent else 0.0
         later = [(one.end - one.first) / max(1, one.written - 1) for one in self._done]
@@ -152,7 +157,20 @@ class Fleet:
             busy,
             sum(one.queued for one in self._done) / max(1, len(self._done)),
             self._steps,
+            tuple(one.end - one.request.arrival for one in given),
         )
+
+    def _change(self, kind: str, index: int, sequences: list[_Running], now: float) -> int:
+        """Apply an event; return the replica that it concerns."""
+        if kind == "arrive":
+            index = min(range(len(self._replicas)), key=lambda one: (self._replicas[one].load, one))
+            self._replicas[index].waiting += sequences
+        elif kind == "return":
+            self._replicas[index].away -= len(sequences)
+            self._replicas[index].running += sequences
+        else:
+            self._end_step(index, sequences, now)
+        return index
 
     def _push(self, when: float, kind: str, index: int, sequences: list[_Running]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), kind, index, sequences))
@@ -166,31 +184,44 @@ class Fleet:
             replica.running.append(replica.waiting.pop(0))
         for one in replica.waiting:
             one.queued = True
-        deciding, budget = list[_Running](), PREFILL_TOKENS_IDLE
-        if any(one.written for one in replica.running):
-            budget = settings.prefill_busy
-        rows = 0
-        reading = [one for one in replica.running if not one.written]
-        for one, share in zip(reading, split_prefill_budget([one.unread for one in reading], budget), strict=True):
-            one.unread -= share
-            rows += share
-        for one in replica.running:
-            if one.written or not one.unread:
-                deciding.append(one)
-                rows += one.outcome.nodes + (1 if one.written else 0)  # the root of a first tree ends its prompt
+        deciding, rows, prompt_rows = self._rows(replica)
         if not rows:
             return
         batch = sum(1 for one in replica.running if one.written or one.unread < one.request.prompt)
         prefix = statistics.fmean(one.request.prompt - one.unread + one.written for one in replica.running)
-        drafting = max((one.outcome.draft_seconds for one in deciding), default=0.0) if not settings.round_trip else 0.0
-        seconds = self._curve.seconds(max(1, batch), rows, prefix) + drafting
+        seconds = self._curve.seconds(max(1, batch), rows, prefix, prompt_rows=prompt_rows) + self._drafting(deciding)
         seconds += settings.overhead + settings.overhead_per_sequence * len(deciding)
         replica.is_stepping, self._steps = True, self._steps + 1
         replica.busy += seconds
         self._push(now + seconds, "step", index, deciding)
 
+    def _rows(self, replica: _Replica) -> tuple[list[_Running], int, int]:
+        """Return the sequences of a step that decode, its rows, and of these the rows that only read prompts."""
+        deciding, budget = list[_Running](), PREFILL_TOKENS_IDLE
+        if any(one.written for one in replica.running):
+            budget = self._settings.prefill_busy
+        rows = prompt_rows = 0
+        reading = [one for one in replica.running if not one.written]
+        for one, share in zip(reading, split_prefill_budget([one.unread for one in reading], budget), strict=True):
+            one.unread -= share
+            rows += share
+            prompt_rows += share - (0 if one.unread else min(1, share))  # the root of a first tree ends its prompt
+        for one in replica.running:
+            if one.written or not one.unread:
+                deciding.append(one)
+                rows += one.outcome.nodes + (1 if one.written else 0)
+        return deciding, rows, prompt_rows
+
+    def _drafting(self, deciding: Sequence[_Running]) -> float:
+        """Return the seconds of drafting for all sequences of a step."""
+        if self._settings.round_trip is not None or not deciding:
+            return 0.0
+        each = [one.outcome.draft_seconds for one in deciding]
+        return max(each) + self._settings.draft_share * (sum(each) - max(each))
+
     def _end_step(self, index: int, deciding: Sequence[_Running], now: float) -> None:
-        replica, away = self._replicas[index], self._settings.round_trip
+        replica, settings = self._replicas[index], self._settings
+        away = (settings.round_trip or 0.0) + settings.client_overhead
         replica.is_stepping = False
         for one in deciding:
             outcome = one.outcome
@@ -200,7 +231,7 @@ class Fleet:
             if one.written == one.request.output:
                 replica.running.remove(one)
                 self._done.append(one)
-            elif away:
+            elif settings.round_trip is not None:
                 replica.running.remove(one)
                 replica.away += 1
                 self._push(now + away + outcome.draft_seconds, "return", index, [one])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftree.analysis.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
+from draftree.analysis.fleet.measured import HostCosts
 from draftree.analysis.fleet.simulation import Fleet, FleetResult, FleetSettings, quantile
-from draftree.analysis.fleet.workload import mean_outcomes, poisson
+from draftree.analysis.fleet.workload import RoundOutcome, mean_outcomes, poisson
 from draftree.core.errors import ConfigurationError, suggestion
 
 SHAPES: Mapping[float, tuple[int, int, int]] = {
@@ -25,6 +26,8 @@ SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([MBT]?)", re.ASCII)
 RESERVED = 0.1
 """Share of a device's memory for activations, graphs and fragmentation. An assumption."""
 MAX_BATCH = 256
+USUAL_HOST = HostCosts(overhead=OVERHEAD)
+"""Host of a server that was not measured."""
 REQUESTS = 400
 """Simulated requests: enough for the 95th percentile."""
 MOST_QUEUED = 0.1
@@ -44,7 +47,8 @@ class Demand:
         tokens_per_round: tokens written per round with the drafter; 1 for plain decoding.
         nodes: drafted tokens that the target scores per round.
         draft_seconds: seconds of drafting per round.
-        round_trip: seconds between client and server for each round, if clients draft.
+        rounds: recorded rounds to replay in place of these three; none to use them.
+        round_trip: seconds between client and server for each round, if clients draft; None if the server drafts.
         first_token: largest acceptable seconds to the first token, 95th percentile; None for any.
         per_token: largest acceptable seconds between tokens, 95th percentile; None for any.
 
@@ -60,7 +64,8 @@ class Demand:
     tokens_per_round: float = 1.0
     nodes: int = 0
     draft_seconds: float = 0.0
-    round_trip: float = 0.0
+    rounds: Sequence[RoundOutcome] = ()
+    round_trip: float | None = None
     first_token: float | None = 2.0
     per_token: float | None = None
 
@@ -74,6 +79,13 @@ class Demand:
                 f"tokens per round are {self.tokens_per_round} with {self.nodes} drafted tokens: they must be from 1 "
                 f"to {self.nodes + 1}, one more than the drafted tokens"
             )
+        if self.round_trip is not None and not 0 <= self.round_trip < math.inf:
+            raise ConfigurationError(f"the round trip is {self.round_trip} s: it must be 0 or more")
+
+    @property
+    def outcomes(self) -> Sequence[RoundOutcome]:
+        """Outcomes of rounds: the recorded ones, or even ones with the given means."""
+        return self.rounds or mean_outcomes(self.tokens_per_round, self.nodes, self.draft_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +192,20 @@ def simulated(
     width: int,
     replicas: int,
     max_batch: int,
-    overhead: float = OVERHEAD,
+    host: HostCosts = USUAL_HOST,
 ) -> Plan:
     """Simulate a fleet under the demand, with the same random requests for every fleet."""
     settings = FleetSettings(
-        replicas=replicas, max_batch=max_batch, overhead=overhead, round_trip=demand.round_trip, prefill_busy=512
+        replicas=replicas,
+        max_batch=max_batch,
+        overhead=host.overhead,
+        overhead_per_sequence=host.overhead_per_sequence,
+        draft_share=host.draft_share,
+        round_trip=demand.round_trip,
+        prefill_busy=512,
     )
-    outcomes = mean_outcomes(demand.tokens_per_round, demand.nodes, demand.draft_seconds)
-    requests = poisson(demand.rate, count=REQUESTS, prompt=demand.prompt, output=demand.output, outcomes=outcomes)
+    count, prompt, output = REQUESTS, demand.prompt, demand.output
+    requests = poisson(demand.rate, count=count, prompt=prompt, output=output, outcomes=demand.outcomes)
     result = Fleet(curve, settings).run(requests)
     return Plan(device, width, replicas, max_batch, result, _reason(demand, result))
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from draftree.core.hidden import rows_of
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.growing.stepper import AnsweringStepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.drafters.growing.unread import MAX_UNREAD, Rows, Unread, common_length, drop_before, first_rows
 from draftree.heads.decoding import HeadDecoder
@@ -57,7 +57,7 @@ class HeadedSequence:
 
 
 @final
-class HeadStepper(Stepper[HeadedSequence]):
+class HeadStepper(AnsweringStepper[HeadedSequence]):
     """Stepper for a head that drafts level by level.
 
     Args:
@@ -70,8 +70,6 @@ class HeadStepper(Stepper[HeadedSequence]):
         self._block = max(1, self.max_length // 2)
         self._idle_rounds = 0
         """Number of rounds since the last tree."""
-        self.answered: Tensor | None = None
-        """States of the rows of the last logits, shape (rows, hidden)."""
 
     @property
     def footprint(self) -> Footprint:

@@ -17,8 +17,7 @@ from torch import Tensor
 from draftree.core.threads import single_threaded
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.head_stepper import HeadedSequence, HeadStepper
-from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.growing.stepper import AnsweringStepper, StateT, Stepper
 from draftree.drafters.learning.corrections import HeadCorrections
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.memory import Footprint
@@ -73,16 +72,18 @@ class _Batch:
 
 
 @final
-class LearningStepper(Stepper[HeadedSequence]):
+class LearningStepper(Stepper[StateT]):
     """Stepper with corrected logits.
 
     Args:
-        stepper: the stepper of the head.
+        stepper: of a head, or of the first layers of the target.
         corrections: corrections of its logits.
         vocabulary: tokens of the columns.
     """
 
-    def __init__(self, stepper: HeadStepper, corrections: HeadCorrections, vocabulary: DraftVocabulary) -> None:
+    def __init__(
+        self, stepper: AnsweringStepper[StateT], corrections: HeadCorrections, vocabulary: DraftVocabulary
+    ) -> None:
         self._stepper = stepper
         self._corrections = corrections
         self._pace = corrections.pace
@@ -101,46 +102,46 @@ class LearningStepper(Stepper[HeadedSequence]):
         """Make room in the stepper of the head."""
         self._stepper.reserve(num_sequences, length)
 
-    def open(self, view: SequenceView) -> HeadedSequence:
+    def open(self, view: SequenceView) -> StateT:
         """Return the state of a new sequence."""
         return self._stepper.open(view)
 
-    def close(self, state: HeadedSequence) -> None:
+    def close(self, state: StateT) -> None:
         """Free the slot."""
         self._drafted.pop(id(state), None)
         self._stepper.close(state)
 
-    def fork(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+    def fork(self, state: StateT, view: SequenceView) -> StateT:
         """Copy the rows of the common prefix."""
         return self._stepper.fork(state, view)
 
-    def detach(self, state: HeadedSequence) -> HeadedSequence | None:
+    def detach(self, state: StateT) -> StateT | None:
         """Drop the tree and keep the rows."""
         self._drafted.pop(id(state), None)
         return self._stepper.detach(state)
 
-    def attach(self, state: HeadedSequence, view: SequenceView) -> HeadedSequence:
+    def attach(self, state: StateT, view: SequenceView) -> StateT:
         """Cut the slot to the rows of the common prefix."""
         return self._stepper.attach(state, view)
 
-    def check_integrity(self, states: Sequence[HeadedSequence]) -> None:
+    def check_integrity(self, states: Sequence[StateT]) -> None:
         """Raise AssertionError unless the stepper is consistent, and rows of closed sequences are dropped."""
         self._stepper.check_integrity(states)
         assert self._drafted.keys() <= {id(state) for state in states}, "rows belong to open sequences"
 
-    def learn(self, states: Sequence[HeadedSequence], hidden: Sequence[Tensor | None]) -> None:
+    def learn(self, states: Sequence[StateT], hidden: Sequence[Tensor | None]) -> None:
         """Note the target's hidden states."""
         self._stepper.learn(states, hidden)
 
-    def read(self, states: Sequence[HeadedSequence], counts: Sequence[int]) -> None:
+    def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
         """Read rows of prompts along with the target."""
         self._stepper.read(states, counts)
 
-    def is_ready(self, state: HeadedSequence) -> bool:
+    def is_ready(self, state: StateT) -> bool:
         """Return whether the hidden states before the text's last token are known."""
         return self._stepper.is_ready(state)
 
-    def catch_up(self, states: Sequence[HeadedSequence], ahead: Sequence[int]) -> Logits:
+    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
         """Read the unread rows of every sequence; return corrected logits."""
         self._learns = self._pace.allows()
         logits = self._stepper.catch_up(states, ahead)
@@ -154,7 +155,7 @@ class LearningStepper(Stepper[HeadedSequence]):
         self._pace.spend(start)
         return logits
 
-    def _note(self, states: Sequence[HeadedSequence], names: Sequence[str | None], logits: Logits) -> None:
+    def _note(self, states: Sequence[StateT], names: Sequence[str | None], logits: Logits) -> None:
         """Note the rows of the roots, and correct them."""
         answered = self._stepper.answered
         assert answered is not None, "logits have states"
@@ -177,7 +178,7 @@ class LearningStepper(Stepper[HeadedSequence]):
                 )
 
     def _compare(
-        self, states: Sequence[HeadedSequence], names: Sequence[str | None], logits: Logits, unchanged: Tensor
+        self, states: Sequence[StateT], names: Sequence[str | None], logits: Logits, unchanged: Tensor
     ) -> list[tuple[int, int]]:
         """Return the first choices without and with the corrections, and correct the rows of those that are used."""
         with logits.computing():
@@ -218,7 +219,7 @@ class LearningStepper(Stepper[HeadedSequence]):
                 columns[rows] = part
 
     def feed(
-        self, states: Sequence[HeadedSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
     ) -> Logits:
         """Run a pass over new nodes of trees; return the logits of the head alone."""
         logits = self._stepper.feed(states, tokens, parents)
@@ -237,7 +238,7 @@ class LearningStepper(Stepper[HeadedSequence]):
         self._pace.spend(start)
         return logits
 
-    def keep(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
+    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
         """Learn from the verified tokens after visited rows, and drop the tree."""
         if self._drafted:
             start = self._pace.clock()
@@ -246,7 +247,7 @@ class LearningStepper(Stepper[HeadedSequence]):
         self._stepper.keep(states, paths)
 
     @torch.inference_mode()
-    def _learn_from(self, states: Sequence[HeadedSequence], paths: Sequence[Sequence[int]]) -> None:
+    def _learn_from(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
         batches: dict[str, _Batch] = {}
         for state, path in zip(states, paths, strict=True):
             found = self._drafted.pop(id(state), None)
@@ -272,7 +273,7 @@ class LearningStepper(Stepper[HeadedSequence]):
                     temperatures=batch.temperatures,
                 )
 
-    def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
+    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
         """Drop the tree."""
         self.keep(states, [()] * len(states))
 
@@ -290,7 +291,7 @@ def _by_name(names: Sequence[str | None]) -> list[tuple[str, list[int]]]:
     return list(found.items())
 
 
-def _first_choices(states: Sequence[HeadedSequence], logits: Logits) -> list[int]:
+def _first_choices(states: Sequence[StateT], logits: Logits) -> list[int]:
     """Return the first choice of every root under the noise of its request."""
     rows = [DistributionRows(state.view.history, state.view.controls, [()]) for state in states]
     with Distributions(logits, rows) as distributions:

@@ -23,10 +23,11 @@ logger = logging.getLogger(__name__)
 
 def model_reader(
     target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
-) -> Callable[[str], LoadedDraftModel]:
+) -> Callable[..., LoadedDraftModel]:
     """Return a function that loads a drafter's model from files.
 
-    Its weights have 8 bits if the target's have and it has native kernels: drafts never change a text.
+    Its weights have 8 bits if the target's have and it has native kernels, or if that is requested: drafts never change
+    a text.
 
     Args:
         target: the target.
@@ -46,11 +47,11 @@ def model_reader(
             trust_remote_code=trust_remote_code,
         )
 
-    def read(name: str) -> LoadedDraftModel:
+    def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
         try:
-            loaded = load(name, target.quantization)
+            loaded = load(name, quantization or target.quantization)
         except NativeUnavailableError as reason:
-            if target.quantization is None:
+            if quantization is not None or target.quantization is None:
                 raise
             logger.info("drafter '%s' keeps its own weights: %s", name, reason)
             loaded = load(name, None)
@@ -63,13 +64,18 @@ def model_reader(
     return read
 
 
-def apart_reader(quantization: str | None, *, trust_remote_code: bool) -> Callable[[str], LoadedDraftModel]:
+def apart_reader(target_quantization: str | None, *, trust_remote_code: bool) -> Callable[..., LoadedDraftModel]:
     """Return a function that loads a drafter's model in a process of its own, on the CPU."""
 
-    def read(name: str) -> LoadedDraftModel:
+    def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
         folder = resolve_model(name)
-        threads = torch.get_num_threads()
-        model = load_apart(name, threads=threads, quantization=quantization, trust_remote_code=trust_remote_code)
+        model = load_apart(
+            name,
+            threads=torch.get_num_threads(),
+            quantization=quantization or target_quantization,
+            must_quantize=quantization is not None,
+            trust_remote_code=trust_remote_code,
+        )
         return LoadedDraftModel(model, load_tokenizer(folder, trust_remote_code=trust_remote_code), name)
 
     return read

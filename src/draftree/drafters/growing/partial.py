@@ -12,7 +12,7 @@ from typing import final
 
 from draftree.core.tree import ROOT, TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.growing.stepper import AnsweringStepper
 from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset, Pass, Slot, Truncate
 from draftree.sampling.logits import Logits
 
@@ -33,19 +33,25 @@ class PartialSequence:
 
 
 @final
-class PartialStepper(Stepper[PartialSequence]):
+class PartialStepper(AnsweringStepper[PartialSequence]):
     """Stepper that runs a subset of the target's layers.
 
     Args:
         model: the target.
         part: subset of its layers.
+        answers: whether the states of the logits are kept; for the first layers only.
 
     Raises:
         UnsupportedModelError: the target cannot run this part.
     """
 
-    def __init__(self, model: LanguageModel, part: LayerSubset) -> None:
+    def __init__(self, model: LanguageModel, part: LayerSubset, *, answers: bool = False) -> None:
         model.require_part(part)
+        self._capture: tuple[int, ...] = ()
+        if answers:
+            assert part.end is not None, "only the first layers have an end"
+            model.require_capture((part.end,))
+            self._capture = (part.end,)
         self.model = model
         self.max_length = self.max_depth = model.max_length
         # a subset of all layers is still a subset: a whole pass would append tentative nodes
@@ -76,7 +82,7 @@ class PartialStepper(Stepper[PartialSequence]):
             state.root = len(unread) - 1
             state.fed.clear()
             jobs.append(Extend(state.slot, unread, range(-1, state.root), logits_at=[state.root]))
-        return self.model.run(Pass(jobs, self._part)).logits
+        return self._run(jobs)
 
     def feed(
         self, states: Sequence[PartialSequence], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
@@ -86,7 +92,18 @@ class PartialStepper(Stepper[PartialSequence]):
             Extend(state.slot, row, [state.root if parent == ROOT else state.root + 1 + parent for parent in above])
             for state, row, above in zip(states, tokens, parents, strict=True)
         ]
-        return self.model.run(Pass(jobs, self._part)).logits
+        return self._run(jobs)
+
+    def _run(self, jobs: Sequence[Extend]) -> Logits:
+        result = self.model.run(Pass(jobs, self._part, self._capture))
+        if result.hidden is not None:
+            rows = [
+                result.row_starts[index] + node
+                for index, job in enumerate(jobs)
+                for node in (range(len(job.tokens)) if job.logits_at is None else job.logits_at)
+            ]
+            self.answered = self.model.final_norm(result.hidden[rows, 0])
+        return result.logits
 
     def keep(self, states: Sequence[PartialSequence], paths: Sequence[Sequence[int]]) -> None:
         """Drop the partial nodes; the target keeps the accepted tokens."""

@@ -3,7 +3,8 @@
 * `chain`: one child per node.
 * `1-1-3-1`: at step i every node gets its k_i best children (the expansion of SpecInfer, arXiv 2305.09781).
 * `best-n`: the n nodes of highest survival, the product of the drafter's probabilities along the path, within the
-  maximum number of levels (as in OPT-Tree, arXiv 2406.17276).
+  maximum number of levels (as in OPT-Tree, arXiv 2406.17276). `best-n-m` extends at most the m best nodes of a level
+  (as in EAGLE-2, arXiv 2406.16858): passes of the drafter are shorter, and few of the other nodes have kept children.
 * `iid-…`, `wor-…`: an expansion with children drawn independently or without replacement, for verifiers that need draft
   distributions.
 """
@@ -18,7 +19,7 @@ from draftree.core.types import MAX_NODES
 
 CHAIN_DEPTH = 5
 BEST_DEPTH = 6
-EXAMPLES = "chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1"
+EXAMPLES = "chain, 1-1-3-1-1, best-32, best-64-8, iid-2-2-1 or wor-2-2-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,13 @@ class Shape:
         widths: number of children of a node by level; its length is the depth.
         draws: supported draws; the verifier chooses one.
         num_best: number of best nodes to keep; None keeps all.
+        num_extended: maximum number of nodes of a level that get children; None for all.
     """
 
     widths: tuple[int, ...]
     draws: frozenset[Draw]
     num_best: int | None = None
+    num_extended: int | None = None
 
     @property
     def depth(self) -> int:
@@ -59,7 +62,7 @@ class Shape:
         """Maximum number of nodes that the model reads while the tree grows: all levels except the last."""
         total, level = 0, 1
         for width in self.widths[:-1]:
-            level = level * width if self.num_best is None else min(level * width, self.num_best)
+            level = level * width if self.num_best is None else min(level * width, self.num_extended or self.num_best)
             total += level
         return total
 
@@ -85,8 +88,9 @@ def _shape(text: str, k: int | None) -> Shape:
         return Shape((1,) * (k or CHAIN_DEPTH), frozenset({Draw.FREE, Draw.IID}))
     head, _, rest = text.partition("-")
     if head == "best":
-        (count,) = _numbers(text, rest.split("-"), 1)
-        return Shape((count,) * (k or BEST_DEPTH), frozenset({Draw.FREE}), num_best=count)
+        numbers = rest.split("-")
+        count, *extended = _numbers(text, numbers, min(2, len(numbers)))
+        return Shape((count,) * (k or BEST_DEPTH), frozenset({Draw.FREE}), count, extended[0] if extended else None)
     draws = {"iid": Draw.IID, "wor": Draw.WITHOUT_REPLACEMENT}
     widths = _numbers(text, (rest if head in draws else text).split("-"), None)[:k]
     return Shape(widths, frozenset({draws.get(head, Draw.FREE)}))

@@ -6,8 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
+from torch import Tensor
+
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
+from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.logits import Logits
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
@@ -130,3 +133,18 @@ class Stepper(ABC, Generic[StateT]):
     @abstractmethod
     def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
         """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""
+
+
+class AnsweringStepper(Stepper[StateT]):
+    """Stepper that keeps the states from which logits were computed, so that corrections can be learned."""
+
+    answered: Tensor | None = None
+    """States of the rows of the last logits, shape (rows, hidden); None before the first logits."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of its own in bytes."""
+        return NOTHING
+
+    def learn(self, states: Sequence[StateT], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states, shape (rows, layers, hidden) for each sequence; None for none."""

@@ -136,6 +136,8 @@ class Growth:
         """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
         if self._draw is not Draw.FREE or max(self._shape.widths) > self._stepper.most_children:
             return False
+        if self._shape.num_extended is not None:
+            return False
         if not self._is_mapped and self._asks_confidence(active):
             return False
         controls = [g.state.view.controls for g in active]
@@ -278,6 +280,9 @@ class Growth:
         elif len(g.tokens) == g.budget.num_nodes:
             new = range(0)
         g.frontier = [node for node in new if node not in g.unsure]
+        most = self._shape.num_extended
+        if most is not None and len(g.frontier) > most:
+            g.frontier = sorted(sorted(g.frontier, key=lambda node: (-g.scores[node], node))[:most])
 
     def _tree(self, g: GrowingTree) -> TokenTree:
         distributions = torch.stack(g.distributions) if g.distributions else None

@@ -66,11 +66,15 @@ class AheadCounts:
     Attributes:
         hits: rounds whose draft was there before they began.
         misses: rounds in which trees were drafted ahead and none fitted.
-        wasted: nodes that were drafted ahead and not used.
+        stops: rounds of both kinds whose walk ended at one of the predicted places.
+        drafted: nodes that were drafted ahead.
+        wasted: those of them that were not used.
     """
 
     hits: int = 0
     misses: int = 0
+    stops: int = 0
+    drafted: int = 0
     wasted: int = 0
 
 
@@ -179,6 +183,7 @@ class AheadDrafter(Drafter[AheadSequence]):
     def _drop(self, state: AheadSequence) -> None:
         """Close the states of stops that the text did not take."""
         for stop, tree in state.ready:
+            self.counts.drafted += len(tree)
             self.counts.wasted += len(tree)
             self._alive(functools.partial(self._drafter.close, stop.own))
         state.ready = []
@@ -199,11 +204,13 @@ class AheadDrafter(Drafter[AheadSequence]):
         for place, (stop, tree) in enumerate(state.ready):
             if stop.path != path or stop.length + 1 != length:
                 continue
+            self.counts.stops += 1
             rest = below(tree, int(state.view.history.tokens[-1]))
             if len(rest):
                 del state.ready[place]
                 state.held, state.held_length = rest, length
                 self.counts.hits += 1
+                self.counts.drafted += len(tree)
                 self.counts.wasted += len(tree) - len(rest) - 1
                 self._alive(functools.partial(self._exchange, state, stop))
                 return

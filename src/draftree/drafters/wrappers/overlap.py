@@ -82,6 +82,20 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
         return Overlap(fastest(run_target), fastest(run_draft), fastest(run_both))
 
 
+def wrapped_apart(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> Drafter[Any]:
+    """Return a drafter that goes on without drafts if the process of its model ends; others are returned as they are.
+
+    Args:
+        drafter: any drafter.
+        traits: as for `ahead_of`.
+        target: as for `ahead_of`.
+        clock: as for `ahead_of`.
+    """
+    if traits.ahead:
+        return ahead_of(drafter, traits, target, clock)
+    return AheadDrafter(drafter, stops=0, branches=False, is_on=False) if traits.alternates else drafter
+
+
 def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> AheadDrafter:
     """Wrap a drafter, which drafts ahead if that pays on this machine.
 

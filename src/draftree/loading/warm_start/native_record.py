@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.models.check import CheckResult
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
+from draftree.models.native.blueprint import (
+    Blueprint,
+    ExpertsBlueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    ScoreBias,
+    SourceBlueprint,
+)
 from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
 
@@ -65,4 +72,12 @@ def _layer(found: dict[str, Any]) -> LayerBlueprint:
     if source is not None:
         parts = {side: LinearBlueprint(**source[side]) for side in ("query", "output")}
         source = SourceBlueprint(**source | parts)
-    return LayerBlueprint(**found | many | single | {"source": source})
+    experts = None if found["experts"] is None else _experts(found["experts"])
+    return LayerBlueprint(**found | many | single | {"source": source, "experts": experts})
+
+
+def _experts(found: dict[str, Any]) -> ExpertsBlueprint:
+    names = ("router", "gate_up", "down", "shared_down", "shared_gate")
+    single = {name: None if found[name] is None else LinearBlueprint(**found[name]) for name in names}
+    many = {"shared_gate_up": tuple(LinearBlueprint(**linear) for linear in found["shared_gate_up"])}
+    return ExpertsBlueprint(**found | single | many)

@@ -6,68 +6,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from draftree.models.native.blueprint_parts import ExpertsBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.rotary import Rope
 
-SILU, GELU_TANH, GELU, RELU, QUICK_GELU = range(5)
+__all__ = [
+    "ACTIVATIONS",
+    "CLAMPED_SILU",
+    "GELU",
+    "GELU_TANH",
+    "LAYER_NORM",
+    "MAX_EXPERTS",
+    "NORM_KINDS",
+    "QUICK_GELU",
+    "RELU",
+    "RMS_NORM",
+    "SILU",
+    "Blueprint",
+    "ExpertsBlueprint",
+    "LayerBlueprint",
+    "LinearBlueprint",
+    "ProjectionBlueprint",
+    "ScoreBias",
+    "SourceBlueprint",
+]
+
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU = range(6)
+MAX_EXPERTS = 1024
 RMS_NORM, LAYER_NORM = range(2)
 ACTIVATIONS: Mapping[str, int] = MappingProxyType(
-    {"SILU": SILU, "GELU_TANH": GELU_TANH, "GELU": GELU, "RELU": RELU, "QUICK_GELU": QUICK_GELU}
+    {
+        "SILU": SILU,
+        "GELU_TANH": GELU_TANH,
+        "GELU": GELU,
+        "RELU": RELU,
+        "QUICK_GELU": QUICK_GELU,
+        "CLAMPED_SILU": CLAMPED_SILU,
+    }
 )
 NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
-
-
-@dataclass(frozen=True, slots=True)
-class LinearBlueprint:
-    """Linear layer.
-
-    Attributes:
-        weight: name of its weight.
-        bias: name of its bias; None for none.
-        inputs: number of inputs.
-        outputs: number of outputs.
-        is_transposed: whether the weight has shape (inputs, outputs).
-    """
-
-    weight: str
-    bias: str | None
-    inputs: int
-    outputs: int
-    is_transposed: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of its parameters."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceBlueprint:
-    """Attention of a layer to sources, whose keys and values are computed elsewhere.
-
-    Attributes:
-        norm: name of the norm before it; None for none.
-        query: queries.
-        output: product of its results.
-        scaling: factor of the scores.
-    """
-
-    norm: str | None
-    query: LinearBlueprint
-    output: LinearBlueprint
-    scaling: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreBias:
-    """Bias of scores by distance.
-
-    Attributes:
-        weight: name of its table of shape (buckets, heads).
-        buckets: bucket of each distance; farther ones are in the last of these.
-    """
-
-    weight: str
-    buckets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +57,9 @@ class LayerBlueprint:
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
         source: attention to sources, after that to the text; None for none.
         score_bias: index in `Blueprint.score_biases`; None for none.
+        score_cap: soft cap of the scores of attention; None for none.
+        sinks: name of scores, one for each head, of a key without a value that every row sees; None for none.
+        experts: the perceptron has experts, and `gate_up` and `down` are those of expert 0.
     """
 
     attention_norm: str | None
@@ -100,6 +79,9 @@ class LayerBlueprint:
     is_normed_residual: bool = False
     source: SourceBlueprint | None = None
     score_bias: int | None = None
+    score_cap: float | None = None
+    sinks: str | None = None
+    experts: ExpertsBlueprint | None = None
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
         """Return a layer with norms after its sublayers as one with norms before them.
@@ -116,7 +98,8 @@ class LayerBlueprint:
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All projections."""
         source = () if self.source is None else (self.source.query, self.source.output)
-        return (*self.qkv, self.output, *source, *self.gate_up, self.down)
+        own = () if self.experts is None else self.experts.linears
+        return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -159,6 +142,10 @@ class Blueprint:
         has_norm_bias: whether norms have biases, whose names end in "bias" in place of "weight".
         is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
             norm before the next one.
+        is_parallel: whether attention and perceptron of a layer read the same residual stream.
+        logit_cap: soft cap of the logits; None for none.
+        gate_limit: largest size of the gate and of what it multiplies, of CLAMPED_SILU.
+        gate_slope: factor in the logistic function of the gate, of CLAMPED_SILU.
         is_gated: whether perceptrons have gates; otherwise `gate_up` of a layer is its first product.
         positions: name of a table that is added to embeddings by position; None for none.
         position_offset: row of the table for position 0.
@@ -195,6 +182,10 @@ class Blueprint:
     has_norm_bias: bool = False
     is_post_norm: bool = False
     is_gated: bool = True
+    is_parallel: bool = False
+    logit_cap: float | None = None
+    gate_limit: float = 0.0
+    gate_slope: float = 0.0
     positions: str | None = None
     position_offset: int = 0
     unplaced: int | None = None
@@ -206,7 +197,7 @@ class Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
 
         def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
-            return tuple(replace(linear, is_transposed=False) for linear in linears)
+            return tuple(replace(linear, is_transposed=False, is_interleaved=False, groups=0) for linear in linears)
 
         layers = [
             replace(
@@ -223,6 +214,11 @@ class Blueprint:
     def bias_of_norm(self, name: str) -> str | None:
         """Return the name of a norm's bias, from that of its weight; None for none."""
         return f"{name.removesuffix('weight')}bias" if self.has_norm_bias else None
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer has experts."""
+        return any(layer.experts is not None for layer in self.layers)
 
     @property
     def is_tied(self) -> bool:
@@ -243,4 +239,5 @@ class Blueprint:
             found += [*self.projection.norms, *self.projection.linear.names]
         for layer in self.layers:
             found += [name for linear in layer.linears for name in linear.names]
+            found += [] if layer.sinks is None else [layer.sinks]
         return frozenset(found)

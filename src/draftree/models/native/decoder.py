@@ -16,7 +16,8 @@ from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import FORMATS, LANES, address, library
 from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.packed import PackedSource, PackedWeights
+from draftree.models.native.packed import PackedWeights
+from draftree.models.native.packed_source import PackedSource
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, SourceRows, place_of
 from draftree.models.native.score_biases import ScoreBiases
@@ -96,6 +97,10 @@ class NativeDecoder:
         plan = self._blueprint
         heads, all_heads = (plan.heads * plan.head_dim, (plan.heads + 2 * plan.kv_heads) * plan.head_dim)
         widest = max(plan.hidden, heads, plan.mlp)
+        experts = [layer.experts for layer in plan.layers if layer.experts is not None]
+        if experts:  # a row takes as much room as each of its experts
+            uses = max(one.chosen + (one.shared_down is not None) for one in experts)
+            return 4 * (plan.hidden + uses * (max(all_heads, plan.hidden) + 2 * widest))
         return 4 * (plan.hidden + max(all_heads, plan.hidden) + 2 * widest)
 
     def rows_of_chunk(self, rows: int) -> int:
@@ -154,7 +159,7 @@ class NativeDecoder:
         own = None if bias is None else bias[: self._num_tokens]
         if own is not None and self._share is not None:
             raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
-        return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, bias=own)
+        return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, soft_cap=plan.logit_cap, bias=own)
 
     def run(
         self,

@@ -1,43 +1,57 @@
 """Derivation of the `Blueprint` of a transformers model.
 
 Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
-attention with rotary or learned positions and optional norms per head; perceptrons with a gate or without; biases;
-residual connections. Modules are found by the names that nearly all families share; the name of the family is not used.
-The blueprint must account for every parameter, and the native model is checked against the original logits.
+attention with rotary or learned positions, optional norms per head, soft caps and sinks; perceptrons with a gate or
+without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
+families share; the name of the family is not used. The blueprint must account for every parameter, and the native model
+is checked against the original logits.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint
+from draftree.models.native.blueprint import CLAMPED_SILU, LAYER_NORM, Blueprint, LayerBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.modules import Names, activation_of, first_part, linear_of, linears_of, part, runs_before
+from draftree.models.native.expert_modules import activation_module, clamps_of
+from draftree.models.native.facts import ModelFacts
+from draftree.models.native.layer_modules import (
+    ATTENTION,
+    BEFORE_ATTENTION,
+    BEFORE_MLP,
+    OUTPUT,
+    UP,
+    describe_layer,
+    is_gated,
+    mlp_of,
+    query_factors,
+)
+from draftree.models.native.modules import (
+    Names,
+    activation_of,
+    first_part,
+    linear_of,
+    part,
+    reads_before,
+    runs_before,
+)
 from draftree.models.native.norms import norm_facts, require_like_norms
 from draftree.models.native.rotary import read_ropes
-from draftree.models.torch.attention import LayerCall, ProbePass, announced
+from draftree.models.torch.attention import ProbePass, announced
 from draftree.models.torch.embeddings import scale_of_embedding
-from draftree.models.torch.hf import HFModel
 
 LAYERS = ("layers", "h")
-ATTENTION = ("self_attn", "attn")
-BEFORE_ATTENTION = ("input_layernorm", "ln_1", "self_attn_layer_norm")
-BEFORE_MLP = ("post_attention_layernorm", "ln_2", "final_layer_norm")
-LAST_NORM = ("norm", "ln_f", "final_layer_norm")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 POSITIONS = ("wpe", "embed_positions")
-QUERIES = ("q_proj", "qkv_proj", "c_attn")
-QUERY_TOLERANCE = 1e-2
-"""Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
 ACTIVATION = ("act_fn", "activation_fn", "act")
 
 
-def read(model: HFModel) -> Blueprint:
+def read(model: ModelFacts) -> Blueprint:
     """Derive the blueprint of a model.
 
     Args:
@@ -59,9 +73,9 @@ def read(model: HFModel) -> Blueprint:
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
     is_post_norm = _is_post_norm(model, modules[0])
-    factors = _query_factors(model, modules) if None in of_layers else {}
+    factors = query_factors(model, modules) if None in of_layers else {}
     layers = tuple(
-        _layer(
+        describe_layer(
             layer,
             model.calls[index],
             None if kind is None else kinds.index(kind),
@@ -79,8 +93,8 @@ def read(model: HFModel) -> Blueprint:
             raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
         layers, final = norms_after(layers, None)
     embedding = inner.get_input_embeddings()
-    if getattr(config, "final_logit_softcapping", None):
-        raise NativeUnavailableError("its logits are capped")
+    mlps = [mlp_of(module) for module in modules]
+    activation, limit, slope = _activation(mlps)
     offset = 0 if table is None else int(getattr(table, "offset", 0))
     rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
     found = Blueprint(
@@ -92,9 +106,9 @@ def read(model: HFModel) -> Blueprint:
         heads=heads,
         kv_heads=(sum(linear.outputs for linear in layers[0].qkv) // head_dim - heads) // 2,
         head_dim=head_dim,
-        mlp=layers[0].down.inputs,
+        mlp=max(layer.down.inputs if layer.experts is None else layer.experts.widest for layer in layers),
         vocab=model.vocab_size,
-        activation=activation_of([part(_mlp(module), *ACTIVATION) for module in modules]),
+        activation=activation,
         epsilon=facts.epsilon,
         norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
@@ -109,6 +123,10 @@ def read(model: HFModel) -> Blueprint:
         has_norm_bias=facts.has_bias,
         is_post_norm=is_post_norm,
         is_gated=is_gated(layers[0]),
+        is_parallel=_is_parallel(model, modules[0]),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+        gate_limit=limit,
+        gate_slope=slope,
         positions=None if table is None else names.of(table),
         position_offset=offset,
     )
@@ -146,7 +164,7 @@ def _rope_types(config: Any) -> list[Any]:
     return [rope.get("rope_type") for rope in own]
 
 
-def _is_post_norm(model: HFModel, layer: Any) -> bool:
+def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
     """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
     norm, attention = part(layer, *BEFORE_ATTENTION), part(layer, *ATTENTION)
     if norm_facts(norm).kind != LAYER_NORM:
@@ -173,84 +191,31 @@ def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tu
     return tuple(found), before
 
 
-def _mlp(layer: Any) -> Any:
-    """Return the module with the perceptron: the layer itself in some families."""
-    return layer if hasattr(layer, "fc1") else part(layer, "mlp")
+def _is_parallel(model: ModelFacts, layer: Any) -> bool:
+    """Return whether the perceptron of a layer does not read what its attention adds.
 
-
-@dataclass(slots=True)
-class _Queries(ProbePass):
-    """Pass that records the queries of each layer, shape (1, heads, rows, head_dim)."""
-
-    queries: dict[int, Tensor] = field(default_factory=dict)
-
-    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Record the queries, and attend."""
-        self.queries[call.layer] = query
-        return ProbePass.attend(self, call, query, key, value)
-
-
-@torch.inference_mode()
-def _query_factors(model: HFModel, layers: Sequence[Any]) -> dict[int, float]:
-    """Return by layer the factor between the product of its queries and the queries with which it attends.
-
-    Some families scale queries before their attention. It is only of use for layers without rotary positions.
+    Only a layer without a second norm, or with norms of mean and variance, can be such a layer.
     """
-    products: dict[int, Tensor] = {}
-    hooks = [
-        part(part(layer, *ATTENTION), *QUERIES).register_forward_hook(
-            lambda module, given, found, index=index: products.setdefault(index, found)
-        )
-        for index, layer in enumerate(layers)
-    ]
-    probe = _Queries()
-    try:
-        with announced(probe):
-            model.model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found = {}
-    for index, queries in probe.queries.items():
-        after = queries[0].transpose(0, 1).flatten(1).float()
-        before = products[index][0][:, : after.shape[1]].float()
-        factor = float((after * before).sum() / before.square().sum().clamp_min(torch.finfo().tiny))
-        usual = (1.0, float(queries.shape[-1]) ** -0.5)
-        found[index] = next((one for one in usual if abs(factor - one) < QUERY_TOLERANCE * one), factor)
-    return found
+    if first_part(layer, *BEFORE_MLP) is not None and norm_facts(part(layer, *BEFORE_ATTENTION)).kind != LAYER_NORM:
+        return False
+    mlp = mlp_of(layer)
+
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+
+    return reads_before(run, part(part(layer, *ATTENTION), *OUTPUT), part(mlp, *UP, "gate_up_proj", "up_proj"))
 
 
-def _layer(layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float) -> LayerBlueprint:
-    attention, mlp = part(layer, *ATTENTION), _mlp(layer)
-    if call.softcap is not None or call.sinks is not None:
-        raise NativeUnavailableError("its attention has capped scores or sinks")
-    sandwich = hasattr(layer, "pre_feedforward_layernorm")
-
-    def norm(owner: Any, name: str) -> str | None:
-        return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
-
-    up = next((name for name in ("fc1", "c_fc") if hasattr(mlp, name)), None)
-    gated = ("gate_proj", "up_proj")
-    return LayerBlueprint(
-        attention_norm=names.of(part(layer, *BEFORE_ATTENTION)),
-        attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
-        mlp_norm=names.of(part(layer, *(("pre_feedforward_layernorm",) if sandwich else BEFORE_MLP))),
-        mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
-        query_norm=norm(attention, "q_norm"),
-        key_norm=norm(attention, "k_norm"),
-        qkv=linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names),
-        output=linear_of(part(attention, "o_proj", "out_proj", "c_proj"), "'o_proj'", names=names),
-        gate_up=linears_of(mlp, gated if up is None else (up,), ("gate_up_proj",), names=names),
-        down=linear_of(part(mlp, "down_proj", "fc2", "c_proj"), "'down_proj'", names=names),
-        window=call.window,
-        scaling=call.scaling * factor,
-        rope=rope,
-    )
-
-
-def is_gated(layer: LayerBlueprint) -> bool:
-    """Return whether the perceptron of a layer has a gate."""
-    return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
+def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
+    """Return the activation of all layers, and limit and slope of gates that are clamped."""
+    clamps = {clamps_of(mlp) for mlp in mlps}
+    if clamps == {None}:
+        return activation_of([part(activation_module(mlp), *ACTIVATION) for mlp in mlps]), 0.0, 0.0
+    (clamp,) = clamps if len(clamps) == 1 else (None,)
+    if clamp is None:
+        raise NativeUnavailableError("the gates of its layers are clamped in different ways")
+    return CLAMPED_SILU, *clamp
 
 
 def require_sizes(found: Blueprint, names: Names) -> None:
@@ -259,8 +224,9 @@ def require_sizes(found: Blueprint, names: Names) -> None:
     Raises:
         NativeUnavailableError: it cannot.
     """
-    units = {"hidden size": (found.hidden, 16), "size of a head": (found.head_dim, 16), "inner size": (found.mlp, 32)}
-    for name, (size, unit) in units.items():
+    inner = {size for layer in found.layers for size in _inner_sizes(layer)}
+    units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
+    for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
         if size % unit:
             raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
     heads, wide = (found.heads + 2 * found.kv_heads) * found.head_dim, 2 if found.is_gated else 1
@@ -271,13 +237,18 @@ def require_sizes(found: Blueprint, names: Names) -> None:
             sum(linear.outputs for linear in layer.gate_up),
             layer.down.inputs,
         )
-        if sizes != (heads, found.heads * found.head_dim, wide * found.mlp, found.mlp):
+        if sizes != (heads, found.heads * found.head_dim, wide * layer.down.inputs, layer.down.inputs):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
         norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
         if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
             raise NativeUnavailableError("it normalizes queries and keys of all heads together")
     if len(found.ropes) > 2:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
+
+
+def _inner_sizes(layer: LayerBlueprint) -> set[int]:
+    shared = None if layer.experts is None else layer.experts.shared_down
+    return {layer.down.inputs} | (set() if shared is None else {shared.inputs})
 
 
 def require_nothing_else(names: Names, found: Blueprint) -> None:

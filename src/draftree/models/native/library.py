@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import ACTIVATIONS, NORM_KINDS
+from draftree.models.native.blueprint import ACTIVATIONS, MAX_EXPERTS, NORM_KINDS
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, CTrees, parse_layout, require_same_layout
@@ -144,7 +144,7 @@ class Library:
         text: bytes = self._library.draftree_layout()
         layout = parse_layout(text.decode())
         formats = {name.upper(): number for name, number in FORMATS.items()}
-        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES}
+        constants = {**formats, **ACTIVATIONS, **NORM_KINDS, "LANES": LANES, "MAX_EXPERTS": MAX_EXPERTS}
         require_same_layout(layout, (*STRUCTURES, CSearch), constants)
         self.rows_of_chunk = layout["-", "ATTENTION_ROWS"][1]
         self.max_count = layout["-", "MAX_COUNT"][1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from draftree.models.native.blueprint import GELU, GELU_TANH, QUICK_GELU, RELU, SILU, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
+
+LINEAR_TOLERANCE = 2.0**-6
+"""Largest error of a product relative to the largest one: that of two roundings to bfloat16."""
 
 
 class Names:
@@ -30,6 +34,10 @@ class Names:
     def of(self, module: Any) -> str:
         """Return the name of a module's weight."""
         return self._names[id(part(module, "weight"))]
+
+    def of_parameter(self, parameter: Any) -> str:
+        """Return the name of a parameter."""
+        return self._names[id(parameter)]
 
     def of_bias(self, module: Any) -> str | None:
         """Return the name of a module's bias, if it has one."""
@@ -60,12 +68,20 @@ def linear_of(module: Any, name: str, *, names: Names) -> LinearBlueprint:
     Raises:
         NativeUnavailableError: it is another module.
     """
-    if type(module) is nn.Linear:
+    if type(module) is nn.Linear or (isinstance(module, nn.Linear) and _is_plain(module)):
         return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
     if type(module).__name__ == "Conv1D" and int(getattr(module, "nf", -1)) == module.weight.shape[-1]:
         inputs, outputs = map(int, module.weight.shape)
         return LinearBlueprint(names.of(module), names.of_bias(module), inputs, outputs, is_transposed=True)
     raise NativeUnavailableError(f"{name} is a {type(module).__name__}, not a plain linear layer")
+
+
+@torch.inference_mode()
+def _is_plain(module: nn.Linear) -> bool:
+    """Return whether a module of a derived class computes what a linear layer does, by its values."""
+    x = torch.linspace(-1, 1, 2 * module.in_features).reshape(2, -1).to(module.weight.dtype)
+    wanted = F.linear(x, module.weight, module.bias)
+    return bool((module(x) - wanted).abs().max() <= LINEAR_TOLERANCE * wanted.abs().max())
 
 
 def linears_of(owner: Any, parts: Sequence[str], fused: Sequence[str], *, names: Names) -> tuple[LinearBlueprint, ...]:
@@ -114,3 +130,40 @@ def runs_before(run: Any, one: nn.Module, other: nn.Module) -> bool:
     if one not in order or other not in order:
         raise NativeUnavailableError("the norms of its layers do not run as modules")
     return order.index(one) < order.index(other)
+
+
+class _ReadError(Exception):
+    """Ends a pass once the input of a module is known."""
+
+
+@torch.inference_mode()
+def reads_before(run: Any, writer: nn.Module, reader: nn.Module) -> bool:
+    """Return whether the input of one module is independent of the output of another one, which runs before it.
+
+    Args:
+        run: runs the model, the same way in every call.
+        writer: its output is changed.
+        reader: its input is compared.
+
+    Raises:
+        NativeUnavailableError: the second module does not run.
+    """
+    found: list[Tensor] = []
+
+    def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+        found.append(given[0].clone())
+        raise _ReadError
+
+    with ExitStack() as stack:
+        stack.callback(reader.register_forward_pre_hook(note).remove)
+        for offset in (0.0, 1.0):
+            hook = writer.register_forward_hook(lambda _, given, output, offset=offset: output + offset)
+            try:
+                run()
+            except _ReadError:
+                pass
+            finally:
+                hook.remove()
+    if len(found) != 2:
+        raise NativeUnavailableError("the sublayers of its layers do not run as modules")
+    return torch.equal(found[0], found[1])

@@ -5,18 +5,21 @@ Each weight is released once it is packed, so no large weight is in memory twice
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
-from draftree.models.native.packing import by_distance, bytes_needed, packed_bias
+from draftree.models.native.packed_experts import packed_experts
+from draftree.models.native.packing import arranged, by_distance, bytes_needed, packed_bias
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
@@ -25,33 +28,6 @@ NO_ROPE = NO_TOKEN = -1
 PAGE = 1 << 12
 PACK_ROWS = 256
 """Number of outputs per packing task."""
-
-
-class PackedSource(Protocol):
-    """Packed weights of one model, in the structures of the C library."""
-
-    decoder: CDecoder
-    """Structure of the model."""
-    layers: Any
-    """Array of the structures of its layers, whose keys and values passes set."""
-
-    @property
-    def biases(self) -> Sequence[Tensor]:
-        """Score biases by distance, shape (heads, distances)."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in memory in bytes."""
-        ...
-
-    def at(self, place: int | None) -> Tensor | None:
-        """Return the tensor at an address; None for no address."""
-        ...
-
-    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
-        ...
 
 
 class PackedWeights:
@@ -90,8 +66,13 @@ class PackedWeights:
         self._format = kind
         self._dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._kept: list[Tensor] = []
+        self._norms: dict[str, int] = {}
+        self._structures: list[Any] = []
+        """Structures of experts, to which layers point."""
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
+        if arena is not None and blueprint.has_experts:
+            raise NativeUnavailableError("a model with experts is not read from a file layer by layer")
         size = bytes_needed(blueprint, library.block_bytes, kind=kind, page=PAGE)
         self._arena, self._used = huge_pages(size) if arena is None else arena, 0
         self._after_layer = after_layer
@@ -163,6 +144,10 @@ class PackedWeights:
             norm=plan.norm,
             is_post_norm=plan.is_post_norm,
             is_gated=plan.is_gated,
+            is_parallel=plan.is_parallel,
+            logit_cap=plan.logit_cap or 0.0,
+            gate_limit=plan.gate_limit,
+            gate_slope=plan.gate_slope,
             positions=self._positions(),
             unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
             start_norm=self._norm(plan.start_norm),
@@ -199,14 +184,25 @@ class PackedWeights:
             key_norm=self._norm(layer.key_norm),
             qkv=self._linear(layer.qkv, pool),
             output=self._linear([layer.output], pool, first_output=hidden),
-            gate_up=self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp),
-            down=self._linear([layer.down], pool, first_output=hidden),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
             **self._source(layer, pool),
+            score_cap=layer.score_cap or 0.0,
+            sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
+        if layer.experts is not None:
+            experts, arrays = packed_experts(
+                layer.experts, partial(self._linear, pool=pool), FORMATS[self._blueprint.dtype]
+            )
+            self._structures += [experts, *arrays]
+            packed.experts = ctypes.addressof(experts)
+            for name in dict.fromkeys(name for linear in layer.experts.linears for name in linear.names):
+                self._weights.release(name)
+        else:
+            packed.gate_up = self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp)
+            packed.down = self._linear([layer.down], pool, first_output=hidden)
         if self._after_layer is not None:
             self._after_layer(self._used)
         return packed
@@ -237,7 +233,12 @@ class PackedWeights:
         return tensor
 
     def _norm(self, name: str | None) -> int | None:
-        return None if name is None else self._keep(self._norm_weight(name)).data_ptr()
+        """Keep a norm, which sublayers may share."""
+        if name is None:
+            return None
+        if name not in self._norms:
+            self._norms[name] = self._keep(self._norm_weight(name)).data_ptr()
+        return self._norms[name]
 
     def _norm_weight(self, name: str) -> Tensor:
         """Return the weights of a norm, and after them the biases of one with a mean."""
@@ -259,10 +260,13 @@ class PackedWeights:
         in_turns: bool = False,
         kind: int | None = None,
         first_output: int = 0,
+        is_one: bool = False,
+        release: bool = True,
     ) -> CLinear:
         """Pack layers one after the other or interleaved (gate and up), and release their weights.
 
         `kind` is their format; None for that of the decoder. `first_output` is the first column of a share.
+        With `is_one` the outputs of all layers are those of one, and their number is a multiple of 16.
         """
         kind = self._format if kind is None else kind
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
@@ -271,14 +275,21 @@ class PackedWeights:
         is_int8 = kind == FORMATS["int8"]
         scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
         sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        found = [(self._weights.get(linear.weight), linear.is_transposed) for linear in linears]
-        weights = [weight.t() if is_transposed else weight for weight, is_transposed in found]
-        biases = [None if linear.bias is None else self._weights.get(linear.bias) for linear in linears]
+        dim = self._blueprint.head_dim
+        weights = [arranged(self._weights.get(linear.weight), linear, head_dim=dim) for linear in linears]
+        biases = [
+            None if linear.bias is None else arranged(self._weights.get(linear.bias), linear, head_dim=dim)
+            for linear in linears
+        ]
+        if is_one:
+            bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=False)
+            weights, outputs = [torch.cat(weights)], blocks * LANES
         if in_turns and len(weights) == 1:
             weights = list(weights[0].chunk(2))
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         step, first = (2, 0) if in_turns else (1, 0)
-        bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=in_turns)
+        if not is_one:
+            bias = packed_bias(weights, biases, dtype=self._dtype, in_turns=in_turns)
         self._kept += [] if bias is None else [bias]
         pieces: list[tuple[Tensor, int]] = []
         for index, weight in enumerate(weights):
@@ -288,8 +299,9 @@ class PackedWeights:
             first += weight.shape[0] // LANES
         pack = partial(self._library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
         list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
-        for name in (name for linear in linears for name in linear.names):
-            self._weights.release(name)
+        if release:
+            for name in (name for linear in linears for name in linear.names):
+                self._weights.release(name)
         return CLinear(
             packed.data_ptr(), address(scales), address(sums), address(bias), inputs, outputs, kind, first_output
         )

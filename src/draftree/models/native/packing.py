@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, ScoreBias
+from draftree.models.native.blueprint import Blueprint, LinearBlueprint, ScoreBias
 from draftree.models.native.library import FORMATS, LANES
 
 
@@ -39,6 +39,28 @@ def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
     return table[torch.tensor(bias.buckets)].t().contiguous()
 
 
+def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
+    """Return a weight of shape (outputs, inputs), or a bias of shape (outputs,), from its parameter.
+
+    Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values.
+
+    Args:
+        parameter: weight or bias as the model has it.
+        linear: how it is stored.
+        head_dim: size of a head.
+    """
+    is_weight = parameter.dim() > (1 if linear.expert is None else 2)
+    found = parameter if linear.expert is None else parameter[linear.expert]
+    if linear.is_transposed and is_weight:
+        found = found.t()
+    if linear.is_interleaved:
+        found = torch.cat([found[::2], found[1::2]])
+    if linear.groups:
+        heads = found.unflatten(0, (linear.groups, -1, head_dim))
+        found = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+    return found
+
+
 def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kind: int, page: int) -> int:
     """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
 
@@ -50,9 +72,18 @@ def bytes_needed(plan: Blueprint, block_bytes: Callable[[int, int], int], *, kin
     """
     products = [([plan.head], kind)]
     for layer in plan.layers:
-        products += [(list(parts), kind) for parts in (layer.qkv, [layer.output], layer.gate_up, [layer.down])]
+        products += [(list(parts), kind) for parts in (layer.qkv, [layer.output])]
         if layer.source is not None:
             products += [([layer.source.query], kind), ([layer.source.output], kind)]
+        if layer.experts is None:
+            products += [(list(layer.gate_up), kind), ([layer.down], kind)]
+            continue
+        experts = layer.experts
+        products += experts.count * [([experts.gate_up], kind), ([experts.down], kind)]
+        if experts.shared_down is not None:
+            products += [(list(experts.shared_gate_up), kind), ([experts.shared_down], kind)]
+        gate = [] if experts.shared_gate is None else [experts.shared_gate]
+        products.append(([experts.router, *gate], FORMATS[plan.dtype]))
     if plan.projection is not None:
         products.append(([plan.projection.linear], FORMATS[plan.dtype]))
     return sum(

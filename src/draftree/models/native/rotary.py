@@ -85,7 +85,9 @@ def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
     like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
     wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
     rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
-    for ours, theirs in zip(rope.at(positions), wanted, strict=True):
+    for table, theirs in zip(rope.at(positions), wanted, strict=True):
+        is_half = 2 * theirs.shape[-1] == table.shape[-1]  # the same angles for both halves of a head
+        ours = table[:, : theirs.shape[-1]] if is_half else table
         if ours.shape != theirs[0].shape or not torch.allclose(ours, theirs[0], rtol=0, atol=TOLERANCE):
             raise NativeUnavailableError("its rotary positions are computed in another way")
     return rope

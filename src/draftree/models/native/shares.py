@@ -163,8 +163,12 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         )
     if blueprint.projection is not None or any(layer.embedding_norm is not None for layer in blueprint.layers):
         raise NativeUnavailableError("a model that reads features is not divided")
-    if blueprint.is_post_norm or any(linear.is_transposed for layer in blueprint.layers for linear in layer.linears):
-        raise NativeUnavailableError("a model with norms after its sublayers or transposed weights is not divided")
+    if blueprint.is_post_norm or any(linear.is_arranged for layer in blueprint.layers for linear in layer.linears):
+        raise NativeUnavailableError(
+            "a model with norms after its sublayers, experts, or weights in another order is not divided"
+        )
+    if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
+        raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _part(blueprint.kv_heads, 1, rank, size)
     hidden, mlp = _part(blueprint.hidden, UNIT, rank, size), _part(blueprint.mlp, UNIT, rank, size)
     vocab = _part(blueprint.head.outputs, UNIT, rank, size)

@@ -28,6 +28,17 @@ class CLinear(ctypes.Structure):
     )
 
 
+class CExperts(ctypes.Structure):
+    """`Experts`."""
+
+    _fields_ = (
+        ("router", CLinear),
+        ("gate_up", _pointer),
+        ("down", _pointer),
+        *((name, _size) for name in ("count", "chosen", "is_renormalized", "shared", "has_shared_gate")),
+    )
+
+
 class CLayer(ctypes.Structure):
     """`Layer`."""
 
@@ -54,6 +65,9 @@ class CLayer(ctypes.Structure):
         ("source_output", CLinear),
         ("source_scaling", _float),
         ("scaling", _float),
+        ("score_cap", _float),
+        ("sinks", _pointer),
+        ("experts", _pointer),
     )
 
 
@@ -73,7 +87,8 @@ class CDecoder(ctypes.Structure):
         ("feature_part", _size),
         ("all_heads", _size),
         ("first_head", _size),
-        *((name, _size) for name in ("norm", "is_post_norm", "is_gated")),
+        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel")),
+        *((name, _float) for name in ("logit_cap", "gate_limit", "gate_slope")),
         ("positions", _pointer),
         ("unplaced", _size),
         ("start_norm", _pointer),
@@ -120,7 +135,7 @@ class CTrees(ctypes.Structure):
     )
 
 
-STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CLayer, CDecoder, CPass, CTrees)
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (CLinear, CExperts, CLayer, CDecoder, CPass, CTrees)
 
 
 def parse_layout(text: str) -> Layout:

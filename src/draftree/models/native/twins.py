@@ -40,6 +40,9 @@ class UnpackedWeights(Weights):
         self._small: dict[str, Tensor] = {}
         for field in ("final_norm", "start_norm"):
             self._add_norm(getattr(blueprint, field), None, field)
+        for index, layer in enumerate(blueprint.layers):
+            if layer.sinks is not None:
+                self._small[layer.sinks] = decoder.small_weight(index, "sinks")
         if blueprint.positions is not None:
             self._small[blueprint.positions] = decoder.small_weight(None, "positions")
         self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
@@ -140,6 +143,8 @@ class QuantizedCopy(LanguageModel):
                 f"the target has weights of kind {target.quantization} already: a copy of it with fewer bits needs a "
                 "target that is not quantized"
             )
+        if target.blueprint.has_experts:
+            raise UnsupportedModelError("a model with experts has no copy with fewer bits")
         self._target = target
         blueprint = target.blueprint.as_unpacked()
         weights = UnpackedWeights(blueprint, target.decoder)

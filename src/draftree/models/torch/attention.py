@@ -205,8 +205,8 @@ class ProbePass:
         return {call.window for call in self.calls.values() if call.window is not None}
 
     def note_mask(self, window: int | None) -> None:
-        """Record the window of a mask."""
-        if window is not None:
+        """Record the window of a mask; a window of 0 is that of a mask that no layer uses."""
+        if window:
             self.windows_of_masks.add(window)
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
+from torch import Tensor
 
 from draftree.core.errors import GenerationError
 from draftree.remote.address import RemoteAddress
@@ -39,13 +40,15 @@ class Turn:
         parents: of the nodes.
         packed: their packed states, shape (nodes, row_bytes).
         wanted: how many of the last nodes have results.
-        results: packed states or picks of these.
+        lower: outputs of earlier layers of the device, shape (nodes, layers, hidden); None if none are asked for.
+        results: states of these, shape (nodes, layers, hidden), or picks, in parts.
     """
 
     slot: SplitSlot
     parents: Sequence[int]
     packed: np.ndarray
     wanted: int
+    lower: Tensor | None = None
     results: list[Any] = field(default_factory=list)
 
 
@@ -72,6 +75,8 @@ class Exchange:
     def __init__(self, link: Link, address: RemoteAddress, *, limit: int) -> None:
         self.link, self._address, self._limit = link, address, limit
         self._texts = 0
+        self._num_runs = 0
+        self._ended: list[int] = []
         self.slots: dict[int, SplitSlot] = {}
         """Open slots by id."""
         reply = self._join()
@@ -80,6 +85,7 @@ class Exchange:
             raise FrameError("the server's reply to 'join' has no sizes")
         self.probe, self.num_layers, self.keeps = Probe.read(reply, hidden), layers, bool(reply.get("lossless"))
         self.format = StateFormat(address.states, hidden)
+        self._last = [layers] if address.picks == "device" else []
         self._rows = max(1, min(MAX_ROWS, (MAX_FRAME_BYTES - SPARE_BYTES) // self.format.row_bytes))
 
     def _join(self) -> dict[str, Any]:
@@ -95,15 +101,19 @@ class Exchange:
                 ) from error
             raise
 
-    def run(self, turns: Sequence[Turn]) -> tuple[float, float]:
+    def run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
         """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes.
+
+        Args:
+            turns: the nodes.
+            layers: as for `Pass.capture`: states that are returned, those of the last layer among them; none for picks.
 
         Raises:
             UnreachableError: the server does not answer.
             RefusedError: it refuses the nodes.
             GenerationError: it loses its texts again and again.
         """
-        return self._retried(lambda: self._run(turns))
+        return self._retried(lambda: self._run(turns, layers))
 
     def _retried(self, action: Callable[[], tuple[float, float]]) -> tuple[float, float]:
         for attempt in range(1 + MAX_REOPENED):
@@ -113,19 +123,25 @@ class Exchange:
                     self._join()
                 return action()
             except SessionLostError as error:
+                self._ended.clear()
                 for slot in self.slots.values():
                     slot.text = 0  # sent again when it is next used
                 if attempt == MAX_REOPENED:
                     raise GenerationError(f"the server loses its texts again and again: {error}") from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _run(self, turns: Sequence[Turn]) -> tuple[float, float]:
+    def _run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
+        self._num_runs += 1
+        for turn in turns:
+            turn.slot.used = self._num_runs
         kept = {id(turn): self._begin(turn.slot) for turn in turns if not turn.slot.text}
         queue = passed = 0.0
         for turn in turns:
             turn.results = []
         for frame in self._frames(turns, kept):
-            reply = self.link.request({"t": "rows", "x": [pack_rows(rows) for _, rows in frame]})
+            reply = self.link.request(
+                {"t": "rows", "x": [pack_rows(rows) for _, rows in frame], "layers": list(layers)}
+            )
             for turn, _ in frame:
                 turn.slot.edit = None
             results = results_of(reply)
@@ -133,35 +149,40 @@ class Exchange:
                 raise RefusedError("the server's reply has another number of texts than the request", code="bad_reply")
             for (turn, rows), result in zip(frame, results, strict=True):
                 if rows.wanted:
-                    turn.results.append(self._checked(result, rows.wanted))
+                    turn.results.append(self._checked(result, rows.wanted, len(layers)))
             times = times_of(reply)
             queue, passed = queue + times[0], passed + times[1]
         return queue, passed
 
-    def _checked(self, result: Any, wanted: int) -> Any:
-        """Return states, shape (nodes, hidden), or picks."""
+    def _checked(self, result: Any, wanted: int, num_layers: int) -> Any:
+        """Return states, shape (nodes, layers, hidden), or picks."""
         if self._address.picks == "device":
-            return self.format.unpack(result if isinstance(result, bytes) else b"", wanted)
+            states = self.format.unpack(result if isinstance(result, bytes) else b"", wanted * num_layers)
+            return states.unflatten(0, (wanted, num_layers))
         if not isinstance(result, list) or len(result) != wanted or not all(isinstance(pick, int) for pick in result):
             raise FrameError("the server's picks cannot be read", code="bad_reply")
         return result
 
     def _begin(self, slot: SplitSlot) -> int:
         """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again."""
+        self._make_room()
         self._texts += 1
         request = slot.request
         params = {} if request is None else text_free_params(request.controls.params)
         seed = 0 if request is None else request.controls.noise.seed
         limit = self._limit if request is None else min(self._limit, request.limit)
         self.link.latency.reopened += slot.was_open
-        self.link.request({"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params})
+        ends, self._ended = self._ended, []
+        self.link.request(
+            {"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params, "ends": ends}
+        )
         slot.text, slot.was_open, slot.edit = self._texts, True, None
         start = 0
         while start < slot.length:
             count = min(self._rows, slot.length - start)
             data = slot.rows(start, start + count)
             rows = SentRows(slot.text, start, slot.edit, tuple(range(-1, count - 1)), 0, data)
-            self.link.request({"t": "rows", "x": [pack_rows(rows)]})
+            self.link.request({"t": "rows", "x": [pack_rows(rows)], "layers": self._last})
             slot.edit = RowsEdit(tuple(range(count)))
             start += count
         return len(slot.parents)
@@ -191,8 +212,21 @@ class Exchange:
         if frame:
             yield frame
 
-    def close(self, slot: SplitSlot) -> None:
-        """End a text on the server, if it is there."""
+    def _make_room(self) -> None:
+        """End the text that was not used for the longest time if the server has as many as it takes of a session."""
+        there = [slot for slot in self.slots.values() if slot.text]
+        if len(there) >= self.link.welcome.texts:
+            self.end(min(there, key=lambda slot: slot.used))
+
+    def end(self, slot: SplitSlot) -> None:
+        """End a text on the server, with the next text that begins."""
         if slot.text:
-            self.link.request({"t": "close", "texts": [slot.text]})
+            self._ended.append(slot.text)
             slot.text = 0
+
+    def close(self) -> None:
+        """End the session and its texts."""
+        for slot in self.slots.values():
+            slot.text = 0
+        self._ended.clear()
+        self.link.close()

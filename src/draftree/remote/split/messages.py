@@ -1,8 +1,9 @@
 """Messages of a target split by layers, within the sessions of the verify protocol.
 
     join    after hello: number of layers of the device, format of states, and what passes return
-    begin   begins a text: room, and noise and sampling parameters if the server picks
-    rows    one pass: for each text an edit of its slot, parents and hidden states of new nodes
+    begin   begins a text, and ends others: room, and noise and sampling parameters if the server picks
+    rows    one pass: for each text an edit of its slot, parents and hidden states of new nodes; the layers whose
+            input is returned, the number of layers for the output of the last
 
 Replies: joined, begun, passed. The type `close` of the protocol ends texts of both kinds. Token ids are in no request.
 """
@@ -134,7 +135,14 @@ def probe_tokens(vocab: int) -> Sequence[int]:
 
 SPLIT_REQUESTS: Mapping[str, Mapping[str, Check]] = {
     "join": {"id": read_number, "split": read_number, "states": read_token, "picks": read_token},
-    "begin": {"id": read_number, "text": read_number, "limit": read_number, "seed": read_seed, "params": read_params},
-    "rows": {"id": read_number, "x": _all_rows},
+    "begin": {
+        "id": read_number,
+        "text": read_number,
+        "limit": read_number,
+        "seed": read_seed,
+        "params": read_params,
+        "ends": read_numbers,
+    },
+    "rows": {"id": read_number, "x": _all_rows, "layers": read_numbers},
 }
 """Fields of the requests, each with its check."""

@@ -22,9 +22,9 @@ def rows_of(job: Extend) -> Sequence[int]:
     return range(len(job.tokens)) if job.logits_at is None else job.logits_at
 
 
-def joined_states(parts: Sequence[Tensor], hidden: int) -> Tensor:
-    """Return the states of successive parts of a text, shape (nodes, hidden)."""
-    return torch.cat(list(parts)) if parts else torch.empty(0, hidden)
+def joined_states(parts: Sequence[Tensor], num_layers: int, hidden: int) -> Tensor:
+    """Return the states of successive parts of a text, shape (nodes, layers, hidden)."""
+    return torch.cat(list(parts)) if parts else torch.empty(0, num_layers, hidden)
 
 
 def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:

@@ -13,7 +13,7 @@ from draftree.core.tree import ROOT
 from draftree.models.base import Slot, SlotRequest
 from draftree.remote.split.messages import RowsEdit
 
-__all__ = ["SplitSlot"]
+__all__ = ["SplitSlot", "split_slot"]
 
 
 @final
@@ -28,6 +28,7 @@ class SplitSlot(Slot):
     Attributes:
         text: number of the text on the server; 0 if it is not there.
         was_open: whether it has been there.
+        used: number of the last pass with it.
         sent: packed states of the committed tokens.
         parents: of the tentative nodes.
         nodes: for each tentative node its node in the local slot.
@@ -38,7 +39,7 @@ class SplitSlot(Slot):
 
     def __init__(self, local: Slot, row_bytes: int, request: SlotRequest | None) -> None:
         self.local, self.request, self._row_bytes = local, request, row_bytes
-        self.text, self.was_open = 0, False
+        self.text, self.was_open, self.used = 0, False, 0
         self.sent = bytearray()
         self.parents: list[int] = []
         self.nodes: list[int] = []
@@ -74,16 +75,19 @@ class SplitSlot(Slot):
             self._places.setdefault((parent, int(token)), len(self._states))
             self._states.append(state)
 
-    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    def find(
+        self, tokens: Sequence[int], parents: Sequence[int], *, is_new: bool = False
+    ) -> tuple[list[int], list[int]]:
         """Return for each new tentative node its node in the local slot, and which are not there yet.
 
-        Nodes that are not there are numbered as if they were appended in order.
+        Nodes that are not there are numbered as if they were appended in order; with `is_new` none is.
         """
-        used, found, missing = set(self.nodes), list(self.nodes), []
+        used, found = set(self.nodes), list(self.nodes)
+        missing: list[int] = []
         for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             above = ROOT if parent == ROOT else found[parent]
             node = self._places.get((above, int(token)))
-            if node is None or node in used:
+            if is_new or node is None or node in used:
                 node = self.num_local + len(missing)
                 missing.append(place)
             used.add(node)
@@ -143,3 +147,9 @@ class SplitSlot(Slot):
     def rows(self, start: int, stop: int) -> bytes:
         """Return the packed states of committed tokens."""
         return bytes(self.sent[start * self._row_bytes : stop * self._row_bytes])
+
+
+def split_slot(slot: Slot) -> SplitSlot:
+    """Return a slot as `SplitSlot`."""
+    assert isinstance(slot, SplitSlot), "a split target has slots of its own"
+    return slot

@@ -6,7 +6,9 @@ A row's bytes depend on that row only, so a text does not depend on drafts in an
 | --- | --- | --- |
 | float32 | 4 * hidden | exact |
 | bfloat16 | 2 * hidden | rounded to nearest even; exact if the residual stream is bfloat16 |
-| int8 | 4 + hidden | a float32 scale, the largest absolute value / 127, then values / scale rounded to nearest even |
+| int8 | 52 + hidden | the 8 largest values as they are; the others in steps of their largest size / 127 |
+
+A few values of a residual stream are many times as large as all others, which would have no bits left with one scale.
 """
 
 from __future__ import annotations
@@ -23,8 +25,12 @@ from draftree.remote.errors import FrameError
 __all__ = ["StateFormat"]
 
 MOST = 127
+NUM_LARGEST = 8
+"""Values of an int8 row that are not rounded."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
-SCALE_BYTES = {"float32": 0, "bfloat16": 0, "int8": 4}
+SCALE, LARGEST, PLACES = slice(0, 4), slice(4, 4 + 4 * NUM_LARGEST), slice(4 + 4 * NUM_LARGEST, 4 + 6 * NUM_LARGEST)
+"""Bytes of an int8 row before its values: the scale, the largest values, and their places."""
+HEAD_BYTES = PLACES.stop
 
 
 @final
@@ -38,7 +44,7 @@ class StateFormat:
 
     def __init__(self, kind: str, hidden: int) -> None:
         self.kind, self.hidden = kind, hidden
-        self.row_bytes = SCALE_BYTES[kind] + VALUE_BYTES[kind] * hidden
+        self.row_bytes = (HEAD_BYTES if kind == "int8" else 0) + VALUE_BYTES[kind] * hidden
 
     def pack(self, states: Tensor) -> np.ndarray:
         """Return rows as bytes.
@@ -64,10 +70,35 @@ class StateFormat:
         return np.ascontiguousarray(found).view(np.uint8).reshape(len(found), self.row_bytes)
 
     def _pack_int8(self, values: np.ndarray) -> np.ndarray:
-        scales = (np.abs(values).max(axis=1, keepdims=True) / np.float32(MOST)).astype("<f4")
+        found = np.zeros((len(values), self.row_bytes), dtype=np.uint8)
+        count = min(NUM_LARGEST, self.hidden)
+        places = np.argsort(-np.abs(values), axis=1, kind="stable")[:, :count]
+        largest, others = np.take_along_axis(values, places, axis=1), values.copy()
+        np.put_along_axis(others, places, 0, axis=1)
+        scales = (np.abs(others).max(axis=1, keepdims=True) / np.float32(MOST)).astype("<f4")
         divisors = np.where(scales > 0, scales, np.float32(1))
-        whole = np.clip(np.rint(values / divisors), -MOST, MOST).astype(np.int8)
-        return np.concatenate([scales.view(np.uint8).reshape(len(values), -1), whole.view(np.uint8)], axis=1)
+        found[:, SCALE] = scales.view(np.uint8)
+        found[:, LARGEST][:, : 4 * count] = np.ascontiguousarray(largest.astype("<f4")).view(np.uint8)
+        found[:, PLACES][:, : 2 * count] = np.ascontiguousarray(places.astype("<u2")).view(np.uint8)
+        found[:, HEAD_BYTES:] = np.clip(np.rint(others / divisors), -MOST, MOST).astype(np.int8).view(np.uint8)
+        return found
+
+    def _unpack_int8(self, content: np.ndarray) -> np.ndarray:
+        count = min(NUM_LARGEST, self.hidden)
+
+        def part(where: slice, kind: str, size: int) -> np.ndarray:
+            return np.ascontiguousarray(content[:, where][:, : size * count]).view(kind)
+
+        places = part(PLACES, "<u2", 2).astype(np.int64)
+        if (places >= self.hidden).any():
+            raise FrameError(f"a row of states has a place beyond its {self.hidden} values", code="bad_states")
+        scales = np.ascontiguousarray(content[:, SCALE]).view("<f4").astype(np.float32)
+        if not np.isfinite(scales).all():
+            raise FrameError("the hidden states have values that are not finite", code="bad_states")
+        with np.errstate(over="ignore"):
+            found = np.ascontiguousarray(content[:, HEAD_BYTES:]).view(np.int8).astype(np.float32) * scales
+        np.put_along_axis(found, places, part(LARGEST, "<f4", 4).astype(np.float32), axis=1)
+        return found
 
     def unpack(self, data: bytes, rows: int) -> Tensor:
         """Return the states of rows from the other side, shape (rows, hidden), float32.
@@ -87,9 +118,7 @@ class StateFormat:
         elif self.kind == "bfloat16":
             found = torch.from_numpy(content.view("<i2").astype(np.int16)).view(torch.bfloat16).float()
         else:
-            scales = np.ascontiguousarray(content[:, :4]).view("<f4").astype(np.float32)
-            with np.errstate(over="ignore", invalid="ignore"):
-                found = torch.from_numpy(content[:, 4:].view(np.int8).astype(np.float32) * scales)
+            found = torch.from_numpy(self._unpack_int8(content))
         if not bool(found.isfinite().all()):
             raise FrameError("the hidden states have values that are not finite", code="bad_states")
         return found

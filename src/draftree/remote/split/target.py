@@ -11,7 +11,6 @@ and knows the tokens of the text that it picks.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -21,13 +20,11 @@ from torch import Tensor
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError, VocabularyMismatchError
-from draftree.core.tree import ROOT
 from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
     Edit,
-    Extend,
     Fork,
     LanguageModel,
     LayerSubset,
@@ -41,12 +38,13 @@ from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError, RefusedError, SessionLostError, UnreachableError
+from draftree.remote.errors import FrameError, RefusedError
 from draftree.remote.link import Link
-from draftree.remote.split.exchange import Exchange, Turn
-from draftree.remote.split.results import joined_states, picked_rows, read_out, rows_of
+from draftree.remote.split.exchange import Exchange
+from draftree.remote.split.results import joined_states, picked_rows, read_out
 from draftree.remote.split.sampling import text_free_params
-from draftree.remote.split.slots import SplitSlot
+from draftree.remote.split.slots import SplitSlot, split_slot
+from draftree.remote.split.turns import captured_states, make_turns, note_pass
 
 __all__ = ["SplitModel"]
 
@@ -95,6 +93,11 @@ class SplitModel(LanguageModel):
         self.is_same = found.is_same
         self.is_lossless = found.is_lossless and (self.applies_controls or self._exchange.keeps)
         link.latency.can_stream = False
+
+    @property
+    def here(self) -> LanguageModel:
+        """The first layers."""
+        return self.local
 
     @property
     def footprint(self) -> Footprint:
@@ -173,72 +176,46 @@ class SplitModel(LanguageModel):
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
         start, capture = self._clock(), pass_.capture
-        turns = self._turns(pass_.jobs, wants_all=self.num_layers in capture)
+        turns = make_turns(self.local, self._exchange.format, pass_.jobs, capture=capture)
+        layers = self._returned(capture)
         try:
-            queue, passed = self._exchange.run([turn for turn, _ in turns])
+            queue, passed = self._exchange.run([turn for turn, _ in turns], layers)
         except FrameError as error:
             raise RefusedError(f"the server's reply cannot be used: {error}", code=error.code) from error
         for turn, nodes in turns:
             turn.slot.append(turn.parents, nodes, turn.packed)
-            turn.slot.num_read = len(nodes) - turn.wanted if turn.wanted else None
-        self._count(turns, self._clock() - start, queue, passed)
+        seconds = self._clock() - start
+        note_pass(
+            self.link, turns, pass_.jobs, row_bytes=self._exchange.format.row_bytes, times=(seconds, queue, passed)
+        )
         results = [turn.results for turn, _ in turns]
         if self.applies_controls:
             return PassResult.of_jobs(pass_.jobs, picked_rows(pass_.jobs, results, self.vocab_size))
-        last = [joined_states(parts, self._exchange.format.hidden) for parts in results]
-        logits = read_out(self.local, pass_.jobs, last)
+        states = [joined_states(parts, len(layers), self._exchange.format.hidden) for parts in results]
+        logits = read_out(self.local, pass_.jobs, [own[:, -1] for own in states])
         if not capture:
             return PassResult.of_jobs(pass_.jobs, logits)
-        first = [turn.slot.states_of(nodes) for turn, nodes in turns]
-        each = {self.split: torch.cat(first), self.num_layers: torch.cat(last)}
-        return PassResult.of_jobs(pass_.jobs, logits, torch.stack([each[layer] for layer in capture], dim=1))
+        hidden = captured_states(
+            capture, turns, split=self.split, returned=dict(zip(layers, torch.cat(states).unbind(1), strict=True))
+        )
+        return PassResult.of_jobs(pass_.jobs, logits, hidden.to(self.device))
+
+    def _returned(self, capture: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose states the server returns, the last one last."""
+        if self.applies_controls:
+            return ()
+        return tuple(sorted({layer for layer in capture if layer > self.split} | {self.num_layers}))
 
     def _run_first(self, pass_: Pass) -> PassResult:
         """Run a draft pass through the first layers; a whole pass continues from its nodes."""
         self.require_part(pass_.layers)
-        slots = [_split(job.slot) for job in pass_.jobs]
+        slots = [split_slot(job.slot) for job in pass_.jobs]
         assert not any(slot.parents for slot in slots), "a slot with partial nodes has no tentative tree"
         jobs = [replace(job, slot=slot.local) for job, slot in zip(pass_.jobs, slots, strict=True)]
         result = self.local.run(Pass(jobs, capture=(self.split,)))
         for index, (job, slot) in enumerate(zip(jobs, slots, strict=True)):
             slot.note_local(job.tokens, job.parents, result.hidden_of(index)[:, 0])
         return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
-
-    def _turns(self, jobs: Sequence[Extend], *, wants_all: bool) -> list[tuple[Turn, list[int]]]:
-        """Return for each job what is sent and its nodes in the local slot; runs the first layers of new nodes."""
-        found, late = [], []
-        for job in jobs:
-            slot = _split(job.slot)
-            nodes, missing = slot.find(job.tokens, job.parents)
-            found.append((slot, job, nodes))
-            if missing:
-                known = [*slot.nodes, *nodes]
-                above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
-                late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
-        if late:
-            result = self.local.run(Pass([extend for _, extend in late], capture=(self.split,)))
-            for index, (slot, extend) in enumerate(late):
-                slot.note_local(extend.tokens, extend.parents, result.hidden_of(index)[:, 0])
-        turns = []
-        for slot, job, nodes in found:
-            packed = self._exchange.format.pack(slot.states_of(nodes))
-            wanted = len(nodes) if wants_all else len(nodes) - min(rows_of(job), default=len(nodes))
-            turns.append((Turn(slot, tuple(job.parents), packed, wanted), nodes))
-        return turns
-
-    def _count(self, turns: Sequence[tuple[Turn, list[int]]], seconds: float, queue: float, passed: float) -> None:
-        """Note times and bytes; states of nodes without results are those of prompts and do not count."""
-        up, down = self.link.traffic()
-        latency = self.link.latency
-        prompts = sum(len(nodes) - turn.wanted for turn, nodes in turns) * self._exchange.format.row_bytes
-        decoding = [turn for turn, _ in turns if turn.wanted]
-        latency.prompt_bytes += prompts if decoding else up
-        if not decoding:
-            return
-        latency.bytes_up += max(0, up - prompts)
-        latency.bytes_down += down
-        latency.seconds += seconds
-        latency.note_round(seconds, queue=queue, passed=passed, texts=len(decoding), tokens=0)
 
     def require_part(self, part: LayerSubset) -> None:
         """Check that a subset is the layers of the device.
@@ -253,17 +230,17 @@ class SplitModel(LanguageModel):
             )
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that hidden states are at hand: the outputs of the device's layers and of the last one.
+        """Check that hidden states of these layers can be had, from here or from the server.
 
         Raises:
-            UnsupportedModelError: others are asked for, or the server returns picks.
+            UnsupportedModelError: there is no such layer, or the server returns picks.
         """
-        at_hand = () if self.applies_controls else (self.split, self.num_layers)
-        if any(layer not in at_hand for layer in layers):
+        if layers and self.applies_controls:
             raise UnsupportedModelError(
-                f"hidden states of layers {', '.join(map(str, layers))} were asked for, and this device has those of "
-                f"{' and '.join(map(str, at_hand)) or 'none'}: choose a drafter that needs no others"
+                "hidden states are asked for, and the server returns picks: use picks=device in the address"
             )
+        if any(not 0 <= layer <= self.num_layers for layer in layers):
+            raise UnsupportedModelError(f"the model has {self.num_layers} layers: choose from 0 to {self.num_layers}")
 
     def input_embedding(self) -> Tensor:
         """Return the embedding, which is here."""
@@ -282,10 +259,10 @@ class SplitModel(LanguageModel):
         return self.local.final_norm(hidden)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Edit the slots of the first layers; the server's follow with the next pass, closed ones at once."""
+        """Edit the slots of the first layers; the server's follow with the next pass or text."""
         opened: list[Slot] = []
         for edit in edits:
-            slot = _split(edit.slot)
+            slot = split_slot(edit.slot)
             match edit:
                 case Commit(_, path, keep):
                     if slot.num_read is not None:
@@ -313,16 +290,8 @@ class SplitModel(LanguageModel):
         del self._exchange.slots[slot.id]
         self.link.latency.tokens += slot.num_read is not None  # a round whose path was not committed
         self.local.close(slot.local)
-        # if it fails, the server ends the text with the session's lease
-        with contextlib.suppress(SessionLostError, RefusedError, UnreachableError):
-            self._exchange.close(slot)
-        self.link.traffic()
+        self._exchange.end(slot)
 
     def disconnect(self) -> None:
         """End the session."""
-        self.link.close()
-
-
-def _split(slot: Slot) -> SplitSlot:
-    assert isinstance(slot, SplitSlot), "a split target has slots of its own"
-    return slot
+        self._exchange.close()

@@ -124,6 +124,8 @@ class ReplicaOptions:
             raise ConfigurationError(f"replicas are one process each: leave {settings.parallel} out")
         if settings.uds is not None:
             raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
+        if settings.tls_certificate is not None:
+            raise ConfigurationError("replicas speak HTTP: leave out tls_certificate and tls_key, and use a proxy")
         if settings.port == 0:
             raise ConfigurationError("replicas need a port of their own: name one instead of 0")
         if settings.learn is not None and parse_learning(settings.learn).options.folder is not None:

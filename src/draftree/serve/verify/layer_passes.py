@@ -64,6 +64,7 @@ class Work:
         states: output of the device's layers, shape (nodes, hidden).
         wanted: how many of the last nodes have results.
         format: of returned states.
+        layers: as for `Pass.capture`: states that are returned.
     """
 
     text: LayerText
@@ -73,6 +74,7 @@ class Work:
     states: Tensor
     wanted: int
     format: StateFormat
+    layers: tuple[int, ...]
 
     @property
     def slot(self) -> KVSlot:
@@ -91,7 +93,7 @@ class Answer:
     """The result of one text.
 
     Attributes:
-        content: packed outputs of the last layer, or picks.
+        content: packed states, for each node one of every layer, or picks.
         queue: seconds before the pass.
         passed: seconds of the pass.
     """
@@ -198,16 +200,16 @@ class LayerPasses:
         jobs = [_job(work) for work in running]
         found: dict[int, bytes | list[int]] = {}
         if running:
-            last = self._model.num_layers
-            capture = (last,) if any(work.controls is None and work.wanted for work in running) else ()
+            capture = tuple(sorted({layer for work in running if work.wanted for layer in work.layers}))
             hidden = _joined([work.states for work in running])
             result = self._model.run_rest(jobs, hidden, first=self._first, capture=capture)
             for place, work in enumerate(running):
                 if work.controls is not None:
                     found[id(work)] = _picks(work, result.of(place), work.controls)
                 elif work.wanted:
-                    states = result.hidden_of(place)[-work.wanted :, 0]
-                    found[id(work)] = work.format.pack(states).tobytes()
+                    own = [capture.index(layer) for layer in work.layers]
+                    states = result.hidden_of(place)[-work.wanted :, own]
+                    found[id(work)] = work.format.pack(states.flatten(0, 1)).tobytes()
         return [found.get(id(work), b"" if work.controls is None else []) for work in works]
 
     def _edit(self, work: Work) -> None:

@@ -21,7 +21,7 @@ from draftree.remote.split.probe import Probe
 from draftree.remote.split.sampling import require_sendable
 from draftree.remote.split.states import StateFormat
 from draftree.sampling.controls import build_controls
-from draftree.serve.errors import ApiError
+from draftree.serve.errors import ApiError, closed_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, Work
 from draftree.serve.verify.settings import VerifySettings
@@ -35,6 +35,8 @@ MAX_NODES = 1024
 """Most new nodes of one text in one frame, and of its tentative tree."""
 ACTIVE_SECONDS = 5.0
 """A server that drains waits for texts that were used within this time."""
+MAX_LAYERS = 4
+"""Most layers whose states are returned: drafters read three, and the last is for the logits."""
 MEMORY_SHARE = 2
 """Texts of devices take at most one of so many parts of the memory for texts."""
 
@@ -65,10 +67,11 @@ class LayerService:
     Args:
         settings: limits of sessions and drafts; `split` is the number of layers that devices run.
         clock: of leases.
+        is_closed: returns whether the server takes no new texts.
     """
 
-    def __init__(self, settings: VerifySettings, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: VerifySettings, clock: Clock, is_closed: Callable[[], bool]) -> None:
+        self._settings, self._clock, self._is_closed = settings, clock, is_closed
         self._passes: dict[str, tuple[LayerPasses, SlottedModel, Probe]] = {}
         self._open: dict[LayerText, str] = {}
         """Open texts of all sessions, with the names of their models."""
@@ -127,6 +130,9 @@ class LayerService:
             ApiError: 400, a wrong parameter; 429, no memory for another text.
         """
         texts = _joined(session)
+        if self._is_closed():
+            raise closed_error()
+        await self.end(session, message["ends"])
         number, limit, target = message["text"], message["limit"], texts.target
         if number in texts.texts or number in session.texts:
             raise FrameError(f"text {number} is open already: take another number")
@@ -159,7 +165,8 @@ class LayerService:
             Exception: the pass failed; its texts are closed.
         """
         texts, sent = _joined(session), message["x"]
-        works = [self._work(texts, rows) for rows in sent]
+        layers = self._layers(texts, message["layers"])
+        works = [self._work(texts, rows, layers) for rows in sent]
         self.counts["rows"] += sum(len(rows.parents) for rows in sent)
         try:
             answers = await texts.passes.run(works)
@@ -174,7 +181,21 @@ class LayerService:
             "us": [round(seconds * 1e6) for seconds in times],
         }
 
-    def _work(self, texts: LayerTexts, rows: SentRows) -> Work:
+    def _layers(self, texts: LayerTexts, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Check the layers whose states a device wants."""
+        first, last = self._settings.split, texts.target.num_layers
+        if texts.picks:
+            if layers:
+                raise FrameError("states of layers are wanted, and this session gets picks: leave them out")
+        elif (
+            not 0 < len(layers) <= MAX_LAYERS
+            or len(set(layers)) < len(layers)
+            or not all(first < layer <= last for layer in layers)
+        ):
+            raise FrameError(f"states of 1 to {MAX_LAYERS} different layers from {first + 1} to {last} can be returned")
+        return layers
+
+    def _work(self, texts: LayerTexts, rows: SentRows, layers: tuple[int, ...]) -> Work:
         """Check the nodes of one text against its slot."""
         text = texts.texts.get(rows.text)
         if text is None:
@@ -195,7 +216,7 @@ class LayerService:
         if text.controls is not None and rows.wanted > 1 + self._settings.max_nodes:
             raise FrameError(f"picks of {rows.wanted} nodes are wanted: at most {1 + self._settings.max_nodes}")
         states = texts.format.unpack(rows.data, len(rows.parents))
-        return Work(text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format)
+        return Work(text, rows.edit, rows.length, rows.parents, states, rows.wanted, texts.format, layers)
 
     async def end(self, session: Session, numbers: Sequence[int] | None = None) -> int:
         """Close texts of a session, all for None; returns how many there were."""
@@ -248,7 +269,7 @@ def _after_edit(slot: KVSlot, rows: SentRows) -> list[int]:
 
 def _target_of(model: ServedModel) -> SlottedModel:
     target = model.llm.llm.model
-    if not isinstance(target, SlottedModel):
+    if not isinstance(target, SlottedModel) or target.streams_weights:
         raise ApiError(400, f"the layers of the model '{model.name}' cannot be divided: its device must send tokens")
     return target
 

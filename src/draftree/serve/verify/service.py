@@ -49,7 +49,7 @@ class VerifyService:
     def __init__(self, server: Server, settings: VerifySettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings, self.counts = settings, Counter[str]()
         self.sessions: dict[str, Session] = {}
-        self.layers = LayerService(settings, clock)
+        self.layers = LayerService(settings, clock, lambda: server.gate.is_closed)
         self._server, self._clock = server, clock
         self._round_seconds: dict[str, float] = {}
         """Seconds of the last round of every text, by its request id."""
@@ -116,13 +116,12 @@ class VerifyService:
             "bye": self._bye,
             **self.layers.handlers,
         }
-        number = message["id"]
         try:
             found = await actions[message["t"]](session, message)
         except Exception as error:
             self.counts["refused"] += isinstance(error, FrameError | InvalidRequestError)
-            return error_frame(error, number)
-        return encode({**found, "id": number})
+            return error_frame(error, message["id"])
+        return encode({**found, "id": message["id"]})
 
     def _session(self, message: dict[str, Any], talk: Talk) -> Session:
         token = message["s"]
@@ -239,7 +238,7 @@ class VerifyService:
     def _drop_done(self, session: Session) -> None:
         """Forget drafted texts that have ended, and texts whose last tokens were sent."""
         for number, text in list(session.texts.items()):
-            if text.is_done and isinstance(text, DraftedByClient):
+            if text.is_over:
                 self._forget(session.texts.pop(number))
 
     def _forget(self, text: OpenText) -> None:

@@ -46,6 +46,11 @@ class OpenText(ABC):
         """Whether the text has ended."""
         return self.sequence.is_finished
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the text has ended, and its client needs nothing more of it."""
+        return self.is_done
+
     def raise_failure(self) -> None:
         """Raise the error of a text that failed, or was ended."""
         sequence = self.sequence
@@ -128,8 +133,14 @@ class WrittenAlone(OpenText):
 
     def __post_init__(self) -> None:
         self._tokens: list[int] = []
+        self._is_read = False
         self._has_news = asyncio.Event()
         self._collecting = asyncio.create_task(self._collect())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last tokens were read."""
+        return self._is_read
 
     async def _collect(self) -> None:
         try:
@@ -153,7 +164,8 @@ class WrittenAlone(OpenText):
             raise FrameError(f"the text has {len(self._tokens)} tokens, and {start} were read", code="out_of_step")
         if len(self._tokens) <= start:
             self.raise_failure()
-        return self._tokens[start:], self._collecting.done() and self.is_done
+        self._is_read = self._collecting.done() and self.is_done
+        return self._tokens[start:], self._is_read
 
     async def close(self) -> None:
         """End the text."""

@@ -43,11 +43,23 @@ INLINE void score_keys(const AttentionState *at, const float *queries, int first
             *(part_f *)(scores[q] + first * LANES + i * PART_LANES) = sums[QUERY_PART(q, i)];
 }
 
-/* adds the weighted values of keys from `low` to `high` to `count` parts of 16 of `num` sums */
+/* Values are widened into a block if several kernel calls read them, and otherwise read from the
+ * memory of the layer. */
+enum { WIDENED, OWN_FLOAT32, OWN_BFLOAT16 };
+
+INLINE part_f value_part(const AttentionState *at, int key, int64_t from, int source) {
+    if (source == WIDENED) return *(const part_f *)(at->values + key * at->dim + from);
+    const int64_t place = at->places[key] + from;
+    if (source == OWN_FLOAT32) return *(const part_f_loose *)((const float *)at->own_values + place);
+    return widen_part((const uint16_t *)at->own_values + place);
+}
+
+/* adds the weighted values of keys from `low` to `high` to `count` parts of 16 of `num` sums;
+ * `source` is where the values are */
 INLINE void add_values(const AttentionState *at, const Weights weights, const float *factors,
-                       float *sums_at, int64_t from, int low, int high, int num, int count) {
+                       float *sums_at, int64_t from, int low, int high, int num, int count,
+                       int source) {
     const int64_t dim = at->dim;
-    const float *values = at->values + from;
     part_f sums[SUMS_AT_ONCE];
     EACH_QUERY(q)
         EACH_PART(i)
@@ -55,7 +67,7 @@ INLINE void add_values(const AttentionState *at, const Weights weights, const fl
                                      factors[q];
     for (int key = low; key < high; key++) {
         part_f value[GROUP * PARTS];
-        EACH_PART(i) value[i] = *(const part_f *)(values + key * dim + i * PART_LANES);
+        EACH_PART(i) value[i] = value_part(at, key, from + i * PART_LANES, source);
         EACH_QUERY(q) {
             const part_f weight = (part_f){0} + weights[q][key];
             EACH_PART(i)
@@ -77,6 +89,7 @@ INLINE float weigh_query(const AttentionState *at, float *scores, int64_t query,
     vf largest = nothing, total = splat(0.0f);
     for (int group = first; group < high; group += LANES) {
         vf found = load(scores + group) * at->scaling;
+        if (at->cap > 0.0f) found = capped(found, at->cap);
         if (at->bias != NULL) found += load(at->bias + at->bias_from[query] + at->block + group);
         if (group < low || group + LANES > high)
             found = choose((lanes + group >= low) & (lanes + group < high), found, nothing);
@@ -100,7 +113,8 @@ INLINE float weigh_query(const AttentionState *at, float *scores, int64_t query,
 }
 
 /* `num` queries and one block, of which keys from `low` to `high`, exclusive, are visible */
-INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int high, int num) {
+INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int high, int num,
+                           int source) {
     Weights weights __attribute__((aligned(64)));
     float factors[QUERIES_AT_ONCE];
     const float *queries = at->queries + query * at->dim;
@@ -113,22 +127,35 @@ INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int
     for (int q = 0; q < num; q++) factors[q] = weigh_query(at, weights[q], query + q, low, high);
     int64_t i = 0;
     for (; i + GROUP * LANES <= at->dim; i += GROUP * LANES)
-        add_values(at, weights, factors, sums, i, low, high, num, GROUP);
-    for (; i < at->dim; i += LANES) add_values(at, weights, factors, sums, i, low, high, num, 1);
+        add_values(at, weights, factors, sums, i, low, high, num, GROUP, source);
+    for (; i < at->dim; i += LANES)
+        add_values(at, weights, factors, sums, i, low, high, num, 1, source);
 }
 
-static __attribute__((noinline)) void attend_block(const AttentionState *at, int64_t query,
-                                                   int64_t end, int low, int high) {
-    for (; query < end; query += QUERIES_AT_ONCE) {
-#define QUERIES_CASE(num) \
+#define QUERIES_CASE(num, source) \
     case num: \
-        if (num <= QUERIES_AT_ONCE) attend_queries(at, query, low, high, num); \
+        if (num <= QUERIES_AT_ONCE) attend_queries(at, query, low, high, num, source); \
         break;
-        switch (min_int(end - query, QUERIES_AT_ONCE)) {
-            QUERIES_CASE(1)
-            QUERIES_CASE(2) QUERIES_CASE(3) QUERIES_CASE(4) QUERIES_CASE(5) QUERIES_CASE(6)
-        }
+#define ATTEND_BLOCK(name, source) \
+    static __attribute__((noinline)) void name(const AttentionState *at, int64_t query, \
+                                               int64_t end, int low, int high) { \
+        for (; query < end; query += QUERIES_AT_ONCE) { \
+            switch (min_int(end - query, QUERIES_AT_ONCE)) { \
+                QUERIES_CASE(1, source) \
+                QUERIES_CASE(2, source) QUERIES_CASE(3, source) QUERIES_CASE(4, source) \
+                    QUERIES_CASE(5, source) QUERIES_CASE(6, source) \
+            } \
+        } \
     }
+ATTEND_BLOCK(attend_widened, WIDENED)
+ATTEND_BLOCK(attend_float32, OWN_FLOAT32)
+ATTEND_BLOCK(attend_bfloat16, OWN_BFLOAT16)
+
+static void attend_block(const Work *work, const AttentionState *at, int64_t query, int64_t end,
+                         int low, int high) {
+    if (at->own_values == NULL) attend_widened(at, query, end, low, high);
+    else if (work->decoder->kv_format == FLOAT32) attend_float32(at, query, end, low, high);
+    else attend_bfloat16(at, query, end, low, high);
 }
 
 INLINE int64_t first_visible(const Layer *layer, int64_t position) {
@@ -172,11 +199,12 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
             continue;
         }
         if (run >= 0)
-            attend_block(at, (run - first_row) * group, (row - first_row) * group, 0, KEY_BLOCK);
+            attend_block(work, at, (run - first_row) * group, (row - first_row) * group, 0,
+                         KEY_BLOCK);
         run = -1;
         if (low >= high) continue;
         if (!is_shared) widen_keys(work, layer, at, row, kv_head, block, own, high);
-        attend_block(at, (row - first_row) * group, (row - first_row + 1) * group,
+        attend_block(work, at, (row - first_row) * group, (row - first_row + 1) * group,
                      (int)(low - block), (int)(high - block));
     }
 }
@@ -222,6 +250,12 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     const int64_t width = (decoder->heads + 2 * decoder->kv_heads) * dim,
                   queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
+    int64_t places[KEY_BLOCK];
+    if (queries <= QUERIES_AT_ONCE) {
+        at.places = places;
+        at.own_values = layer->values;
+    }
+    at.cap = layer->score_cap;
     at.bias = layer->score_bias;
     int64_t start = INT64_MAX, end = 0;
     for (int64_t row = first_row; row < end_row; row++) {
@@ -230,9 +264,15 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
         memcpy(at.queries + (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
                (size_t)of_row * sizeof(float));
     }
-    for (int64_t i = 0; i < queries; i++)
-        at.bias_from[i] = (kv_head * group + i % group) * (pass->bias_length + KEY_BLOCK) +
-                          pass->bias_length - 1 - pass->position[first_row + i / group];
+    for (int64_t i = 0; i < queries; i++) {
+        const int64_t head = kv_head * group + i % group;
+        if (layer->sinks != NULL) { /* a key of weight 1 at first, without a value */
+            at.largest[i] = layer->sinks[head];
+            at.total[i] = 1.0f;
+        }
+        at.bias_from[i] = head * (pass->bias_length + KEY_BLOCK) + pass->bias_length - 1 -
+                          pass->position[first_row + i / group];
+    }
     for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
         at.block = block;
         attend_rows(work, layer, &at, first_row, end_row, kv_head, block);

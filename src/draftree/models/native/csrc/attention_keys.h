@@ -6,14 +6,16 @@
 
 typedef struct {
     float *keys;    /* of a block: [16 keys][head_dim][16] */
-    float *values;  /* of a block: [64][head_dim] */
+    float *values;  /* of a block: [64][head_dim]; not used if values are read where they are */
+    int64_t *places; /* of a block: where each value starts in those of the layer */
+    const void *own_values; /* of the layer, if they are read where they are; otherwise NULL */
     float *queries; /* [row][head of the group][head_dim] */
     float *sums;    /* like queries */
     float *largest, *total;
     const float *bias;  /* added to scores; NULL: none */
     int64_t *bias_from; /* of each query: entry of the key at position 0 */
     int64_t dim, block; /* block: position of its first key */
-    float scaling;
+    float scaling, cap;
 } AttentionState;
 
 INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
@@ -55,8 +57,9 @@ static void transpose_keys(float *to, const void *from, const int64_t *at, int64
         }
 }
 
-/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block;
- * `from` is at the start of a group of 16. */
+/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block, or
+ * notes the places of values that are read where they are; `from` is at the start of a group of 16.
+ */
 static void widen_keys(const Work *work, const Layer *layer, const AttentionState *at, int64_t row,
                        int64_t kv_head, int64_t block, int64_t from, int64_t end) {
     const Decoder *decoder = work->decoder;
@@ -69,6 +72,10 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
             place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
         transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
                        decoder->kv_format);
+        if (at->own_values != NULL) {
+            memcpy(at->places + (group - block), place, sizeof(place));
+            continue;
+        }
         for (int key = 0; key < LANES && group + key < end; key++)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(at->values + (group - block + key) * dim + i,

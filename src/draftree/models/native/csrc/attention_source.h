@@ -45,7 +45,7 @@ static void attend_source(const Work *work, int64_t index, float *scratch, int64
                       count = blocks_of(high, LANES) * LANES * dim;
         at.keys = numbers_at(keys + block * dim * bytes, key_room, count, format);
         at.values = numbers_at(values + block * dim * bytes, value_room, count, format);
-        attend_block(&at, 0, queries, 0, (int)high);
+        attend_widened(&at, 0, queries, 0, (int)high);
     }
     store_mixed(work, &at, first_row, end_row, kv_head);
 }

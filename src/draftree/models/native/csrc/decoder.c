@@ -15,9 +15,11 @@
 #include "attention.h"
 #include "attention_source.h"
 #include "attention_tiles.h"
+#include "experts.h"
 #include "memory.h"
 #include "products.h"
 #include "rows.h"
+#include "steps.h"
 #include "structures.h"
 #include "threads.h"
 #if AMX
@@ -33,29 +35,6 @@ static void add_normed(const Work *work, int64_t row, const float *norm) {
     const RowNorm own = norm_of(decoder, from, hidden, norm);
     for (int64_t i = 0; i < hidden; i += LANES) store(to + i, load(to + i) + normed(&own, from, i));
 }
-
-/* Steps of a pass. The steps of a layer are numbered from a base of the layer's own. */
-enum { EMBED, PROJECTION_INPUT, PROJECTION, CAPTURE_LAST, FINAL_NORM, HEAD, END, PASS_PHASES };
-enum {
-    ATTENTION_NORM,
-    QKV,
-    PLACE,
-    ATTEND,
-    OUTPUT_INPUT,
-    OUTPUT,
-    ATTENTION_POST_NORM,
-    SOURCE_NORM,
-    SOURCE_QUERY,
-    SOURCE_ATTEND,
-    SOURCE_INPUT,
-    SOURCE_OUTPUT,
-    MLP_NORM,
-    GATE_UP,
-    DOWN_INPUT,
-    DOWN,
-    MLP_POST_NORM,
-    LAYER_PHASES
-};
 
 INLINE int is_captured(const Pass *pass, int64_t index, int64_t from, int64_t to) {
     return pass->captured_layers[index] >= from && pass->captured_layers[index] <= to;
@@ -77,9 +56,11 @@ static void capture_row(const Work *work, int64_t row, int64_t from, int64_t to)
                    (size_t)hidden * sizeof(float));
 }
 
-/* The first step of a sublayer: reads the residual stream, unchanged by the layers since `from`. */
-static void norm_and_capture(const Work *work, const float *norm, const Layer *joined, int64_t from,
-                             int64_t layer, int phase) {
+/* The first step of a sublayer: reads the residual stream `stream`, unchanged by the layers since
+ * `from`, and writes the normed one in this format. */
+static void norm_and_capture(const Work *work, const float *stream, const float *norm,
+                             const Layer *joined, int64_t from, int64_t layer, int64_t format,
+                             int phase) {
     const int64_t hidden = work->decoder->hidden;
     EACH(row, work->rows, phase) {
         float *x = work->x + row * hidden;
@@ -88,10 +69,12 @@ static void norm_and_capture(const Work *work, const float *norm, const Layer *j
             write_joined(work, joined, row);
         } else if (work->decoder->is_post_norm) {
             norm_row(work, x, hidden, norm, x);
-            write_input(work, row, x, hidden, NULL);
+            write_formatted(work, row, x, hidden, NULL, format);
         } else {
-            write_input(work, row, x, hidden, norm);
+            write_formatted(work, row, stream + row * hidden, hidden, norm, format);
         }
+        if (work->decoder->is_parallel && stream == work->x)
+            memcpy(work->before + row * hidden, x, (size_t)hidden * sizeof(float));
     }
 }
 
@@ -100,7 +83,8 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
     const Layer *layer = decoder->layers + index;
     const Pass *pass = work->pass;
     const Layer *joined = layer->embedding_norm == NULL ? NULL : layer;
-    norm_and_capture(work, layer->attention_norm, joined, from, index, phase + ATTENTION_NORM);
+    norm_and_capture(work, work->x, layer->attention_norm, joined, from, index, decoder->format,
+                     phase + ATTENTION_NORM);
     product(work, &layer->qkv, work->rows, phase + QKV, TO_WIDE);
     EACH(row, work->rows, phase + PLACE) store_row(work, layer, row);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + ATTEND) {
@@ -109,7 +93,8 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
         const int64_t first = pass->chunks[chunk], end = pass->chunks[chunk + 1];
         const int64_t kv_head = item % decoder->kv_heads;
 #if AMX
-        if (decoder->kv_format == BFLOAT16 && layer->score_bias == NULL) {
+        if (decoder->kv_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL &&
+            layer->score_bias == NULL) {
             attend_by_tiles(work, layer, scratch, first, end, kv_head);
             continue;
         }
@@ -135,7 +120,8 @@ static void source_part(Work *work, int64_t index, float *scratch, int phase) {
     const Layer *layer = decoder->layers + index;
     const Pass *pass = work->pass;
     /* no layer's input is here */
-    norm_and_capture(work, layer->source_norm, NULL, index + 1, index, phase + SOURCE_NORM);
+    norm_and_capture(work, work->x, layer->source_norm, NULL, index + 1, index, decoder->format,
+                     phase + SOURCE_NORM);
     product(work, &layer->source_query, work->rows, phase + SOURCE_QUERY, TO_WIDE);
     EACH(item, pass->num_chunks * decoder->kv_heads, phase + SOURCE_ATTEND) {
         const int64_t chunk = item / decoder->kv_heads;
@@ -148,19 +134,27 @@ static void source_part(Work *work, int64_t index, float *scratch, int phase) {
     product(work, &layer->source_output, work->rows, phase + SOURCE_OUTPUT, TO_STREAM);
 }
 
-static void mlp_part(Work *work, int64_t index, int64_t from, int phase) {
+/* `stream`: the residual stream, or of a parallel layer the one before its attention */
+static void mlp_part(Work *work, const float *stream, int64_t index, int64_t from, int phase) {
     const Decoder *decoder = work->decoder;
     const Layer *layer = decoder->layers + index;
-    norm_and_capture(work, layer->mlp_norm, NULL, from, index, phase + MLP_NORM);
-    if (decoder->is_gated) product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
-    else product(work, &layer->gate_up, work->rows, phase + GATE_UP, TO_PLAIN_MLP);
-    meet(work, phase + GATE_UP);
+    const Experts *experts = layer->experts;
+    norm_and_capture(work, stream, layer->mlp_norm, NULL, from, index,
+                     experts == NULL ? decoder->format : experts->router.format, phase + MLP_NORM);
+    if (experts != NULL) {
+        run_experts(work, experts, decoder->is_post_norm ? NULL : layer->mlp_norm, stream, phase);
+        return;
+    }
     Work down = *work;
+    down.inner = layer->down.inputs;
+    if (decoder->is_gated) product(&down, &layer->gate_up, work->rows, phase + GATE_UP, TO_MLP);
+    else product(&down, &layer->gate_up, work->rows, phase + GATE_UP, TO_PLAIN_MLP);
+    meet(work, phase + GATE_UP);
     if (decoder->format != INT8) { /* already in the right format */
         down.inputs = work->mixed;
     } else {
         EACH(row, work->rows, phase + DOWN_INPUT)
-            write_input(work, row, work->mixed + row * decoder->mlp, decoder->mlp, NULL);
+            write_input(work, row, work->mixed + row * down.inner, down.inner, NULL);
     }
     product(&down, &layer->down, work->rows, phase + DOWN,
             layer->mlp_post_norm == NULL ? TO_STREAM : TO_JOINT);
@@ -178,14 +172,16 @@ static void run_layers(Work *work, float *scratch) {
     int phase = PASS_PHASES;
     for (int64_t i = pass->first_layer; i < last; i++, phase += LAYER_PHASES) {
         const uint8_t *skipped = pass->skipped == NULL ? NULL : pass->skipped + 2 * i;
+        const float *stream = work->x;
         if (skipped == NULL || !skipped[0]) {
             attention_part(work, i, from, scratch, phase);
             if (work->decoder->layers[i].source_query.weight != NULL)
                 source_part(work, i, scratch, phase);
+            if (work->decoder->is_parallel) stream = work->before;
             from = i + 1;
         }
         if (skipped == NULL || !skipped[1]) {
-            mlp_part(work, i, from, phase);
+            mlp_part(work, stream, i, from, phase);
             from = i + 1;
         }
     }
@@ -262,7 +258,8 @@ static pthread_mutex_t one_pass = PTHREAD_MUTEX_INITIALIZER;
 int draftree_pass(const Decoder *decoder, Pass *pass) {
     pthread_mutex_lock(&one_pass);
     if (pass->num_threads > MAX_THREADS) pass->num_threads = MAX_THREADS;
-    Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows};
+    Routing routing;
+    Work work = {.decoder = decoder, .pass = pass, .rows = pass->rows, .routing = &routing};
     const int64_t layers = pass->last_layer - pass->first_layer;
     const int has_place = place_work(&work, PASS_PHASES + LAYER_PHASES * layers);
     if (has_place) draftree_in_parallel(run_thread, &work, (int)pass->num_threads);

@@ -26,6 +26,14 @@ INLINE vf activate(vf x, int64_t kind) {
     return x / (1.0f + exp16(-z));
 }
 
+INLINE vf gated(const Decoder *decoder, vf gate, vf up) {
+    if (decoder->activation != CLAMPED_SILU) return activate(gate, decoder->activation) * up;
+    const vf limit = splat(decoder->gate_limit); /* NaN stays */
+    gate = choose(gate > limit, limit, gate);
+    up = choose(up > limit, limit, choose(up < -limit, -limit, up));
+    return (up + 1.0f) * (gate / (1.0f + exp16(-(gate * decoder->gate_slope))));
+}
+
 INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
     return linear->bias == NULL ? value : value + load(linear->bias + block * LANES);
 }
@@ -44,12 +52,12 @@ INLINE vf as_kept(const Decoder *decoder, vf value) {
 INLINE void store_inner(const Work *work, int64_t row, int64_t column, vf value) {
     const Decoder *decoder = work->decoder;
     if (decoder->format == BFLOAT16) {
-        int64_t units = blocks_of(decoder->mlp, 32);
+        int64_t units = blocks_of(work->inner, 32);
         store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
                        column % 32,
                    value);
     } else {
-        store(work->mixed + row * decoder->mlp + column, value);
+        store(work->mixed + row * work->inner + column, value);
     }
 }
 
@@ -73,6 +81,7 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
         float *at = work->logits + row * decoder->vocab + column;
         int64_t left = decoder->vocab - column;
         value = value * decoder->logit_scale;
+        if (decoder->logit_cap > 0.0f) value = capped(value, decoder->logit_cap);
         if (left >= LANES) store(at, value);
         else
             for (int64_t i = 0; i < left; i++) at[i] = value[i];
@@ -86,7 +95,7 @@ INLINE void finish_mlp(const Work *work, const Linear *linear, int64_t row, int6
     gate = with_bias(linear, block, gate);
     up = with_bias(linear, block + 1, up);
     store_inner(work, row, linear->first + block / 2 * LANES,
-                activate(gate, decoder->activation) * up);
+                gated(decoder, gate, up));
 }
 
 INLINE void finish_blocks(const Work *work, const Linear *linear, int64_t row, int64_t block,

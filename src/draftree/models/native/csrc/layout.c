@@ -5,6 +5,7 @@
 #define LINE(kind, field) \
     add("%s %s %zu %zu\n", #kind, #field, offsetof(kind, field), sizeof(((kind *)0)->field));
 #define LINEAR_LINE(type, name) LINE(Linear, name)
+#define EXPERTS_LINE(type, name) LINE(Experts, name)
 #define LAYER_LINE(type, name) LINE(Layer, name)
 #define DECODER_LINE(type, name) LINE(Decoder, name)
 #define PASS_LINE(type, name) LINE(Pass, name)
@@ -13,7 +14,7 @@
 #define SIZE(kind) add("%s %s %zu %zu\n", #kind, "-", (size_t)0, sizeof(kind));
 #define CONSTANT(name) add("%s %s %zu %zu\n", "-", #name, (size_t)0, (size_t)name);
 
-static char text[8192];
+static char text[16384];
 static size_t used;
 
 static void add(const char *format, const char *kind, const char *name, size_t offset,
@@ -28,6 +29,8 @@ const char *draftree_layout(void) {
     used = 0;
     LINEAR_FIELDS(LINEAR_LINE)
     SIZE(Linear)
+    EXPERTS_FIELDS(EXPERTS_LINE)
+    SIZE(Experts)
     LAYER_FIELDS(LAYER_LINE)
     SIZE(Layer)
     DECODER_FIELDS(DECODER_LINE)
@@ -46,11 +49,13 @@ const char *draftree_layout(void) {
     CONSTANT(GELU)
     CONSTANT(RELU)
     CONSTANT(QUICK_GELU)
+    CONSTANT(CLAMPED_SILU)
     CONSTANT(RMS_NORM)
     CONSTANT(LAYER_NORM)
     CONSTANT(LANES)
     CONSTANT(ATTENTION_ROWS)
     CONSTANT(MAX_COUNT)
+    CONSTANT(MAX_EXPERTS)
     return used < sizeof text ? text : "";
 }
 

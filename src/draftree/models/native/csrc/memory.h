@@ -75,23 +75,58 @@ static void place_team(Work *work) {
     work->meetings = atomic_load(&((Team *)pass->team)->arrived) / pass->team_size;
 }
 
+/* room for the rows of a pass and the places of its experts, in rows */
+static int64_t rows_and_places(const Decoder *decoder, int64_t rows) {
+    int64_t most = rows;
+    for (int64_t i = 0; i < decoder->num_layers; i++)
+        if (decoder->layers[i].experts != NULL)
+            most = max_int(most, places_of_experts(decoder->layers[i].experts, rows));
+    return blocks_of(most, 16) * 16;
+}
+
+/* Places the state of the experts; returns its size in bytes. A NULL base only measures. */
+static size_t place_routing(Routing *routing, const Decoder *decoder, int64_t rows, char *base) {
+    size_t used = 0;
+    int64_t uses = 0, all = 0;
+    const int64_t places = rows_and_places(decoder, rows);
+    for (int64_t i = 0; i < decoder->num_layers; i++) {
+        const Experts *experts = decoder->layers[i].experts;
+        if (experts == NULL) continue;
+        uses = max_int(uses, rows * experts_of_row(experts));
+        all = max_int(all, experts->count + experts->shared);
+    }
+    if (all == 0) return 0;
+    routing->expert = (int64_t *)(base + put(&used, uses * 8));
+    routing->place = (int64_t *)(base + put(&used, uses * 8));
+    routing->weight = (float *)(base + put(&used, uses * 4));
+    routing->row = (int64_t *)(base + put(&used, places * 8));
+    routing->expert_at = (int64_t *)(base + put(&used, places * 8));
+    routing->first = (int64_t *)(base + put(&used, all * 8));
+    routing->size = (int64_t *)(base + put(&used, all * 8));
+    routing->used = (int64_t *)(base + put(&used, all * 8));
+    return used + 64;
+}
+
 /* places the state of a pass with this number of phases in the arena; 0 if there is no memory */
 static int place_work(Work *work, int64_t phases_of_pass) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
     const int64_t rows = (pass->rows + 15) / 16 * 16, dim = decoder->head_dim;
     const int64_t all_heads = (decoder->heads + 2 * decoder->kv_heads) * dim;
-    const int64_t joined = widest_input(decoder);
-    const int64_t widest = max_int(all_heads, max_int(decoder->hidden, joined));
+    const int64_t joined = widest_input(decoder), all = rows_and_places(decoder, pass->rows);
+    const int64_t widest = max_int(max_int(all_heads, widest_router(decoder)),
+                                   max_int(decoder->hidden, joined));
     const int64_t inputs = max_int(max_int(joined, decoder->all_heads * dim), decoder->mlp) + 64;
     const int64_t phase_bytes = phases_of_pass * (int64_t)sizeof(Phase);
     work->scratch_size = scratch_size(decoder, pass);
     size_t used = 64;
     const int64_t own = pass->team == NULL;
     const size_t x = put(&used, own * rows * decoder->hidden * 4),
-                 mixed = put(&used, own * rows * mixed_width(decoder) * 4);
-    const size_t wide = put(&used, rows * widest * 4), input = put(&used, rows * inputs * 4);
-    const size_t scales = put(&used, rows * 4), phases = put(&used, phase_bytes);
+                 mixed = put(&used, own * all * mixed_width(decoder) * 4);
+    const size_t wide = put(&used, all * widest * 4), input = put(&used, all * inputs * 4);
+    const size_t before = put(&used, decoder->is_parallel * rows * decoder->hidden * 4);
+    const size_t routing = put(&used, (int64_t)place_routing(work->routing, decoder, pass->rows, NULL));
+    const size_t scales = put(&used, all * 4), phases = put(&used, phase_bytes);
     const size_t scratch = put(&used, work->scratch_size * pass->num_threads * 4);
     if (!has_memory(used)) return 0;
     char *base = arena.memory;
@@ -105,6 +140,10 @@ static int place_work(Work *work, int64_t phases_of_pass) {
         place_team(work);
     }
     work->inputs = base + input;
+    work->input_width = inputs;
+    work->mixed_width = mixed_width(decoder);
+    work->before = (float *)(base + before);
+    place_routing(work->routing, decoder, pass->rows, base + routing);
     work->input_scales = (float *)(base + scales);
     work->scratch = (float *)(base + scratch);
     work->phases = (Phase *)(base + phases);

@@ -19,17 +19,26 @@ INLINE void product_of_group(const Work *work, const Linear *linear, int64_t row
                         target);
 }
 
+INLINE int64_t groups_of(const Linear *linear) {
+    return blocks_of(blocks_of(linear->outputs, LANES), GROUP);
+}
+
+/* one group of blocks */
+INLINE void product_of_piece(const Work *work, const Linear *linear, int64_t rows, int64_t group,
+                             int target) {
+    const int64_t blocks = blocks_of(linear->outputs, LANES);
+    int64_t block = group * GROUP;
+    if (block + GROUP <= blocks) {
+        product_of_group(work, linear, rows, block, GROUP, target);
+    } else { /* blocks of gate and up are computed in pairs */
+        int64_t step = target == TO_MLP ? 2 : 1;
+        for (; block < blocks; block += step)
+            product_of_group(work, linear, rows, block, (int)step, target);
+    }
+}
+
 /* distributes groups of blocks over the threads */
 INLINE void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
-    const int64_t blocks = blocks_of(linear->outputs, LANES), groups = blocks_of(blocks, GROUP);
-    EACH(group, groups, phase) {
-        int64_t block = group * GROUP;
-        if (block + GROUP <= blocks) {
-            product_of_group(work, linear, rows, block, GROUP, target);
-        } else { /* blocks of gate and up are computed in pairs */
-            int64_t step = target == TO_MLP ? 2 : 1;
-            for (; block < blocks; block += step)
-                product_of_group(work, linear, rows, block, (int)step, target);
-        }
-    }
+    const int64_t groups = groups_of(linear);
+    EACH(group, groups, phase) product_of_piece(work, linear, rows, group, target);
 }

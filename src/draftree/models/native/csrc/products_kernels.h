@@ -20,15 +20,15 @@ typedef struct {
     int64_t row, block, from, to; /* inputs from `from` to `to` */
     Sums *partial_sums;           /* of the rows from `row` on */
     int first_part;               /* place of the first block in these sums */
-    const char *next_weights;     /* weights to prefetch, in the same layout; or NULL */
-    int call, calls;              /* of the calls for this piece, which share the prefetching */
+    const char *next_weights;     /* weights to prefetch, in the same layout */
+    unsigned first_step, steps;   /* of each STEPS_OF_UNIT, those that prefetch */
 } Piece;
 
 #define EACH_ROW(r) UNROLLED for (int r = 0; r < num_rows; r++)
 #define PART_OF(r, i) ((r) * count * PARTS + (i))
-/* step `place` of STEPS_OF_UNIT */
+/* in step `place` of STEPS_OF_UNIT; two instructions decide whether, since every step asks */
 #define PREFETCH(stride, at, place) \
-    if (piece.next_weights != NULL && (place) * piece.calls / STEPS_OF_UNIT == piece.call) \
+    if ((unsigned)(place) - piece.first_step < piece.steps) \
         for (int i = 0; i < count; i++) \
             __builtin_prefetch(piece.next_weights + i * (stride) + (at))
 
@@ -39,15 +39,18 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
     part_f sums[SUMS_AT_ONCE];
     EACH_ROW(r)
         EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
-    for (int64_t k = piece.from; k < piece.to; k++) {
-        part_f w[GROUP * PARTS];
-        PREFETCH(inputs * 64, (k - piece.from) * 64, k % STEPS_OF_UNIT);
-        EACH_PART(i)
-            w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
-                                           i % PARTS * PART_LANES);
-        EACH_ROW(r) {
-            const part_f a = (part_f){0} + input[r * inputs + k];
-            EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
+    for (int64_t unit = piece.from; unit < piece.to; unit += STEPS_OF_UNIT) {
+        for (int step = 0; step < STEPS_OF_UNIT; step++) {
+            const int64_t k = unit + step;
+            part_f w[GROUP * PARTS];
+            PREFETCH(inputs * 64, (k - piece.from) * 64, step);
+            EACH_PART(i)
+                w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
+                                               i % PARTS * PART_LANES);
+            EACH_ROW(r) {
+                const part_f a = (part_f){0} + input[r * inputs + k];
+                EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
+            }
         }
     }
     EACH_ROW(r)

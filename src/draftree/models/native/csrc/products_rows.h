@@ -44,11 +44,12 @@ INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int6
                                                                             is_only);
     for (int64_t from = 0; from < linear->inputs; from += step) {
         Piece piece = {work, linear, .block = block, .from = from,
-                       .to = min_int(from + step, linear->inputs), .first_part = first_part,
-                       .calls = (int)calls};
+                       .to = min_int(from + step, linear->inputs), .first_part = first_part};
         piece.next_weights = weights_to_prefetch(work, linear, block, from, piece.to, is_only);
-        for (int64_t r = 0, end; r < num_rows; r = end, piece.call++) {
-            end = num_rows * (piece.call + 1) / calls;
+        for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
+            end = num_rows * (call + 1) / calls;
+            piece.first_step = (unsigned)blocks_of(call * STEPS_OF_UNIT, calls);
+            piece.steps = (unsigned)blocks_of((call + 1) * STEPS_OF_UNIT, calls) - piece.first_step;
             piece.row = row + r;
             piece.partial_sums = sums + r;
             add_rows(piece, (int)(end - r), count);

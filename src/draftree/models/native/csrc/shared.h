@@ -6,7 +6,8 @@
 #include <stdint.h>
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
-enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4 };
+enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5 };
+enum { MAX_EXPERTS = 1024 /* of a layer */ };
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
 
 typedef const float *TablePair[2];
@@ -35,12 +36,37 @@ typedef struct {
     LINEAR_FIELDS(DECLARE)
 } Linear;
 
+/* The experts of a layer, of which a row uses some.
+ *   router      logits of the experts, and after them that of the shared expert's gate, if any; its
+ *               format is that of keys and values
+ *   gate_up, down   [count], and after them those of the shared expert, if any
+ *   chosen      experts of a row, besides the shared one
+ *   is_renormalized   whether the weights of a row's experts, whose sum is at most 1, are scaled to 1
+ *   shared      number of shared experts, which every row uses: 0 or 1
+ *   has_shared_gate   whether a logistic gate is the weight of the shared expert; otherwise 1 */
+#define EXPERTS_FIELDS(FIELD) \
+    FIELD(Linear, router) \
+    FIELD(const Linear *, gate_up) \
+    FIELD(const Linear *, down) \
+    FIELD(int64_t, count) \
+    FIELD(int64_t, chosen) \
+    FIELD(int64_t, is_renormalized) \
+    FIELD(int64_t, shared) \
+    FIELD(int64_t, has_shared_gate)
+
+typedef struct {
+    EXPERTS_FIELDS(DECLARE)
+} Experts;
+
 /* A layer. Norms that it does not have are NULL. After the weights of a norm with a mean lie its
  * biases.
  *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
  *                        and after it the normed residual stream; otherwise NULL
  *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
  *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart
+ *   experts        in place of gate_up and down, or NULL
+ *   sinks          [query head], scores of a key without a value that every row sees; NULL: none
+ *   score_cap      scores are this times the hyperbolic tangent of scores / cap; 0: no cap
  *   window         positions that a row attends to, its own included; 0: all
  *   rope           index of the pass's tables; negative: no rotary positions
  *   score_bias     [head][bias_length + 64], added to scores by distance, the most distant key
@@ -69,7 +95,10 @@ typedef struct {
     FIELD(Linear, source_query) \
     FIELD(Linear, source_output) \
     FIELD(float, source_scaling) \
-    FIELD(float, scaling)
+    FIELD(float, scaling) \
+    FIELD(float, score_cap) \
+    FIELD(const float *, sinks) \
+    FIELD(const Experts *, experts)
 
 typedef struct {
     LAYER_FIELDS(DECLARE)
@@ -87,6 +116,9 @@ typedef struct {
  *   is_post_norm  whether the norm before a sublayer replaces the residual stream, which makes it
  *                 the norm after the sublayer before
  *   is_gated      whether perceptrons have gates
+ *   is_parallel   whether attention and perceptron of a layer read the same residual stream
+ *   logit_cap     as score_cap, of logits
+ *   gate_limit, gate_slope   of CLAMPED_SILU
  *   positions     [position][hidden], added to embeddings; NULL: none
  *   unplaced      token to which none is added; negative: no such token
  *   start_norm    norm of what enters the first layer; NULL: none
@@ -119,6 +151,10 @@ typedef struct {
     FIELD(int64_t, norm) \
     FIELD(int64_t, is_post_norm) \
     FIELD(int64_t, is_gated) \
+    FIELD(int64_t, is_parallel) \
+    FIELD(float, logit_cap) \
+    FIELD(float, gate_limit) \
+    FIELD(float, gate_slope) \
     FIELD(const float *, positions) \
     FIELD(int64_t, unplaced) \
     FIELD(const float *, start_norm) \

@@ -28,12 +28,25 @@ enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREAD
 
 typedef struct {
     atomic_long taken, done, met;
-} Phase; /* pieces of a phase that threads have taken, those that are done, and threads that met */
+    int64_t pieces;
+} Phase; /* pieces of a phase that threads have taken, those that are done, threads that met, and the
+          * number of pieces if an earlier phase sets it */
 
 /* The start of the memory that a team shares: how often a process has come to the end of a phase. */
 typedef struct {
     atomic_long arrived;
 } Team;
+
+/* Which experts the rows of a pass use, and where: see experts.h. */
+typedef struct {
+    int64_t *expert; /* [row][experts of a row], ascending */
+    float *weight;   /* [row][experts of a row] */
+    int64_t *place;  /* [row][experts of a row] */
+    int64_t *row, *expert_at; /* [place]; row -1: none */
+    int64_t *first, *size;    /* [expert], places */
+    int64_t *used;            /* experts with rows, ascending */
+    int64_t num_used;
+} Routing;
 
 typedef struct {
     const Decoder *decoder;
@@ -43,11 +56,15 @@ typedef struct {
     float *wide;         /* outputs of a product [row][widest] */
     float *joint;        /* outputs of a product that are normed [row][hidden] */
     float *mixed;        /* result of attention, or of the activation [row][...] */
+    float *before;       /* of a parallel layer: the residual stream before it [row][hidden] */
     float *logits;       /* [logit row][vocab] */
     void *inputs;        /* of the next product, in the format of the weights */
     float *input_scales; /* int8: one for each row */
     float *scratch;      /* of each thread */
     int64_t scratch_size;
+    int64_t inner;       /* results of the activation of a row */
+    int64_t input_width, mixed_width; /* room of a row in inputs and mixed, in units of 4 bytes */
+    Routing *routing;    /* NULL without experts */
     Phase *phases;
     long meetings; /* of the team before this pass */
 } Work; /* a team shares x, joint, mixed and logits */
@@ -66,6 +83,13 @@ INLINE int64_t widest_input(const Decoder *decoder) { /* of attention and the pr
     for (int64_t i = 0; i < decoder->num_layers; i++)
         widest = max_int(widest, decoder->layers[i].qkv.inputs);
     return max_int(widest, decoder->projection.inputs);
+}
+INLINE int64_t widest_router(const Decoder *decoder) { /* outputs */
+    int64_t widest = 0;
+    for (int64_t i = 0; i < decoder->num_layers; i++)
+        if (decoder->layers[i].experts != NULL)
+            widest = max_int(widest, decoder->layers[i].experts->router.outputs);
+    return widest;
 }
 /* Rows in bfloat16 and int8 are stored in tiles of 16 rows by 64 bytes; float32 rows are
  * contiguous. An int8 row takes two rows of tiles: its high bytes and its low bytes, both signed,

@@ -195,8 +195,21 @@ INLINE vf exp_of_negative(vf x) {
 #endif
 }
 
+/* `cap` times the hyperbolic tangent of x / cap; NaN stays */
+INLINE vf capped(vf x, float cap) {
+    const vi is_negative = x < 0.0f;
+    const vf size = choose(is_negative, -x, x) * (1.0f / cap), e = exp_of_negative(-2.0f * size);
+    const vf found = cap * ((1.0f - e) / (1.0f + e));
+    return choose(is_negative, -found, found);
+}
+
 INLINE vf widen(half_row bits) { return (vf)(__builtin_convertvector(bits, vu) << 16); }
 INLINE vf load_half(const uint16_t *p) { return widen(*(const half_loose *)p); }
+
+INLINE part_f widen_part(const uint16_t *p) {
+    typedef uint16_t halves_of_part __attribute__((vector_size(WIDTH / 2), aligned(2), may_alias));
+    return (part_f)(__builtin_convertvector(*(const halves_of_part *)p, part_u) << 16);
+}
 
 INLINE half_row narrow(vf x) { /* to bfloat16, to nearest, ties to even; NaN stays NaN */
 #if defined(__AVX512BF16__)

@@ -16,7 +16,8 @@ from torch import nn
 
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describing import is_gated, norms_after, require_sizes
+from draftree.models.native.describing import norms_after, require_sizes
+from draftree.models.native.layer_modules import is_gated
 from draftree.models.native.modules import Names, activation_of, first_part, linear_of, linears_of, part
 from draftree.models.native.norms import norm_facts, require_like_norms
 from draftree.models.native.seq2seq.encoder import SourceEncoder

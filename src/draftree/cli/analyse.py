@@ -1,0 +1,198 @@
+"""`draftree analyse`: figures of a model and a drafter, measured beside their theory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftree.cli.bench.options import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
+from draftree.cli.completion import complete_draft, complete_model
+from draftree.cli.made import takes
+from draftree.cli.options import OUTPUT, SPECULATION
+from draftree.cli.render import note
+from draftree.cli.running import Execution, execution_of
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import require_extra
+from draftree.figures.base import FIGURES
+
+if TYPE_CHECKING:
+    from draftree.analysis.trace import Trace
+    from draftree.figures.runs import Asked, RunSpec
+
+__all__ = ["analyse"]
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A model as for 'draftree generate'; not needed for figures of --trace and --results alone.",
+        metavar="MODEL",
+        autocompletion=complete_model,
+        rich_help_panel="Arguments",
+    ),
+]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        help="The drafter; needed with a model.",
+        metavar="SPEC",
+        autocompletion=complete_draft,
+        rich_help_panel=SPECULATION,
+    ),
+]
+Tree = Annotated[
+    str,
+    typer.Option(
+        help="Shape of the wide tree that is recorded at every position, for drafters with shapes.",
+        metavar="SHAPE",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Merge = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A drafter that is merged with --draft for the figures of merged trees; repeatable. If not given: suffix, "
+        "ngram, lookahead and model:stories15m.",
+        metavar="SPEC",
+        rich_help_panel=SPECULATION,
+    ),
+]
+Figures = Annotated[
+    str | None,
+    typer.Option(
+        help="Names of figures, separated by commas; all that there are data for if not given.",
+        metavar="NAME,...",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Remark = Annotated[
+    str | None,
+    typer.Option(
+        "--note", help="A fact about the runs for the figures' notes.", metavar="TEXT", rich_help_panel=OUTPUT
+    ),
+]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option("--trace", help="A trace of --record; repeatable.", metavar="FILE", rich_help_panel="Recorded data"),
+]
+ResultsFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--results", help="A results file; repeatable.", metavar="FILE", rich_help_panel="Recorded data"),
+]
+Listing = Annotated[bool, typer.Option("--list", help="List all figures and end.", rich_help_panel=OUTPUT)]
+Folder = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the figures, and of the recorded traces.", metavar="DIR", rich_help_panel=OUTPUT),
+]
+
+
+@takes("execution", execution_of)
+def analyse(
+    model: Model = None,
+    *,
+    draft: Draft = None,
+    tree: Tree = "8-2-2-1-1",
+    merge: Merge = None,
+    prompts: Prompts = None,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 48,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=PROMPTS)
+    ] = 0.0,
+    seed: Seed = 0,
+    remark: Remark = None,
+    execution: Execution,
+    trace: Traces = None,
+    results: ResultsFiles = None,
+    figures: Figures = None,
+    listing: Listing = False,
+    output: Folder = None,
+) -> None:
+    """Draw the figures of speculative decoding from runs of a model, from traces and from results files.
+
+    Every figure is written as SVG and PNG, with its numbers as CSV. Runs are recorded below DIR/traces.
+    """
+    if listing:
+        list_figures()
+        return
+    folder = checked(model, draft, output, has_data=bool(trace or results))
+    require_extra("plots", "'draftree analyse' needs", error=ConfigurationError)
+    from draftree.figures.analysing import chosen_figures, draw_all, material_of, needed_runs, with_traces
+
+    wanted = chosen_figures([name.strip() for name in figures.split(",")] if figures else ())
+    material = material_of(trace or (), results or ())
+    if model is not None and draft is not None:
+        from draftree.figures.runs import MERGED, Asked, specs_of
+
+        merged = MERGED if merge is None else tuple(merge)
+        asked = Asked(model, draft, tree, merged, temperature, seed, max_tokens)
+        specs = specs_of(needed_runs(wanted, material), asked)
+        workload = (prompts, tuple(category or ()), limit)
+        facts = {} if remark is None else {"note": remark}
+        material = with_traces(material, record_all(asked, specs, execution, workload, folder, facts))
+    drawn = draw_all(wanted, material, folder, must=figures is not None, on_drawn=typer.echo)
+    for name, reason in drawn.skipped.items():
+        note(f"not drawn: {name}: {reason}")
+    if not drawn.paths:
+        raise ConfigurationError("no figure was drawn: the messages above name the data that each needs")
+
+
+def checked(model: str | None, draft: str | None, output: Path | None, *, has_data: bool) -> Path:
+    """Return the folder of the figures.
+
+    Raises:
+        typer.BadParameter: the arguments do not fit together.
+    """
+    if output is None:
+        raise typer.BadParameter("name a folder for the figures", param_hint="--output")
+    if model is not None and draft is None:
+        raise typer.BadParameter("a model needs a drafter: add --draft", param_hint="--draft")
+    if model is None and draft is not None:
+        raise typer.BadParameter("a drafter needs a model: name one, or leave --draft out", param_hint="MODEL")
+    if model is None and not has_data:
+        raise typer.BadParameter("there is nothing to draw: name a model, --trace or --results", param_hint="MODEL")
+    return output
+
+
+def list_figures() -> None:
+    """Print names and titles of all figures, and the data that each needs."""
+    for name in FIGURES.names():
+        figure = FIGURES.find(name)
+        needs = [f"run {run}" for run in figure.runs] + [f"results '{kind}'" for kind in figure.results]
+        typer.echo(f"{name:<24}{figure.title} ({', '.join(needs)})")
+
+
+def record_all(
+    asked: Asked,
+    specs: list[RunSpec],
+    execution: Execution,
+    prompts: tuple[Path | None, tuple[str, ...], int | None],
+    output: Path,
+    facts: dict[str, str],
+) -> list[Trace]:
+    """Load the model and record the runs, with a line for each on standard error."""
+    if not specs:
+        return []
+    from draftree.bench.workload import SHIPPED, encode, read_workload
+    from draftree.cli.recording import run_facts
+    from draftree.cli.writing import fetch_and_load
+    from draftree.figures.runs import Recorder
+    from draftree.loading.targets import tokenizer_of
+
+    file, categories, limit = prompts
+    workload = read_workload(file or SHIPPED).choose(categories, limit)
+    setup = execution.setup(asked.model, draft=asked.draft)
+    loaded = fetch_and_load(setup)
+    tokenizer = tokenizer_of(loaded, None, trust_remote_code=loaded.runs_code)
+    if tokenizer is None:
+        raise ConfigurationError(f"'{asked.model}' has no tokenizer: prompts cannot be encoded")
+    ids = [encode(task, tokenizer)[0] for task in workload.tasks]
+    about = run_facts(loaded) | {"prompts": workload.name} | facts
+    recorder = Recorder(asked, loaded, ids, output / "traces", about, tokenizer)
+    found = []
+    for number, spec in enumerate(specs, 1):
+        note(f"run {number} of {len(specs)}: {spec.run}, {spec.draft}, {spec.verify}")
+        found.append(recorder.record(spec))
+    return found

@@ -1,0 +1,106 @@
+"""`draftree trace`: traces of `--record` as summaries, timelines, tables and pages."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.options import require_new
+from draftree.core.errors import ConfigurationError
+
+__all__ = ["trace"]
+
+trace = typer.Typer(cls=PlainGroup, no_args_is_help=True)
+
+
+class To(StrEnum):
+    """Formats of an export."""
+
+    CHROME = "chrome"
+    CSV = "csv"
+
+
+TraceFile = Annotated[Path, typer.Argument(help="A trace from --record.", metavar="TRACE", rich_help_panel="Arguments")]
+Output = Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel="Output")]
+
+
+@trace.callback()
+def about() -> None:
+    """Summarize traces of --record, and convert them to timelines, tables and a page."""
+
+
+@trace.command("show", cls=PlainCommand)
+def show(
+    file: TraceFile,
+    *,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
+    ] = False,
+) -> None:
+    """Print what a trace holds: the run, its rounds, tokens per round and seconds by phase."""
+    from draftree.analysis.export.summary import summary
+    from draftree.analysis.trace import read_trace
+
+    found = summary(read_trace(file))
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for name, value in found.items():
+        shown = ", ".join(f"{key} {one}" for key, one in value.items()) if isinstance(value, dict) else value
+        typer.echo(f"{name.replace('_', ' '):<18}{shown}")
+
+
+@trace.command("export", cls=PlainCommand)
+def export(
+    file: TraceFile,
+    *,
+    to: Annotated[
+        To,
+        typer.Option(
+            help="chrome: trace events for Perfetto and chrome://tracing; csv: a table.",
+            metavar="FORMAT",
+            rich_help_panel="Output",
+        ),
+    ] = To.CHROME,
+    table: Annotated[
+        str | None,
+        typer.Option(
+            help="Table of a CSV file: rounds, steps (per sequence and round) or nodes (per drafted token).",
+            metavar="NAME",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+    output: Output,
+) -> None:
+    """Convert a trace to a timeline or a table."""
+    if table is not None and to is not To.CSV:
+        raise typer.BadParameter("a table is for --to csv: leave it out, or add --to csv", param_hint="--table")
+    require_new(output)
+    from draftree.analysis.trace import read_trace
+
+    found = read_trace(file)
+    if to is To.CHROME:
+        from draftree.analysis.export.chrome import chrome_events
+
+        output.write_text(json.dumps(chrome_events(found), separators=(",", ":")), encoding="utf-8")
+        return
+    from draftree.analysis.export.frames import TABLES, write_csv
+
+    if table is not None and table not in TABLES:
+        raise ConfigurationError(f"there is no table '{table}' of a trace: choose one of {', '.join(TABLES)}")
+    with output.open("x", encoding="utf-8", newline="") as stream:
+        write_csv(found, table or "rounds", stream)
+
+
+@trace.command("page", cls=PlainCommand)
+def page(file: TraceFile, *, output: Output) -> None:
+    """Write the playground: one page that shows the trace round by round, without a network."""
+    require_new(output)
+    from draftree.figures.playground import page_of
+
+    output.write_text(page_of(file), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""One figure per file; the file name is the name of the figure."""

@@ -1,0 +1,63 @@
+"""Decode tokens per second against the number of concurrent texts, for several lengths of the chain."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+from draftree.analysis.trace import Trace
+from draftree.core.errors import ConfigurationError
+from draftree.figures.base import Data, Figure
+from draftree.figures.drawing import INK, band, legend
+from draftree.figures.facts import measured_on, per_text_seconds
+from draftree.figures.intervals import ratio
+from draftree.figures.material import Material
+from draftree.figures.measures import estimates
+
+COLOURS = (INK["theory"], INK["measured"], INK["other"], INK["good"], INK["losing"])
+
+
+@final
+class BatchWidth(Figure):
+    """Speed by batch and length."""
+
+    title: ClassVar[str] = "Speed against the batch and the length of the chain"
+    runs: ClassVar[tuple[str, ...]] = ("batch",)
+
+    def data(self, material: Material) -> Data:
+        """Return tokens per second of all texts together by batch and length."""
+        traces = material.all("batch")
+        rows = sorted((_row(trace) for trace in traces), key=lambda row: (row["length"], row["batch"]))
+        plain = {row["batch"]: row["speed"] for row in rows if row["length"] == 0}
+        if not plain:
+            raise ConfigurationError("the traces of the run 'batch' have none of plain decoding: record one")
+        drafted = [row for row in rows if row["length"] and row["batch"] in plain]
+        worst = min(drafted, key=lambda row: row["speed"] / plain[row["batch"]])
+        least = worst["speed"] / plain[worst["batch"]]
+        return Data(
+            rows,
+            measured_on(traces[-1], what="Decode tokens per second of all texts of the batch together")
+            + "; bars: 95% over texts",
+            f"length {worst['length']} at batch {worst['batch']}: {least:.2f} of the speed of plain decoding",
+        )
+
+    def draw(self, figure: Any, data: Data) -> None:
+        """Draw one line per length."""
+        axes = figure.subplots()
+        for length, colour in zip(dict.fromkeys(row["length"] for row in data.rows), COLOURS, strict=False):
+            rows = [row for row in data.rows if row["length"] == length]
+            label = "plain decoding" if length == 0 else f"K = {length}"
+            x = [row["batch"] for row in rows]
+            band(axes, x, estimates(rows, "speed"), label=label, colour=colour)
+        axes.set_xscale("log", base=2)
+        batches = sorted({row["batch"] for row in data.rows})
+        axes.set_xticks(batches, [str(batch) for batch in batches])
+        axes.set(xlabel="concurrent texts", ylabel="decode tokens per second", ylim=(0, None))
+        legend(axes)
+
+
+def _row(trace: Trace) -> dict[str, Any]:
+    spent, written = per_text_seconds(trace)
+    batch = int(trace.header.about["batch"])
+    length = 0 if trace.header.draft == "none" else int(trace.header.plan.partition(":")[2])
+    # the share of a text in the seconds of a round is one part in as many as the round has texts
+    return {"batch": batch, "length": length, **ratio(written, spent).row("speed")}

@@ -1,0 +1,63 @@
+"""Rank of the target's next token among the drafter's first guesses."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, final
+
+from draftree.core.errors import ConfigurationError
+from draftree.figures.base import Data, Figure
+from draftree.figures.drawing import INK
+from draftree.figures.facts import measured_on
+from draftree.figures.intervals import ratio
+from draftree.figures.material import Material
+from draftree.figures.measures import widest
+from draftree.figures.replaying import Text, texts_of
+
+
+@final
+class RankHistogram(Figure):
+    """Share of positions by the rank of the target's token."""
+
+    title: ClassVar[str] = "Rank of the target's next token among the drafter's guesses"
+    runs: ClassVar[tuple[str, ...]] = ("watch",)
+
+    def data(self, material: Material) -> Data:
+        """Return the share of positions by rank; rank 0 is the absence among the guesses."""
+        trace = material.one("watch")
+        texts = texts_of(trace)
+        width = widest(texts)
+        if not width:
+            raise ConfigurationError("the trace has no drafted nodes: there is no rank to draw")
+        places = [len(text.positions) - 1 for text in texts]
+        ranks = [_ranks(text) for text in texts]
+        rows = [
+            {"rank": rank, **ratio([one.count(rank) for one in ranks], places).row("share")}
+            for rank in (*range(1, width + 1), 0)
+        ]
+        return Data(
+            rows,
+            measured_on(trace, what=f"Rank among the first {width} guesses at every position")
+            + "; bars: 95% over texts",
+            f"at {rows[-1]['share']:.0%} of the positions the target's token is not among {width} guesses",
+        )
+
+    def draw(self, figure: Any, data: Data) -> None:
+        """Draw a histogram and its cumulated share."""
+        axes = figure.subplots()
+        x = range(len(data.rows))
+        low = [row["share"] - row["share_low"] for row in data.rows]
+        high = [row["share_high"] - row["share"] for row in data.rows]
+        colours = [*[INK["measured"]] * (len(data.rows) - 1), INK["losing"]]
+        axes.bar(x, [row["share"] for row in data.rows], yerr=(low, high), capsize=2, color=colours)
+        total, sums = 0.0, []
+        for row in data.rows[:-1]:
+            total += row["share"]
+            sums.append(total)
+        axes.plot(x[:-1], sums, "o--", color=INK["theory"], markersize=3)
+        axes.annotate("cumulated", (x[0], sums[0]), (4, 4), textcoords="offset points", fontsize=7)
+        axes.set_xticks(x, [*(str(row["rank"]) for row in data.rows[:-1]), "absent"])
+        axes.set(xlabel="rank", ylabel="share of positions", ylim=(0, 1))
+
+
+def _ranks(text: Text) -> list[int]:
+    return [p.ranks[p.path[0]] if p.path else 0 for p in text.positions[:-1]]

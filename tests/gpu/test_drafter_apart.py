@@ -1,0 +1,42 @@
+"""On a GPU: a draft model in a CPU process works during the target's passes, and no text changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftree import LLM, SamplingParams
+from draftree.drafters.wrappers.overlap import Overlap
+from draftree.engine.alternating import Alternation
+from draftree.loading.load import wrap_model
+from families import drafter_folder, fresh, prompts
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROMPTS = prompts(5, 9, 17, 3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("option", ["ahead=1", "tree=best-8,ahead=3", "alternate=true"])
+def test_texts_are_those_of_the_target_alone(
+    option: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Overlap, "pays", property(lambda self: True))
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
+    target = wrap_model(fresh("llama").cuda())
+    plain = [one.token_ids for one in LLM(target).generate(PROMPTS, params)]
+    llm = LLM(target, f"model:{drafter_folder('llama', tmp_path)},k=3,{option}", plan="fixed")
+    drafter = llm.engine.parts.drafter
+    assert drafter is not None
+    if llm.engine.alternation is not None:
+        llm.engine.alternation = Alternation(llm.engine.parts)
+    assert [one.token_ids for one in llm.generate(PROMPTS, params)] == plain
+    if llm.engine.alternation is not None:
+        assert llm.engine.alternation.num_alternated > 5
+    else:
+        assert "drafting ahead is on" in llm.draft_note

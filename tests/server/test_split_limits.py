@@ -1,0 +1,200 @@
+"""Refusals of a server that takes hidden states: wrong frames change nothing, and other devices go on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from test_verify_faults import check_empty, drop_sessions, service_of
+from test_verify_limits import Raw
+
+from serving import Running
+from split_devices import SPLIT, split_device, split_folder, split_server, whole_texts
+from verify_clients import PARAMS, PROMPTS, texts_of
+
+HIDDEN, ROW = 64, 256
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return split_folder(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Any:
+    with split_server(folder) as running:
+        yield running
+
+
+def data(rows: int, value: float = 0.25) -> bytes:
+    return np.full((rows, HIDDEN), value, dtype="<f4").tobytes()
+
+
+@pytest.fixture
+def raw(server: Running) -> Any:
+    """A session with a text of five committed tokens and a tentative tree of three."""
+    found = Raw(server)
+    found.begin()
+    assert found.send({"t": "join", "id": 1, "split": SPLIT, "states": "float32", "picks": "device"})["t"] == "joined"
+    assert (
+        found.send({"t": "begin", "id": 2, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []})["t"] == "begun"
+    )
+    assert found.send(rows([1, 0, None, 5, 1, data(5)], number=3))["t"] == "passed"
+    reply = found.send(rows([1, 5, [5, []], [0, 0, 1], 3, data(3)], number=4))
+    assert (reply["t"], len(reply["x"][0])) == ("passed", 3 * ROW)
+    yield found
+    found.close()
+    drop_sessions(server)
+    check_empty(server)
+
+
+def rows(*each: list[Any], number: int = 5) -> dict[str, Any]:
+    return {"t": "rows", "id": number, "x": list(each), "layers": [4]}
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        (rows([9, 0, None, 1, 1, data(1)]), "text_lost", "begin it again"),
+        (rows([1, 5, None, 2, 1, data(1)]), "bad_states", "2 rows of 64 states in float32 have 512 bytes"),
+        (rows([1, 5, None, 1, 1, data(1, float("nan"))]), "bad_states", "not finite"),
+        (rows([1, 5, None, 1, 1, data(1, float("inf"))]), "bad_states", "not finite"),
+        (rows([1, 6, None, 1, 1, data(1)]), "out_of_step", "has 5 tokens here"),
+        (rows([1, 4, None, 1, 1, data(1)]), "out_of_step", "has 5 tokens here"),
+        (rows([1, 6, [[2], []], 1, 1, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 6, [[7], []], 1, 1, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 6, [[0], [1]], 1, 1, data(1)]), "out_of_step", "none of its tree"),
+        (rows([1, 7, [[0], []], 1, 1, data(1)]), "out_of_step", "has 6 tokens here"),
+        (rows([1, 5, None, [9], 1, data(1)]), "bad_frame", "no tree"),
+        (rows([1, 5, None, [5], 1, data(1)]), "bad_frame", "no tree"),
+        (rows([1, 5, [[], []], 16, 1, data(16)]), "too_deep", "20 tokens"),
+        (rows([1, 5, None, 1025, 1, b""]), "too_many_nodes", "at most 1024"),
+        (rows([1, 5, None, 1, 1, data(1)], [1, 5, None, 1, 1, data(1)]), "bad_frame", "twice"),
+        (rows([1, 5, None, 1, 1, data(1)], [2, 5, None, 1, 1, data(1)]), "text_lost", "text 2"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": []}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [2]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [5]}, "bad_frame", "from 3 to 4"),
+        (rows([1, 5, None, 1, 1, data(1)]) | {"layers": [4, 4]}, "bad_frame", "different"),
+        ({"t": "rows", "id": 5, "x": [], "layers": [4]}, "bad_frame", "1 to 256 texts"),
+        (
+            {"t": "begin", "id": 5, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []},
+            "bad_frame",
+            "open already",
+        ),
+        ({"t": "begin", "id": 5, "text": 2, "limit": 0, "seed": 0, "params": {}, "ends": []}, "refused", "from 1 to"),
+        (
+            {"t": "begin", "id": 5, "text": 2, "limit": 10**6, "seed": 0, "params": {}, "ends": []},
+            "refused",
+            "from 1 to",
+        ),
+        (
+            {"t": "begin", "id": 5, "text": 2, "limit": 9, "seed": 0, "params": {"top_k": 3}, "ends": []},
+            None,
+            "device picks",
+        ),
+        ({"t": "join", "id": 5, "split": SPLIT, "states": "int8", "picks": None}, "bad_frame", "joins once"),
+        ({"t": "join", "id": 5, "split": 3, "states": None, "picks": None}, "wrong_split", "split=2"),
+    ],
+)
+def test_wrong_frames_are_refused_and_change_nothing(raw: Raw, message: Any, code: str | None, text: str) -> None:
+    reply = raw.send(message)
+    assert reply["t"] == "error"
+    assert code is None or reply["code"] == code
+    assert text in reply["message"]
+    number = 6 if reply["id"] == 5 else 5
+    good = rows([1, 7, [[0, 2], []], 2, 2, data(2)], number=number)
+    first = raw.send(good)
+    assert first["t"] == "passed"
+    assert raw.send(good) == first, "a repeated frame is answered from memory"
+
+
+def test_sessions_have_to_join_first(server: Running) -> None:
+    found = Raw(server)
+    found.begin()
+    for kind, more in (
+        ("begin", {"text": 1, "limit": 5, "seed": 0, "params": {}, "ends": []}),
+        ("rows", {"x": [[1, 0, None, 0, 0, b""]], "layers": []}),
+    ):
+        reply = found.send({"t": kind, "id": 1 if kind == "begin" else 2, **more})
+        assert "join first" in reply["message"]
+    assert found.send({"t": "join", "id": 3, "split": SPLIT, "states": "int4", "picks": None})["code"] == "bad_frame"
+    assert found.send({"t": "join", "id": 4, "split": SPLIT, "states": None, "picks": "server"})["t"] == "joined"
+    refused = {"t": "begin", "id": 5, "text": 1, "limit": 5, "seed": 0, "params": {"presence_penalty": 0.5}, "ends": []}
+    assert "picks=device" in found.send(refused)["message"]
+    assert found.send(refused | {"id": 6, "params": {"temperature": -1}})["t"] == "error"
+    for number in range(8):
+        opened = found.send(
+            {"t": "begin", "id": 7 + number, "text": number, "limit": 20, "seed": 0, "params": {}, "ends": []}
+        )
+        assert opened["t"] == "begun"
+    full = found.send({"t": "begin", "id": 15, "text": 99, "limit": 20, "seed": 0, "params": {}, "ends": []})
+    assert full["code"] == "too_many_texts"
+    picks = found.send(rows([1, 0, None, 3, 2, data(3)], number=16) | {"layers": []})["x"][0]
+    assert len(picks) == 2
+    assert all(isinstance(pick, int) for pick in picks)
+    assert found.send({"t": "close", "id": 17, "texts": [1, 2, 77]})["t"] == "closed"
+    assert found.send({"t": "bye", "id": 18})["t"] == "closed"
+    found.close()
+    check_empty(server)
+
+
+def test_texts_need_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.llm.llm.engine, "num_slots", lambda length: 3)
+    found = Raw(server)
+    found.begin()
+    found.send({"t": "join", "id": 1, "split": SPLIT, "states": None, "picks": None})
+    begin = {"t": "begin", "limit": 20, "seed": 0, "params": {}, "ends": []}
+    assert found.send(begin | {"id": 2, "text": 1})["t"] == "begun"
+    full = found.send(begin | {"id": 3, "text": 2})
+    assert (full["code"], full["status"]) == ("texts_full", 429)
+    assert full["retry_ms"] > 0
+    found.send({"t": "bye", "id": 4})
+    found.close()
+    check_empty(server)
+
+
+def test_random_frames_never_hurt_other_devices(server: Running, folder: Path) -> None:
+    """Mutations of good frames, by a fixed seed: every reply is a reply, and a device beside them gets its texts."""
+    chooser = random.Random(5)
+    good = [
+        {"t": "join", "id": 1, "split": SPLIT, "states": "float32", "picks": "device"},
+        {"t": "begin", "id": 2, "text": 1, "limit": 20, "seed": 0, "params": {}, "ends": []},
+        rows([1, 0, None, 5, 1, data(5)], number=3),
+        rows([1, 5, [5, []], [0, 0, 1], 3, data(3)], number=4),
+        {"t": "close", "id": 5, "texts": [1]},
+    ]
+    odd = [None, -1, 0, 2**64 - 1, float("nan"), "x" * 300, b"", b"\x7f" * 64, [], {}, [[[]]], True, [2**40] * 7]
+
+    def mutated(message: dict[str, Any]) -> bytes:
+        changed = dict(message)
+        if "x" in changed and chooser.random() < 0.7:
+            row = list(changed["x"][0])
+            row[chooser.randrange(len(row))] = chooser.choice(odd)
+            changed["x"] = [row]
+        else:
+            changed[chooser.choice([*changed, "zz"])] = chooser.choice(odd)
+        frame = bytearray(msgpack.packb(changed))
+        if chooser.random() < 0.3:
+            frame[chooser.randrange(len(frame))] ^= 1 << chooser.randrange(8)
+        return bytes(frame)
+
+    wanted = whole_texts(folder, PROMPTS, PARAMS)
+    with split_device(server, folder, plan="fixed") as llm:
+        for turn in range(40):
+            client = Raw(server)
+            client.begin()
+            for message in good:
+                wrong = chooser.random() < 0.3
+                reply = client.send(mutated(message) if wrong else message)
+                assert isinstance(reply["t"], str)
+            client.close()
+            if turn % 20 == 0:
+                assert texts_of(llm) == wanted
+        assert texts_of(llm) == wanted
+    drop_sessions(server)
+    check_empty(server)
+    assert service_of(server).layers.num_active == 0
