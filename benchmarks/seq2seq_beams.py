@@ -1,7 +1,7 @@
 """Beam search of encoder-decoder models in the shapes of real ones, with random weights: times beside transformers.
 
     python benchmarks/seq2seq_beams.py make marian build/marian
-    python benchmarks/seq2seq_beams.py times t5-small marian whisper-tiny [--widths 1 4 8] [--peer marian=COMMAND] [--out FILE]
+    python benchmarks/seq2seq_beams.py times t5-small marian whisper-tiny [--methods torch C] [--peer marian=COMMAND] [--out FILE]
 
 The shapes are those of T5-small, the Marian models of OPUS-MT and Whisper-tiny. The source is random tokens or features,
 no token ends a text, and the methods take turns. `make` writes the model for another engine (`peers/ctranslate2_beams.py`).
@@ -64,9 +64,18 @@ def source_of(shape: str, length: int) -> Any:
     return [*generator.integers(5, 32000, size=length - 1).tolist(), 1 if shape == "t5-small" else 0]
 
 
-def ours(folder: Path, source: Any) -> Search:
+OURS: dict[str, dict[str, Any]] = {
+    "torch": {"kernels": "torch", "dtype": "float32"},
+    "C": {"kernels": "native", "dtype": "float32"},
+    "C bfloat16": {"kernels": "native", "dtype": "bfloat16"},
+    "C int8": {"kernels": "native", "dtype": "bfloat16", "quantization": "int8"},
+}
+"""Our methods with their options; only those in float32 have to find the text of transformers."""
+
+
+def ours(folder: Path, source: Any, options: dict[str, Any]) -> Search:
     """Return our search."""
-    llm = LLM(folder, dtype="float32")
+    llm = LLM(folder, **options)
 
     def search(width: int, tokens: int) -> tuple[float, list[int]]:
         params = BeamSearchParams(beam_width=width, max_new_tokens=tokens, ignore_eos=True)
@@ -103,7 +112,8 @@ def measure(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         source = source_of(shape, given.source)
         with tempfile.TemporaryDirectory() as folder:
             build(shape).save_pretrained(folder)
-            methods = {"transformers": theirs(shape, Path(folder), source), "torch": ours(Path(folder), source)}
+            methods = {"transformers": theirs(shape, Path(folder), source)}
+            methods |= {name: ours(Path(folder), source, OURS[name]) for name in given.methods}
             if shape in peers:
                 methods["CTranslate2"] = _peer(peers[shape], source)
             for method in methods.values():
@@ -144,6 +154,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 4, 8])
     for name, default in (("source", 40), ("tokens", 32), ("repeats", 3), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--methods", nargs="+", choices=OURS, default=["torch", "C"])
     parser.add_argument("--peer", action="append", default=[], metavar="SHAPE=COMMAND")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -23,8 +23,6 @@ from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-WHY_TORCH = "encoder-decoder models have no native kernels"
-
 
 def is_encoder_decoder(folder: Path) -> bool:
     """Return whether the configuration in a model folder is that of an encoder-decoder model."""
@@ -70,16 +68,17 @@ def reader_class(folder: Path) -> Any:
 
 
 def refuse_kernels(name: str, kernels: str, quantization: str | None) -> None:
-    """Raise for kernels or a quantization that encoder-decoder models do not have.
+    """Raise for kernels that encoder-decoder models do not have.
 
     Raises:
-        ConfigurationError: passes run through torch only.
+        ConfigurationError: graphs of fixed shapes were requested, or a quantization without native kernels.
     """
-    if kernels in ("native", "graphs") or quantization is not None:
+    if kernels == "graphs":
         raise ConfigurationError(
-            f"model '{name}' is an encoder-decoder model, whose passes run through torch: leave kernels at 'auto' and "
-            "quantization out"
+            f"model '{name}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at 'auto'"
         )
+    if kernels == "torch" and quantization is not None:
+        raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
 
 
 def refuse_offload(offload: str | int | None, name: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.encoder_decoder import (
-    WHY_TORCH,
     is_encoder_decoder,
     reader_class,
     refuse_kernels,
@@ -24,6 +25,8 @@ from draftree.loading.encoder_decoder import (
 )
 from draftree.loading.endings import eos_ids_in
 from draftree.loading.in_blocks import WeightChoice, load_gguf, load_packed
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.lowering_seq2seq import lower_encoder_decoder
 from draftree.loading.offloading import (
     NO_STREAM,
     Offload,
@@ -37,7 +40,6 @@ from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_start import StartKey, load_start, save_start, start_key
 from draftree.loading.wrapping import wrap_checked
-from draftree.models.base import LanguageModel
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.lowering import plan_model
@@ -52,42 +54,9 @@ from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
 from draftree.weights.sums import is_distrusted
 
+__all__ = ["LoadedModel", "eos_ids_in", "load_model", "lower_model", "wrap_model"]
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A loaded model and its origin.
-
-    Attributes:
-        model: the model.
-        folder: folder of its files, if it was loaded from files.
-        eos_ids: tokens that end a text.
-        name: name in messages.
-        kernels: kernels of its passes: "native" with the instructions in brackets, "torch", or "graphs" with the
-            reason against capturing them in brackets, if there is one.
-        quantization: of its weights; None for no quantization.
-        why_torch: why the native kernels are not used; None if they are, or were not requested.
-        runs_code: whether its files name Python code of their own that may run.
-        tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
-    """
-
-    model: LanguageModel
-    folder: Path | None
-    eos_ids: tuple[int, ...]
-    name: str
-    kernels: str = "torch"
-    quantization: str | None = None
-    why_torch: str | None = None
-    runs_code: bool = False
-    tokenizer_sha: str | None = None
-
-    @property
-    def kernels_note(self) -> str | None:
-        """One line if the options allowed native kernels on a CPU but torch is used; else None."""
-        if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
-            return None
-        return f"kernels: {self.kernels} ({self.why_torch})"
 
 
 def load_model(
@@ -139,8 +108,9 @@ def load_model(
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
         refuse_offload(offload, str(name))
-        model = read_model(folder, kind, where, trust_remote_code=trust_remote_code, reader=reader_class(folder))
-        return replace(wrap_model(model, folder=folder, name=str(name), packed=packed), why_torch=WHY_TORCH)
+        read = partial(read_model, folder, kind, where, trust_remote_code=trust_remote_code)
+        read = partial(read, reader=reader_class(folder))
+        return _load_encoder_decoder(read, folder, str(name), kernels=kernels, quantization=quantization, packed=packed)
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
@@ -171,6 +141,35 @@ def load_model(
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
     return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
+
+
+def _load_encoder_decoder(
+    read: Callable[[], Any], folder: Path, name: str, *, kernels: str, quantization: str | None, packed: bool
+) -> LoadedModel:
+    """Load an encoder-decoder model whose decoder runs in C if possible, else through torch.
+
+    Args:
+        read: reads it as a model of transformers.
+        folder: folder of its files.
+        name: name in messages.
+        kernels: as for `load_model`.
+        quantization: as for `load_model`.
+        packed: as for `load_model`.
+    """
+    model, why = read(), None
+    if kernels in ("auto", "native"):
+        eos_ids = eos_ids_in(model)
+        try:
+            ours = lower_encoder_decoder(model, name, quantization=quantization)
+            return _lowered(ours, folder, eos_ids, name=name, quantization=quantization)
+        except NativeUnavailableError as reason:
+            why = str(reason)
+            if kernels == "native" or quantization is not None:
+                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
+            logger.info("%s: passes run through torch: %s", name, why)
+            if isinstance(reason, NativeMismatchError):
+                model = read()  # its weights were released
+    return replace(wrap_model(model, folder=folder, name=name, packed=packed), why_torch=why)
 
 
 def _load_offloaded(
@@ -277,7 +276,9 @@ def wrap_model(
     model.eval().requires_grad_(False)
     if model.config.is_encoder_decoder:
         if shapes is not None:
-            raise UnsupportedModelError(f"kernels 'graphs' were requested, but {WHY_TORCH}: use kernels 'torch'")
+            raise UnsupportedModelError(
+                "kernels 'graphs' were requested, but an encoder-decoder model has none: use kernels 'torch'"
+            )
         ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
         return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
     known = None

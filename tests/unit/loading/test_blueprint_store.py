@@ -13,7 +13,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.store import Store
 from draftree.models.check import CheckResult
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
 
@@ -35,7 +35,12 @@ def record() -> Record:
         final_norm="n",
         head=LINEAR,
         ropes=(Rope((1.0, 0.1, 1 / 7), 1.0),),
-        layers=(LAYER, replace(LAYER, window=None, rope=None)),
+        layers=(
+            LAYER,
+            replace(LAYER, window=None, rope=None),
+            replace(LAYER, source=SourceBlueprint("n", LINEAR, BIASED, 1 / 3), score_bias=0),
+        ),
+        score_biases=(ScoreBias("t", (0, 1, 1)),),
     )
     places = {"w": StoredWeight("model.safetensors", "w", (16, 16))}
     return Record(blueprint, places, CheckResult(1e-3, 2e-3, 0.1, is_exact=True), (5, 7), "abc")

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.models.check import CheckResult
-from draftree.models.native.blueprint import Blueprint, ExpertsBlueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import (
+    Blueprint,
+    ExpertsBlueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    ScoreBias,
+    SourceBlueprint,
+)
 from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
 
@@ -54,14 +61,19 @@ def _blueprint(found: dict[str, Any]) -> Blueprint:
     head = LinearBlueprint(**found["head"])
     ropes = tuple(Rope(tuple(rope["frequencies"]), rope["scaling"]) for rope in found["ropes"])
     layers = tuple(_layer(layer) for layer in found["layers"])
-    return Blueprint(**found | {"head": head, "ropes": ropes, "layers": layers})
+    biases = tuple(ScoreBias(bias["weight"], tuple(bias["buckets"])) for bias in found["score_biases"])
+    return Blueprint(**found | {"head": head, "ropes": ropes, "layers": layers, "score_biases": biases})
 
 
 def _layer(found: dict[str, Any]) -> LayerBlueprint:
     many = {side: tuple(LinearBlueprint(**linear) for linear in found[side]) for side in ("qkv", "gate_up")}
     single = {side: LinearBlueprint(**found[side]) for side in ("output", "down")}
+    source = found["source"]
+    if source is not None:
+        parts = {side: LinearBlueprint(**source[side]) for side in ("query", "output")}
+        source = SourceBlueprint(**source | parts)
     experts = None if found["experts"] is None else _experts(found["experts"])
-    return LayerBlueprint(**found | many | single | {"experts": experts})
+    return LayerBlueprint(**found | many | single | {"source": source, "experts": experts})
 
 
 def _experts(found: dict[str, Any]) -> ExpertsBlueprint:

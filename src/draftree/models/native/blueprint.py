@@ -6,7 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from draftree.models.native.blueprint_parts import ExpertsBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.rotary import Rope
+
+__all__ = [
+    "ACTIVATIONS",
+    "CLAMPED_SILU",
+    "GELU",
+    "GELU_TANH",
+    "LAYER_NORM",
+    "MAX_EXPERTS",
+    "NORM_KINDS",
+    "QUICK_GELU",
+    "RELU",
+    "RMS_NORM",
+    "SILU",
+    "Blueprint",
+    "ExpertsBlueprint",
+    "LayerBlueprint",
+    "LinearBlueprint",
+    "ProjectionBlueprint",
+    "ScoreBias",
+    "SourceBlueprint",
+]
 
 SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU = range(6)
 MAX_EXPERTS = 1024
@@ -25,80 +47,6 @@ NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_N
 
 
 @dataclass(frozen=True, slots=True)
-class LinearBlueprint:
-    """Linear layer.
-
-    Attributes:
-        weight: name of its weight.
-        bias: name of its bias; None for none.
-        inputs: number of inputs.
-        outputs: number of outputs.
-        is_transposed: whether the weight has shape (inputs, outputs).
-        expert: index in the first dimension of the weight, which many experts share; None for a weight of its own.
-        is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
-        groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
-            then all keys, then all values.
-    """
-
-    weight: str
-    bias: str | None
-    inputs: int
-    outputs: int
-    is_transposed: bool = False
-    expert: int | None = None
-    is_interleaved: bool = False
-    groups: int = 0
-
-    @property
-    def is_arranged(self) -> bool:
-        """Whether the weight has its outputs in another order, or is not the whole parameter."""
-        return self.is_transposed or self.is_interleaved or self.groups > 0 or self.expert is not None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of its parameters."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertsBlueprint:
-    """Perceptrons of which every row uses some, and the router that chooses them.
-
-    Attributes:
-        router: product whose outputs are the experts' logits.
-        gate_up: first products of expert 0.
-        down: last product of expert 0.
-        count: number of experts.
-        chosen: number of experts of a row, those of the largest logits.
-        is_renormalized: whether the softmax runs over the chosen experts only; otherwise over all.
-        shared_gate_up: first products of the expert that every row uses; empty for none.
-        shared_down: its last product.
-        shared_gate: product whose logistic function is the weight of that expert; None for weight 1.
-    """
-
-    router: LinearBlueprint
-    gate_up: LinearBlueprint
-    down: LinearBlueprint
-    count: int
-    chosen: int
-    is_renormalized: bool
-    shared_gate_up: tuple[LinearBlueprint, ...] = ()
-    shared_down: LinearBlueprint | None = None
-    shared_gate: LinearBlueprint | None = None
-
-    @property
-    def linears(self) -> tuple[LinearBlueprint, ...]:
-        """All products; of the experts those of expert 0."""
-        found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
-        return tuple(linear for linear in found if linear is not None)
-
-    @property
-    def widest(self) -> int:
-        """Largest number of results of an activation."""
-        return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
-
-
-@dataclass(frozen=True, slots=True)
 class LayerBlueprint:
     """One layer: names of its norms, None for none, and its projections, grouped by their input.
 
@@ -107,6 +55,8 @@ class LayerBlueprint:
         embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
             and then the normed residual stream, concatenated; None for other layers.
         is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
+        source: attention to sources, after that to the text; None for none.
+        score_bias: index in `Blueprint.score_biases`; None for none.
         score_cap: soft cap of the scores of attention; None for none.
         sinks: name of scores, one for each head, of a key without a value that every row sees; None for none.
         experts: the perceptron has experts, and `gate_up` and `down` are those of expert 0.
@@ -127,6 +77,8 @@ class LayerBlueprint:
     rope: int | None
     embedding_norm: str | None = None
     is_normed_residual: bool = False
+    source: SourceBlueprint | None = None
+    score_bias: int | None = None
     score_cap: float | None = None
     sinks: str | None = None
     experts: ExpertsBlueprint | None = None
@@ -137,19 +89,24 @@ class LayerBlueprint:
         Args:
             before: norm of what enters the layer.
         """
-        return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
+        if self.source is None:
+            return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
+        source = replace(self.source, norm=self.attention_norm)
+        return replace(self, attention_norm=before, source=source, mlp_norm=self.source.norm)
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
         """All projections."""
+        source = () if self.source is None else (self.source.query, self.source.output)
         own = () if self.experts is None else self.experts.linears
-        return (*self.qkv, self.output, *self.gate_up, self.down, *own)
+        return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
 
     @property
     def norms(self) -> tuple[str, ...]:
         """Names of all norms."""
         found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
-        return tuple(name for name in (*found, self.query_norm, self.key_norm) if name is not None)
+        source = None if self.source is None else self.source.norm
+        return tuple(name for name in (*found, source, self.query_norm, self.key_norm) if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +152,7 @@ class Blueprint:
         unplaced: token to which no position is added; None for none.
         start_norm: name of the norm of what enters the first layer; None for none.
         is_start_norm_first: whether positions are added after that norm.
+        score_biases: biases of scores by distance.
         projection: product of features; None if passes start at embeddings or hidden states only.
     """
 
@@ -233,6 +191,7 @@ class Blueprint:
     unplaced: int | None = None
     start_norm: str | None = None
     is_start_norm_first: bool = False
+    score_biases: tuple[ScoreBias, ...] = ()
 
     def as_unpacked(self) -> Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
@@ -273,6 +232,7 @@ class Blueprint:
         found = [name for name in norms if name is not None]
         found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]
         found += [self.embedding, *self.head.names]
+        found += [bias.weight for bias in self.score_biases]
         if self.positions is not None:
             found.append(self.positions)
         if self.projection is not None:

@@ -19,7 +19,8 @@ from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedWeights
 from draftree.models.native.packed_source import PackedSource
 from draftree.models.native.rotary import RopeTables
-from draftree.models.native.rows import Rows, place_of
+from draftree.models.native.rows import Rows, SourceRows, place_of
+from draftree.models.native.score_biases import ScoreBiases
 from draftree.models.native.shares import Share, ShareWeights
 from draftree.models.native.structures import CPass
 from draftree.models.native.trees import NativeTrees
@@ -69,6 +70,7 @@ class NativeDecoder:
         if isinstance(weights, Weights):
             weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
         self._packed: PackedSource = weights
+        self._biases = ScoreBiases(self._packed.biases, [layer.score_bias for layer in blueprint.layers])
 
     @property
     def num_layers(self) -> int:
@@ -160,6 +162,8 @@ class NativeDecoder:
         """Return how the model uses its embedding and its head."""
         bias = self._packed.at(self._packed.decoder.head.bias)
         plan = self._blueprint
+        if plan.start_norm is not None:
+            raise UnsupportedModelError(f"{plan.kind} normalizes embeddings: choose a drafter that reads none")
         own = None if bias is None else bias[: self._num_tokens]
         if own is not None and self._share is not None:
             raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
@@ -174,11 +178,13 @@ class NativeDecoder:
         layer_range: LayerRange,
         features: Tensor | None = None,
         rope_positions: Sequence[int] | None = None,
+        sources: SourceRows | None = None,
     ) -> RangeOutput:
         """Run one pass over rows; their keys and values are written to the memory, None for a pass over no layers.
 
         `features` are projected to the input of the first layer, shape (rows, inputs of the projection), float32.
-        `rope_positions` are entries of the rotary tables; None for the rows' positions.
+        `rope_positions` are entries of the rotary tables; None for the rows' positions. `sources` are those that rows
+        attend to.
         """
         requested, vocab = array("q", logit_rows), self._blueprint.vocab
         rotated = None if rope_positions is None else array("q", rope_positions)
@@ -192,6 +198,9 @@ class NativeDecoder:
             skipped = layer_range.skipped(self.num_layers)
             run.hidden_in, run.features = address(layer_range.hidden), address(features)
             run.skipped = None if skipped is None else skipped.ctypes.data
+        if sources is not None:
+            run.source, run.sources = place_of(sources.rows), place_of(sources.table)
+            run.source_queries = address(sources.queries)
         self._library.run(self._packed.decoder, run)
         at = RowsAt(buffer.address, len(logit_rows), vocab, vocab)
         return layer_range.output(NativeLogits(self._library, at, buffer.memory, run.num_threads), captured)
@@ -252,6 +261,7 @@ class NativeDecoder:
             self._point_at(memory)
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
+        self._biases.point(self._form, self._packed.layers, longest=rows.longest)
         buffer = self._rooms.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)

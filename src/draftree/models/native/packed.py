@@ -21,7 +21,7 @@ from draftree.models.native.groups import lookup_of
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, LANES, Library, address
 from draftree.models.native.packed_experts import packed_experts
-from draftree.models.native.packing import bytes_needed, packed_bias, parts_of, pieces_of
+from draftree.models.native.packing import by_distance, bytes_needed, packed_bias, parts_of, pieces_of
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
@@ -44,7 +44,8 @@ class PackedWeights:
 
     Attributes:
         decoder: the structure of the model.
-        layers: those of its layers; keys and values are not set.
+        layers: those of its layers; keys, values and score biases are not set.
+        biases: score biases by distance, shape (heads, distances); farther ones are those of the last distance.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class PackedWeights:
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
+            self.biases = [self._keep(by_distance(self._small(bias.weight), bias)) for bias in blueprint.score_biases]
             self.decoder = self._pack(pool)
         del self._weights
 
@@ -159,14 +161,12 @@ class PackedWeights:
         )
 
     def _positions(self) -> int | None:
-        """Keep the table of positions from position 0 on."""
         plan = self._blueprint
         if plan.positions is None:
             return None
         return self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
 
     def _projection(self, pool: Executor) -> dict[str, Any]:
-        """Return the fields of the product of features; none if there is no such product."""
         plan = self._blueprint.projection
         if plan is None:
             return {}
@@ -193,6 +193,7 @@ class PackedWeights:
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
+            **self._source(layer, pool),
             score_cap=layer.score_cap or 0.0,
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
@@ -210,6 +211,17 @@ class PackedWeights:
         if self._after_layer is not None:
             self._after_layer(self._used)
         return packed
+
+    def _source(self, layer: LayerBlueprint, pool: Executor) -> dict[str, Any]:
+        plan = layer.source
+        if plan is None:
+            return {}
+        return {
+            "source_norm": self._norm(plan.norm),
+            "source_query": self._linear([plan.query], pool),
+            "source_output": self._linear([plan.output], pool),
+            "source_scaling": plan.scaling,
+        }
 
     def _embedding(self, plan: Blueprint) -> Tensor:
         weight, is_lent = self._weights.get(plan.embedding), self._weights.lends(plan.embedding)

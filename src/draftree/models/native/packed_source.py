@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -16,6 +17,11 @@ class PackedSource(Protocol):
     """Structure of the model."""
     layers: Any
     """Array of the structures of its layers, whose keys and values passes set."""
+
+    @property
+    def biases(self) -> Sequence[Tensor]:
+        """Score biases by distance, shape (heads, distances)."""
+        ...
 
     @property
     def num_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import Blueprint, LinearBlueprint, ScoreBias
 from draftree.models.native.groups import kinds_of_plan
 from draftree.models.native.library import FORMATS, LANES, Library
 from draftree.models.native.weights import Weights
@@ -37,6 +37,11 @@ def packed_bias(
         return torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous()
     padding = -sum(part.numel() for part in full) % LANES
     return torch.cat([*full, torch.zeros(padding)])
+
+
+def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
+    """Return score biases by distance, shape (heads, distances), from a table of shape (buckets, heads)."""
+    return table[torch.tensor(bias.buckets)].t().contiguous()
 
 
 def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
@@ -102,6 +107,8 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
     products = [([plan.head], kind)]
     for layer in plan.layers:
         products += [(list(parts), kind) for parts in (layer.qkv, [layer.output])]
+        if layer.source is not None:
+            products += [([layer.source.query], kind), ([layer.source.output], kind)]
         if layer.experts is None:
             products += [(list(layer.gate_up), kind), ([layer.down], kind)]
             continue

@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from draftree.models.kv.slots import KVSlot
 
 
@@ -31,6 +33,22 @@ class Rows:
     count: int
     num_chunks: int
     longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Sources of the rows of a pass.
+
+    Attributes:
+        rows: index of each row's source.
+        table: address and length of the keys and values of each source, one after the other.
+        queries: receives the queries with which the last layer attends to them, shape (rows, heads, head_dim), float32;
+            None if they are not wanted.
+    """
+
+    rows: array[int]
+    table: array[int]
+    queries: Tensor | None = None
 
 
 def plan_rows(

@@ -13,7 +13,7 @@ enum { KEY_GROUPS = KEY_BLOCK / LANES, QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / 
 typedef float Weights[QUERIES_AT_ONCE][KEY_BLOCK]; /* scores, and then weights */
 
 INLINE int64_t attention_floats(int64_t dim, int64_t queries) { /* of a thread */
-    return 2 * KEY_BLOCK * dim + queries * (2 * dim + 2);
+    return 2 * KEY_BLOCK * dim + queries * (2 * dim + 4);
 }
 
 #define EACH_QUERY(q) UNROLLED for (int q = 0; q < num; q++)
@@ -90,6 +90,7 @@ INLINE float weigh_query(const AttentionState *at, float *scores, int64_t query,
     for (int group = first; group < high; group += LANES) {
         vf found = load(scores + group) * at->scaling;
         if (at->cap > 0.0f) found = capped(found, at->cap);
+        if (at->bias != NULL) found += load(at->bias + at->bias_from[query] + at->block + group);
         if (group < low || group + LANES > high)
             found = choose((lanes + group >= low) & (lanes + group < high), found, nothing);
         store(scores + group, found);
@@ -208,6 +209,38 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
     }
 }
 
+/* places the state of `queries` queries in the memory of a thread */
+static AttentionState start_attention(float *scratch, int64_t dim, int64_t queries, float scaling) {
+    AttentionState at = {.keys = scratch, .values = scratch + KEY_BLOCK * dim,
+                         .queries = scratch + 2 * KEY_BLOCK * dim, .dim = dim,
+                         .scaling = scaling};
+    at.sums = at.queries + queries * dim;
+    at.largest = at.sums + queries * dim;
+    at.total = at.largest + queries;
+    at.bias_from = (int64_t *)(at.total + queries);
+    memset(at.sums, 0, (size_t)(queries * dim) * sizeof(float));
+    for (int64_t i = 0; i < queries; i++) {
+        at.largest[i] = -INFINITY;
+        at.total[i] = 0.0f;
+    }
+    return at;
+}
+
+static void store_mixed(const Work *work, const AttentionState *at, int64_t first_row,
+                        int64_t end_row, int64_t kv_head) {
+    const Decoder *decoder = work->decoder;
+    const int64_t dim = at->dim, group = decoder->heads / decoder->kv_heads;
+    for (int64_t row = first_row; row < end_row; row++)
+        for (int64_t head = 0; head < group; head++) {
+            int64_t index = (row - first_row) * group + head;
+            float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
+                                       kv_head * group + head) *
+                                          dim;
+            for (int64_t i = 0; i < dim; i += LANES)
+                store(to + i, load(at->sums + index * dim + i) / at->total[index]);
+        }
+}
+
 /* some rows of one slot and the query heads of one key head */
 static void attend(const Work *work, const Layer *layer, float *scratch, int64_t first_row,
                    int64_t end_row, int64_t kv_head) {
@@ -216,18 +249,14 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     const int64_t dim = decoder->head_dim, group = decoder->heads / decoder->kv_heads;
     const int64_t width = (decoder->heads + 2 * decoder->kv_heads) * dim,
                   queries = (end_row - first_row) * group, of_row = group * dim;
-    AttentionState at = {.keys = scratch, .values = scratch + KEY_BLOCK * dim,
-                         .queries = scratch + 2 * KEY_BLOCK * dim, .dim = dim,
-                         .scaling = layer->scaling, .cap = layer->score_cap};
+    AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];
     if (queries <= QUERIES_AT_ONCE) {
         at.places = places;
         at.own_values = layer->values;
     }
-    at.sums = at.queries + queries * dim;
-    at.largest = at.sums + queries * dim;
-    at.total = at.largest + queries;
-    memset(at.sums, 0, (size_t)(queries * dim) * sizeof(float));
+    at.cap = layer->score_cap;
+    at.bias = layer->score_bias;
     int64_t start = INT64_MAX, end = 0;
     for (int64_t row = first_row; row < end_row; row++) {
         start = min_int(start, first_visible(layer, pass->position[row]));
@@ -235,20 +264,18 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
         memcpy(at.queries + (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
                (size_t)of_row * sizeof(float));
     }
-    for (int64_t i = 0; i < queries; i++) { /* a sink is a key of weight 1 at first, without a value */
-        const float *sink = layer->sinks == NULL ? NULL : layer->sinks + kv_head * group + i % group;
-        at.largest[i] = sink == NULL ? -INFINITY : *sink;
-        at.total[i] = sink == NULL ? 0.0f : 1.0f;
-    }
-    for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK)
-        attend_rows(work, layer, &at, first_row, end_row, kv_head, block);
-    for (int64_t row = first_row; row < end_row; row++)
-        for (int64_t head = 0; head < group; head++) {
-            int64_t index = (row - first_row) * group + head;
-            float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
-                                       kv_head * group + head) *
-                                          dim;
-            for (int64_t i = 0; i < dim; i += LANES)
-                store(to + i, load(at.sums + index * dim + i) / at.total[index]);
+    for (int64_t i = 0; i < queries; i++) {
+        const int64_t head = kv_head * group + i % group;
+        if (layer->sinks != NULL) { /* a key of weight 1 at first, without a value */
+            at.largest[i] = layer->sinks[head];
+            at.total[i] = 1.0f;
         }
+        at.bias_from[i] = head * (pass->bias_length + KEY_BLOCK) + pass->bias_length - 1 -
+                          pass->position[first_row + i / group];
+    }
+    for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
+        at.block = block;
+        attend_rows(work, layer, &at, first_row, end_row, kv_head, block);
+    }
+    store_mixed(work, &at, first_row, end_row, kv_head);
 }

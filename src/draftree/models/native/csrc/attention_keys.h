@@ -12,7 +12,9 @@ typedef struct {
     float *queries; /* [row][head of the group][head_dim] */
     float *sums;    /* like queries */
     float *largest, *total;
-    int64_t dim;
+    const float *bias;  /* added to scores; NULL: none */
+    int64_t *bias_from; /* of each query: entry of the key at position 0 */
+    int64_t dim, block; /* block: position of its first key */
     float scaling, cap;
 } AttentionState;
 

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "attention.h"
+#include "attention_source.h"
 #include "attention_tiles.h"
 #include "experts.h"
 #include "memory.h"
@@ -92,7 +93,8 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
         const int64_t first = pass->chunks[chunk], end = pass->chunks[chunk + 1];
         const int64_t kv_head = item % decoder->kv_heads;
 #if AMX
-        if (decoder->kv_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL) {
+        if (decoder->kv_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL &&
+            layer->score_bias == NULL) {
             attend_by_tiles(work, layer, scratch, first, end, kv_head);
             continue;
         }
@@ -110,6 +112,26 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
     EACH(index, num_own_rows(work, work->rows), phase + ATTENTION_POST_NORM)
         add_normed(work, own_row(work, index), layer->attention_post_norm);
     meet(work, phase + ATTENTION_POST_NORM);
+}
+
+/* attention to sources, the second part of a layer's attention */
+static void source_part(Work *work, int64_t index, float *scratch, int phase) {
+    const Decoder *decoder = work->decoder;
+    const Layer *layer = decoder->layers + index;
+    const Pass *pass = work->pass;
+    /* no layer's input is here */
+    norm_and_capture(work, work->x, layer->source_norm, NULL, index + 1, index, decoder->format,
+                     phase + SOURCE_NORM);
+    product(work, &layer->source_query, work->rows, phase + SOURCE_QUERY, TO_WIDE);
+    EACH(item, pass->num_chunks * decoder->kv_heads, phase + SOURCE_ATTEND) {
+        const int64_t chunk = item / decoder->kv_heads;
+        attend_source(work, index, scratch, pass->chunks[chunk], pass->chunks[chunk + 1],
+                      item % decoder->kv_heads);
+    }
+    const int64_t width = decoder->heads * decoder->head_dim;
+    EACH(row, work->rows, phase + SOURCE_INPUT)
+        write_input(work, row, work->mixed + row * width, width, NULL);
+    product(work, &layer->source_output, work->rows, phase + SOURCE_OUTPUT, TO_STREAM);
 }
 
 /* `stream`: the residual stream, or of a parallel layer the one before its attention */
@@ -153,6 +175,8 @@ static void run_layers(Work *work, float *scratch) {
         const float *stream = work->x;
         if (skipped == NULL || !skipped[0]) {
             attention_part(work, i, from, scratch, phase);
+            if (work->decoder->layers[i].source_query.weight != NULL)
+                source_part(work, i, scratch, phase);
             if (work->decoder->is_parallel) stream = work->before;
             from = i + 1;
         }
@@ -254,23 +278,5 @@ int draftree_ready(void) {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
 #else
     return 1;
-#endif
-}
-
-const char *draftree_instructions(void) {
-#if AMX
-    return "AMX tiles";
-#elif defined(__AVX512BF16__)
-    return "AVX-512 with bfloat16 and int8 products";
-#elif defined(__AVX512VNNI__)
-    return "AVX-512 with int8 products";
-#elif defined(__AVX512F__)
-    return "AVX-512";
-#elif defined(__FMA__)
-    return "AVX2";
-#elif defined(__ARM_NEON)
-    return "NEON";
-#else
-    return "plain vectors";
 #endif
 }

@@ -60,3 +60,21 @@ const char *draftree_layout(void) {
     CONSTANT(MAX_EXPERTS)
     return used < sizeof text ? text : "";
 }
+
+const char *draftree_instructions(void) {
+#if AMX
+    return "AMX tiles";
+#elif defined(__AVX512BF16__)
+    return "AVX-512 with bfloat16 and int8 products";
+#elif defined(__AVX512VNNI__)
+    return "AVX-512 with int8 products";
+#elif defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__FMA__)
+    return "AVX2";
+#elif defined(__ARM_NEON)
+    return "NEON";
+#else
+    return "plain vectors";
+#endif
+}

@@ -70,7 +70,11 @@ typedef struct {
  *   sinks          [query head], scores of a key without a value that every row sees; NULL: none
  *   score_cap      scores are this times the hyperbolic tangent of scores / cap; 0: no cap
  *   window         positions that a row attends to, its own included; 0: all
- *   rope           index of the pass's tables; negative: no rotary positions */
+ *   rope           index of the pass's tables; negative: no rotary positions
+ *   score_bias     [head][bias_length + 64], added to scores by distance, the most distant key
+ *                  first; NULL: none
+ *   source_norm, source_query, source_output, source_scaling   of the attention to sources; weights
+ *                  NULL: none */
 #define LAYER_FIELDS(FIELD) \
     FIELD(const float *, attention_norm) \
     FIELD(const float *, embedding_norm) \
@@ -88,6 +92,11 @@ typedef struct {
     FIELD(int64_t, window) \
     FIELD(int64_t, rope) \
     FIELD(int64_t, is_normed_residual) \
+    FIELD(const float *, score_bias) \
+    FIELD(const float *, source_norm) \
+    FIELD(Linear, source_query) \
+    FIELD(Linear, source_output) \
+    FIELD(float, source_scaling) \
     FIELD(float, scaling) \
     FIELD(float, score_cap) \
     FIELD(const float *, sinks) \
@@ -174,6 +183,12 @@ typedef struct {
  *   captured           [row][num_captured][hidden], written by the pass
  *   skipped            NULL, or for every layer whether attention and mlp are left out
  *   logits             [num_logits][vocab], written by the pass; of a share NULL: not wanted
+ *   source             of a row: index of its source
+ *   sources            [source][2], address and length of its keys and values, see
+ *                      attention_source.h; NULL: none
+ *   source_queries     [row][heads][head_dim], queries of the last attention to sources, written by
+ *                      the pass; NULL: not wanted
+ *   bias_length        distances in the layers' score biases
  *   team               memory that the processes of a team share; NULL: one process
  *   team_rank, team_size   of this process, and the number of processes */
 #define PASS_FIELDS(FIELD) \
@@ -205,6 +220,10 @@ typedef struct {
     FIELD(const uint8_t *, skipped) \
     FIELD(const int64_t *, logit_rows) \
     FIELD(float *, logits) \
+    FIELD(const int64_t *, source) \
+    FIELD(const int64_t *, sources) \
+    FIELD(float *, source_queries) \
+    FIELD(int64_t, bias_length) \
     FIELD(void *, team) \
     FIELD(int64_t, team_rank) \
     FIELD(int64_t, team_size)

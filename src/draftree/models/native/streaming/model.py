@@ -21,7 +21,7 @@ from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
-from draftree.models.native.rows import Rows
+from draftree.models.native.rows import Rows, SourceRows
 from draftree.models.native.streaming.store import WeightStore
 from draftree.models.native.streaming.structures import PRODUCTS
 from draftree.models.native.streaming.weights import StreamedWeights
@@ -73,8 +73,10 @@ class StreamedDecoder(NativeDecoder):
         layer_range: LayerRange,
         features: Tensor | None = None,
         rope_positions: Sequence[int] | None = None,
+        sources: SourceRows | None = None,
     ) -> RangeOutput:
         """Run one pass over rows, one layer after the other; arguments as for `NativeDecoder.run`."""
+        assert sources is None, "weights of encoder-decoder models stay in memory"
         hidden, captured = layer_range.hidden, list[Tensor]()
         for layer in range(layer_range.first, layer_range.end):
             is_last = layer + 1 == layer_range.end

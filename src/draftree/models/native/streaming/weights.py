@@ -42,6 +42,7 @@ class StreamedWeights:
 
     def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
         self._library, self._store = library, store
+        self.biases: tuple[Tensor, ...] = ()
         fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
         sizes = [extent.size for extent in store.extents]
         room = fixed + sum(sizes) if budget is None else budget

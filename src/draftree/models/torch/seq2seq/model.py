@@ -11,32 +11,31 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Close, Edit, Extend, Fork, LanguageModel, LayerSubset, Pass, PassResult, Slot
+from draftree.models.base import Extend, Pass, PassResult
 from draftree.models.kv.partial import LayerRange, RangeOutput
 from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
-from draftree.models.kv.slots import KVSlot, LayerShape
-from draftree.models.kv.slotted import SlottedModel, requested_rows
+from draftree.models.kv.slots import LayerShape
+from draftree.models.kv.slotted import requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
+from draftree.models.source import Source
+from draftree.models.sourced import SourcedModel
 from draftree.models.torch.context import UNBOUNDED
 from draftree.models.torch.dynamic import plan_pass
 from draftree.models.torch.identity import fingerprint
 from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.seq2seq.attention import RecordedCalls, announced, use_in
 from draftree.models.torch.seq2seq.cache import empty_cache
-from draftree.models.torch.seq2seq.cross import EncodedSource, KeysValues, plan_cross
+from draftree.models.torch.seq2seq.cross import EncodedSource, plan_cross
 from draftree.models.torch.seq2seq.families import decoder_function, decoder_of
 from draftree.models.torch.seq2seq.layers import DecoderFunction
 from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass
 from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions, restore_positions
-from draftree.models.torch.seq2seq.sources import encoder_input, require_source, source_facts
+from draftree.models.torch.seq2seq.sources import encoder_input, source_facts
 from draftree.sampling.decoding_rules import DecodingRules, decoding_rules
 from draftree.sampling.logits import TensorLogits
 
-WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choose a drafter that runs no model"
 
-
-class HFEncoderDecoder(SlottedModel, EncoderDecoder):
+class HFEncoderDecoder(SourcedModel[EncodedSource]):
     """Transformers model as an `EncoderDecoder`.
 
     Args:
@@ -72,9 +71,6 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         self.max_length = UNBOUNDED if places is None else places
         self._takes_positions = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._tables = BiasTables()
-        self._encoded: dict[Source, EncodedSource] = {}
-        self._source_of: dict[int, EncodedSource] = {}
-        """Source of each open slot, by its index."""
         self._attended: list[np.ndarray] | None = None
         """Cross-attention of each job of the current pass, if it is wanted."""
         shapes = self._probe()
@@ -144,78 +140,12 @@ class HFEncoderDecoder(SlottedModel, EncoderDecoder):
         """Number of slower first passes: on a GPU they load and choose kernels."""
         return 1 if self.device.type == "cuda" else 0
 
-    @property
-    def num_sources(self) -> int:
-        """Number of encoded sources that slots refer to."""
-        return len(self._encoded)
-
-    def source_length(self, source: Source) -> int:
-        """Return the number of positions of a source after the encoder."""
-        if isinstance(source, HiddenSource):
-            return int(source.hidden.shape[1])
-        return self.max_source_length if isinstance(source, FeatureSource) else len(source.tokens)
-
-    def open(self) -> KVSlot:
-        """Raise: a slot needs a source."""
-        EncoderDecoder.open(self)
-        raise AssertionError("not reached")
-
-    @torch.inference_mode()
-    def open_on(self, source: Source) -> KVSlot:
-        """Return an empty slot on a source; the encoder runs for a source that no open slot refers to."""
-        require_source(source, self.feature_shape, kind=self.kind)
-        known = self._encoded.get(source)
-        if known is None:
-            hidden = source.hidden if isinstance(source, HiddenSource) else self._encode(source)
-            if self.function is not None:
-                layers: Sequence[KeysValues] = self.function.encoded(hidden)
-            else:
-                calls = RecordedCalls()
-                self._record(hidden, 1, calls)
-                layers = [calls.keys[module] for module in self._modules.cross]
-            known = self._encoded[source] = EncodedSource(source, layers, hidden.shape[1])
-        slot = self._pool.open()
-        self._refer(slot.index, known)
-        return slot
-
-    def _refer(self, index: int, source: EncodedSource) -> None:
-        source.num_slots += 1
-        self._source_of[index] = source
-
-    def _leave(self, index: int) -> None:
-        source = self._source_of.pop(index)
-        source.num_slots -= 1
-        if not source.num_slots:
-            del self._encoded[source.source]
-
-    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits; forks refer to the source of their slot, and closed slots to none."""
-        before = [(edit, kv_slot(edit.slot).index) for edit in edits if isinstance(edit, (Fork, Close))]
-        opened = super().apply(edits)
-        new = iter(opened)
-        for edit, index in before:
-            if isinstance(edit, Fork):
-                self._refer(kv_slot(next(new)).index, self._source_of[index])
-            else:
-                self._leave(index)
-        return opened
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless every open slot has a source, and every source a slot."""
-        super().check_integrity()
-        assert len(self._source_of) == self.num_open, "every open slot has a source"
-        counts = [sum(one is source for one in self._source_of.values()) for source in self._encoded.values()]
-        assert counts == [source.num_slots for source in self._encoded.values()], "references are counted"
-        assert all(counts), "a source without slots is dropped"
-
-    def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
-        """Raise: no part of the decoder runs alone."""
-        raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
-
-    def require_capture(self, layers: Sequence[int]) -> None:
-        """Raise if hidden states are wanted."""
-        if layers:
-            raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
+    def _keep(self, source: Source, hidden: Tensor) -> EncodedSource:
+        if self.function is not None:
+            return EncodedSource(source, self.function.encoded(hidden), hidden.shape[1])
+        calls = RecordedCalls()
+        self._record(hidden, 1, calls)
+        return EncodedSource(source, [calls.keys[module] for module in self._modules.cross], hidden.shape[1])
 
     def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
         """Run a pass, and return the last layer's cross-attention of each job."""

@@ -1,0 +1,1 @@
+"""Encoder-decoder models whose decoders run in C."""
