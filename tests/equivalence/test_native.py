@@ -22,7 +22,7 @@ from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedE
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 from native_builds import BUILDS, built
-from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
+from native_samples import DTYPES, FAMILIES, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
@@ -61,8 +61,7 @@ def test_smaller_formats_stay_near_float32(family: str, kind: str, share: float)
     assert 0 < error < share
 
 
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "kind"), kinds_of(FAMILIES))
 def test_a_node_has_the_same_bits_in_every_tree_and_batch(family: str, kind: str) -> None:
     lm = native(family, kind)
     for seed, prefix in enumerate((0, 1, 30, 63, 64, 100)):

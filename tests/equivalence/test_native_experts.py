@@ -25,7 +25,7 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh, prompts
 from native_builds import BUILDS, built
-from native_samples import DTYPES, FAMILIES, SIZES, lower, lowered, native, text
+from native_samples import DTYPES, EXPERTS, FAMILIES, QUANTIZED, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
@@ -34,7 +34,7 @@ PARALLEL: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "parallel": [("gpt_neox", {}), ("phi", {}), ("stablelm", {"use_parallel_residual": True})],
     "one after the other": [("gpt_neox", {"use_parallel_residual": False}), ("stablelm", {}), ("starcoder2", {})],
 }
-LIMITS = {"float32": 2e-5, "bfloat16": 0.03, "int8": 0.08}
+LIMITS = {"float32": 2e-5, "bfloat16": 0.03, "int8": 0.08, "int4": 0.15}
 
 
 def peer_of(family: str, **others: Any) -> Any:
@@ -70,8 +70,7 @@ def test_a_model_of_parallel_layers_runs_without_its_attention(kind: str) -> Non
 
 
 @pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize(("family", "kind"), kinds_of(["qwen2_moe", "gpt_oss"]))
 def test_experts_in_every_set_of_instructions(
     family: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,7 +203,7 @@ def test_models_with_an_attention_of_their_own(name: str, kind: str) -> None:
     tokens, wanted = text(80), logits_of(fresh("falcon", **changes), text(80))
     model = fresh("falcon", dtype=DTYPES[kind], **changes)
     plan = plan_lowering(facts_of(model))
-    lm = NativeModel(plan, ModelWeights(model), quantization="int8" if kind == "int8" else None)
+    lm = NativeModel(plan, ModelWeights(model), quantization=kind if kind in QUANTIZED else None)
     found = at_once(lm, tokens)
     require_near(found, wanted, kind)
     assert torch.equal(found, alone(lm, tokens))
@@ -213,6 +212,12 @@ def test_models_with_an_attention_of_their_own(name: str, kind: str) -> None:
 def test_scores_that_depend_on_distances_are_refused() -> None:
     with pytest.raises(NativeUnavailableError, match="adds distances to scores"):
         facts_of(fresh("falcon-alibi"))
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_experts_have_no_weights_of_four_bits(family: str) -> None:
+    with pytest.raises(NativeUnavailableError, match="experts have no weights of 4 bits"):
+        lowered(family, "int4")
 
 
 def test_experts_have_no_copy_with_fewer_bits() -> None:

@@ -76,7 +76,7 @@ def test_logits_are_those_of_transformers(name: str, length: int) -> None:
     assert (found - wanted).abs().max() < 3e-5 * (wanted.max() - wanted.min())
 
 
-@pytest.mark.parametrize(("kind", "share"), [("bfloat16", 0.03), ("int8", 0.1)])
+@pytest.mark.parametrize(("kind", "share"), [("bfloat16", 0.03), ("int8", 0.1), ("int4", 0.25)])
 @pytest.mark.parametrize("name", ["t5-gated", "marian", "mbart", "whisper"])
 def test_smaller_formats_stay_near_float32(name: str, kind: str, share: float) -> None:
     source, tokens = source_of(name), tokens_of(40, 6)

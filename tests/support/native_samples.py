@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -55,6 +56,13 @@ DTYPES = {
     "int4": torch.bfloat16,
 }
 QUANTIZED = ("int8", "int4")
+EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+"""Families without weights of 4 bits."""
+
+
+def kinds_of(families: Iterable[str]) -> list[tuple[str, str]]:
+    """Families with each kind of weights that they have."""
+    return [(family, kind) for family in families for kind in DTYPES if kind != "int4" or family not in EXPERTS]
 
 
 def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:

@@ -26,7 +26,7 @@ WIDE: dict[str, Any] = {
 BART: dict[str, Any] = {**SIZES, **WIDE, "max_position_embeddings": CONTEXT, "forced_eos_token_id": None}
 T5: dict[str, Any] = {**T5_SIZES, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_heads": 4}
 WHISPER: dict[str, Any] = {**WHISPER_SIZES, **WIDE, "max_target_positions": CONTEXT}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16, "int4": torch.bfloat16}
 
 
 def _made(name: str, sizes: dict[str, Any], **more: Any) -> Callable[[], Any]:
@@ -70,7 +70,7 @@ def model_of(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) ->
 
 def lowered(name: str, kind: str = "float32", *, seed: int = 0) -> NativeEncoderDecoder:
     model = model_of(name, seed=seed, dtype=DTYPES[kind])
-    return lower_encoder_decoder(model, name, quantization="int8" if kind == "int8" else None)
+    return lower_encoder_decoder(model, name, quantization=kind if kind in ("int8", "int4") else None)
 
 
 @functools.cache

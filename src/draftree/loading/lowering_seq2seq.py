@@ -27,7 +27,7 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
     Args:
         model: a `…ForConditionalGeneration`.
         name: name in messages.
-        quantization: "int8" for 8-bit weights of the decoder, None for the model's own.
+        quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's own.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.

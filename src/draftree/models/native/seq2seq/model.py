@@ -36,7 +36,7 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
         encoder: runs once for each source.
         facts: facts about sources.
         rules: settings of every text.
-        quantization: "int8" for 8-bit weights of the decoder, None for the model's dtype.
+        quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's dtype.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
