@@ -40,7 +40,7 @@ def replace_loading(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return LoadedModel(TableLM(hashed(VOCAB, seed=1, scale=1.8), order=1), None, (), name)
 
-    monkeypatch.setattr("draftree.assembly.load_model", load)
+    monkeypatch.setattr("draftree.drafters.growing.model_files.load_model", load)
     return names
 
 

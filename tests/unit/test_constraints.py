@@ -34,7 +34,11 @@ def test_the_newest_of_every_package_is_named_and_allowed(requirement: Requireme
 TOOLS = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter"}
 """Development packages that are run, not imported."""
 
-MODULES = {"PyYAML": "yaml"}
+MODULES = {
+    "PyYAML": "yaml",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry.exporter.otlp.proto.http",
+    "opentelemetry-sdk": "opentelemetry.sdk",
+}
 """Modules of packages with other names."""
 
 

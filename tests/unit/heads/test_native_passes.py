@@ -229,6 +229,10 @@ def test_torch_targets_keep_torch_heads() -> None:
     class Target:
         device = torch.device("cpu")
 
+        @property
+        def here(self) -> Target:
+            return self
+
     found = native_passes.passes_of(bound(), Target())  # type: ignore[arg-type]
     assert isinstance(found, TorchPasses)
     assert found.kernels == "torch"
