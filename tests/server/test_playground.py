@@ -72,7 +72,7 @@ def test_rounds_are_stepped_by_keys_and_buttons(shown: Browser, trace: Path) -> 
     assert number(shown) == 1
     shown.click("#next")
     assert number(shown) == 2
-    shown.click("#timeline .round:nth-of-type(4) rect")
+    shown.click("#timeline .round:nth-of-type(4) .hit")
     assert number(shown) == 4
     shown.press("Space")
     assert shown.text("#play") == "Pause"

@@ -110,6 +110,8 @@ function drawTimeline(rounds, current, choose) {
     if (number === current) {
       group.append(svg('rect', { x: left, y: 4, width: Math.max(2, at - left), height: 30, class: 'current' }));
     }
+    // phases may be too narrow to be hit
+    group.append(svg('rect', { x: left, y: 0, width: Math.max(6, at - left), height: 40, class: 'hit' }));
     group.addEventListener('click', () => choose(number));
     picture.append(group);
   });
