@@ -60,7 +60,7 @@ def test_norms_after_the_sublayers(kind: str) -> None:
     lm, tokens = lowered("opt", kind, **AFTER), text(100)
     wanted, found = logits_of("opt", tokens, **AFTER), at_once(lm, tokens)
     assert lm.blueprint.is_post_norm
-    limit = {"float32": 2e-5, "bfloat16": 0.02, "int8": 0.08}[kind]
+    limit = {"float32": 2e-5, "bfloat16": 0.02, "int8": 0.08, "int4": 0.15}[kind]
     assert (found - wanted).pow(2).mean().sqrt() < limit * (wanted.max() - wanted.min())
     assert torch.equal(found, alone(lm, tokens))
 

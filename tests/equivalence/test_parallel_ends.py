@@ -58,7 +58,9 @@ def test_an_event_loop_gets_the_end_of_another_rank(tmp_path: Path, kernels: str
         assert texts == [plain_text(model)] * 3
         processes[1].send_signal(signal.SIGKILL)
         errors, is_alive, failure = json.loads(processes[0].stdout.readline())
-        assert [kind for kind, _ in errors] == ["RankError", "EngineClosedError"]
+        # a request that arrives just after the end is refused; tests/unit/test_async_ends.py has running ones
+        assert errors[0][0] in ("RankError", "EngineClosedError")
+        assert errors[1][0] == "EngineClosedError"
         assert all("rank 1 ended without a word; the model cannot be used any more" in text for _, text in errors)
         assert (is_alive, failure) == (False, "RankError")
     except BaseException:

@@ -52,7 +52,7 @@ def test_sampled_texts_of_a_seed_do_not_depend_on_drafts(draft: str) -> None:
     prompts = sources(4)
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=LENGTH, seed=11, n=2)
     plain = LLM(sample("bart")).generate(prompts, params)
-    llm = LLM(sample("bart"), draft=draft)
+    llm = LLM(sample("bart"), draft=draft, plan="fixed")
     drafted = llm.generate(prompts, params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
     assert sum(one.stats.draft_tokens for one in drafted)
