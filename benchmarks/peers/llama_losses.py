@@ -28,7 +28,7 @@ def main() -> None:
         request = {
             "prompt": ids[:place],
             "n_predict": 1,
-            "n_probs": PROBABILITIES,
+            "logprobs": PROBABILITIES,
             "temperature": 0.0,
             "cache_prompt": True,
             "stream": False,
@@ -36,7 +36,10 @@ def main() -> None:
         }
         done: Any = running.handle_completions(request)
         found = json.loads(done) if isinstance(done, str) else done
-        entries = found["completion_probabilities"][0]["top_logprobs"]
+        given_back = found["choices"][0]["logprobs"]
+        if given_back is None:  # the likeliest token is a part of a character
+            raise SystemExit(f"llama.cpp returns no probabilities at token {place}: take a text of ASCII characters")
+        entries = given_back["content"][0]["top_logprobs"]
         known = {entry["id"]: entry["logprob"] for entry in entries}
         losses.append(-known.get(ids[place], entries[-1]["logprob"]))
         likeliest.append(entries[0]["id"])
