@@ -120,7 +120,7 @@ def others() -> list[tuple[str, str, str]]:
 
 
 def method_files() -> list[str]:
-    """Files that hold one method each, relative to the package."""
+    """Files of the package that hold one method each, relative to it; plug-in folders are left out."""
     seams = (DRAFTERS, VERIFIERS, PLANNERS)
     methods = [method.module.replace(".", "/").removeprefix("draftree/") for seam in seams for method in seam.methods()]
     heads = sorted({name.partition(":")[0].replace(".", "/").removeprefix("draftree/") for name in CLASSES.values()})
@@ -128,7 +128,8 @@ def method_files() -> list[str]:
     strategies = sorted(
         path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base", "filters", "phrases")
     )
-    return [f"{name}.py" for name in (*methods, *heads, *(f"beam/strategies/{name}" for name in strategies))]
+    names = [f"{name}.py" for name in (*methods, *heads, *(f"beam/strategies/{name}" for name in strategies))]
+    return [name for name in names if (SOURCES / name).is_file()]
 
 
 def source_of(docstring: str) -> str:
