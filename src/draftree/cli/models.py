@@ -19,7 +19,9 @@ from rich.table import Table
 
 from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
+from draftree.cli.model_part import write_part
 from draftree.cli.options import AsJson
+from draftree.cli.sizes import short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
 from draftree.loading.prepared import prepared_folder
@@ -32,7 +34,8 @@ from draftree.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
 
-app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
+app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
+app.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
@@ -285,15 +288,3 @@ def other_row(name: str, cache: Cache) -> ModelRow:
 
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def short_count(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
-
-
-def short_bytes(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
