@@ -4,6 +4,9 @@
 #include "rows.h"
 #include "transposing.h"
 
+/* `in_pairs`: keys and values of a block stay in bfloat16. Each 32 bits of the keys are two
+ * dimensions of a key, [16 keys][head_dim / 2][16][2], and those of the values two keys of a
+ * dimension, [32][head_dim][2]. Queries are in bfloat16, too, and a total is in 16 parts. */
 typedef struct {
     float *keys;    /* of a block: [16 keys][head_dim][16] */
     float *values;  /* of a block: [64][head_dim]; not used if values are read where they are */
@@ -16,6 +19,7 @@ typedef struct {
     int64_t *bias_from; /* of each query: entry of the key at position 0 */
     int64_t dim, block; /* block: position of its first key */
     float scaling, cap;
+    int in_pairs;
 } AttentionState;
 
 INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
@@ -57,7 +61,31 @@ static void transpose_keys(float *to, const void *from, const int64_t *at, int64
         }
 }
 
-/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block, or
+#if HALF_PAIRS
+INLINE void place_key_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
+    part_f x[LANES];
+    for (int64_t i = 0; i < dim; i += 2 * LANES) {
+        for (int key = 0; key < LANES; key++) x[key] = *(const part_f_loose *)(from + at[key] + i);
+        transpose(x);
+        for (int pair = 0; pair < LANES; pair++) ((part_f *)to)[i / 2 + pair] = x[pair];
+    }
+}
+
+/* two values as pairs of a key each: 32 dimensions in two registers */
+INLINE void pair_values(vu *to, const uint16_t *even, const uint16_t *odd) {
+    const halves a = *(const halves_loose *)even, b = *(const halves_loose *)odd;
+    to[0] = (vu)__builtin_shufflevector(a, b, LOWER_HALVES);
+    to[1] = (vu)__builtin_shufflevector(a, b, UPPER_HALVES);
+}
+
+INLINE void place_value_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
+    for (int key = 0; key < LANES; key += 2, to += dim * 4)
+        for (int64_t i = 0; i < dim; i += 2 * LANES)
+            pair_values((vu *)(to + i * 4), from + at[key] + i, from + at[key + 1] + i);
+}
+#endif
+
+/* Widens or pairs keys and values of positions from `from` to `end`, as a row finds them, or
  * notes the places of values that are read where they are; `from` is at the start of a group of 16.
  */
 static void widen_keys(const Work *work, const Layer *layer, const AttentionState *at, int64_t row,
@@ -70,12 +98,19 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
         int64_t place[LANES];
         for (int key = 0; key < LANES; key++) /* the last key again in place of keys after it */
             place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
-        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
-                       decoder->kv_format);
-        if (at->own_values != NULL) {
-            memcpy(at->places + (group - block), place, sizeof(place));
+        if (at->own_values != NULL) memcpy(at->places + (group - block), place, sizeof(place));
+#if HALF_PAIRS
+        if (at->in_pairs) {
+            const int64_t offset = (group - block) * dim * 2; /* in bytes */
+            place_key_pairs((char *)at->keys + offset, layer->keys, place, dim);
+            if (at->own_values == NULL)
+                place_value_pairs((char *)at->values + offset, layer->values, place, dim);
             continue;
         }
+#endif
+        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
+                       decoder->kv_format);
+        if (at->own_values != NULL) continue;
         for (int key = 0; key < LANES && group + key < end; key++)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(at->values + (group - block + key) * dim + i,
