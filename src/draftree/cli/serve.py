@@ -72,7 +72,10 @@ def serve(
     """
     settings = ServerSettings(models=choose_models(models, draft), **options)
     if replicas is None:
-        loading = {name: getattr(settings, name) for name in ("dtype", "device", "kernels", "quantization", "offload")}
+        loading = {
+            name: getattr(settings, name)
+            for name in ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
+        }
         leave_to_rank_zero(settings.models[0].source, settings.parallel, loading, threads=settings.threads)
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
     from draftree.serve.security import KeyRing

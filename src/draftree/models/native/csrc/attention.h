@@ -45,10 +45,12 @@ INLINE void score_keys(const AttentionState *at, const float *queries, int first
 
 /* Values are widened into a block if several kernel calls read them, and otherwise read from the
  * memory of the layer. */
-enum { WIDENED, OWN_FLOAT32, OWN_BFLOAT16 };
+enum { WIDENED, OWN_FLOAT32, OWN_BFLOAT16, OWN_INT8 };
 
 INLINE part_f value_part(const AttentionState *at, int key, int64_t from, int source) {
     if (source == WIDENED) return *(const part_f *)(at->values + key * at->dim + from);
+    if (source == OWN_INT8)
+        return codes_part((const int8_t *)at->own_values + at->places[key], from, at->dim);
     const int64_t place = at->places[key] + from;
     if (source == OWN_FLOAT32) return *(const part_f_loose *)((const float *)at->own_values + place);
     return widen_part((const uint16_t *)at->own_values + place);
@@ -150,6 +152,7 @@ INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int
 ATTEND_BLOCK(attend_widened, WIDENED)
 ATTEND_BLOCK(attend_float32, OWN_FLOAT32)
 ATTEND_BLOCK(attend_bfloat16, OWN_BFLOAT16)
+ATTEND_BLOCK(attend_int8, OWN_INT8)
 
 #if HALF_PAIRS
 #include "attention_pairs.h"
@@ -165,7 +168,8 @@ static void attend_block(const Work *work, const AttentionState *at, int64_t que
     }
 #endif
     if (at->own_values == NULL) attend_widened(at, query, end, low, high);
-    else if (work->decoder->kv_format == FLOAT32) attend_float32(at, query, end, low, high);
+    else if (work->decoder->cache_format == INT8) attend_int8(at, query, end, low, high);
+    else if (work->decoder->cache_format == FLOAT32) attend_float32(at, query, end, low, high);
     else attend_bfloat16(at, query, end, low, high);
 }
 
@@ -268,7 +272,7 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
                   queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];
-    at.in_pairs = HALF_PAIRS && decoder->kv_format == BFLOAT16 && dim % (2 * LANES) == 0;
+    at.in_pairs = HALF_PAIRS && decoder->cache_format == BFLOAT16 && dim % (2 * LANES) == 0;
     if (queries <= QUERIES_AT_ONCE * (at.in_pairs ? 2 : 1)) {
         at.places = places;
         at.own_values = layer->values;

@@ -32,6 +32,10 @@ INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
 static void transpose_keys(float *to, const void *from, const int64_t *at, int64_t dim,
                            int64_t format) {
     part_f x[PART_LANES];
+    if (format == INT8) {
+        transpose_codes(to, from, at, dim);
+        return;
+    }
     const int in_pairs = format == BFLOAT16 && dim % (2 * PART_LANES) == 0;
     const int64_t step = in_pairs ? 2 * PART_LANES : PART_LANES;
     for (int first = 0; first < LANES; first += PART_LANES)
@@ -92,12 +96,13 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
                        int64_t kv_head, int64_t block, int64_t from, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim;
+    const int64_t dim = decoder->head_dim, step = kv_step(decoder),
+                  format = decoder->cache_format;
     const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
     for (int64_t group = from; group < end; group += LANES) {
         int64_t place[LANES];
         for (int key = 0; key < LANES; key++) /* the last key again in place of keys after it */
-            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
+            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * step;
         if (at->own_values != NULL) memcpy(at->places + (group - block), place, sizeof(place));
 #if HALF_PAIRS
         if (at->in_pairs) {
@@ -108,13 +113,14 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
             continue;
         }
 #endif
-        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
-                       decoder->kv_format);
+        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim, format);
         if (at->own_values != NULL) continue;
         for (int key = 0; key < LANES && group + key < end; key++)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(at->values + (group - block + key) * dim + i,
-                      stored(layer->values, place[key] + i, decoder->kv_format));
+                      format == INT8
+                          ? load_codes((const int8_t *)layer->values + place[key], i, dim)
+                          : stored(layer->values, place[key] + i, format));
     }
 }
 
@@ -123,7 +129,7 @@ static void prefetch_block(const Work *work, const Layer *layer, int64_t row, in
                            int64_t block, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t bytes = decoder->head_dim * (decoder->kv_format == FLOAT32 ? 4 : 2);
+    const int64_t bytes = kv_bytes(decoder);
     const int64_t place = pass->slot[row] * pass->slot_step + kv_head * pass->places + block;
     const int64_t from = place * bytes,
                   size = (min_int(block + KEY_BLOCK, end) - block) * bytes;
