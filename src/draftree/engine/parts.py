@@ -78,7 +78,7 @@ def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits
             f"verifier '{name}' was chosen, but this target verifies drafts itself and returns accepted tokens: use "
             "verifier 'coupled'"
         )
-    if traits.wants_picks or traits.features:
+    if traits.wants_picks or (traits.features and not target.returns_states):
         needed = "the target's picks beside the accepted path" if traits.wants_picks else "the target's hidden states"
         raise ConfigurationError(
             f"this drafter needs {needed}, and this target returns the accepted tokens only: use 'suffix', 'ngram' or "

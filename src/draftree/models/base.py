@@ -70,6 +70,8 @@ class LanguageModel(ABC):
     """Number of layers that `LayerSubset` can select from; 0 if only whole passes are supported."""
     applies_controls: bool = False
     """Whether passes return final picks in place of logits: the model applies controls and noise of requests itself."""
+    returns_states: bool = False
+    """Whether a model that applies controls returns hidden states of the accepted path nevertheless."""
     max_open: int | None = None
     """Most slots that may be open at the same time; None if only memory limits them."""
     num_sublayer_runs: int = 0

@@ -1,19 +1,14 @@
-"""Slots of a remote target, and its picks in place of logits."""
+"""Slots of a remote target."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import ClassVar, final
+from typing import final
 
-from torch import Tensor
-
-from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Slot, SlotRequest
 from draftree.sampling.history import History
-from draftree.sampling.logits import Logits, Picks, RowNoise, Top
 
-__all__ = ["PickedRows", "RemoteSlot", "crc_of"]
+__all__ = ["RemoteSlot", "crc_of"]
 
 
 def crc_of(history: History) -> int:
@@ -47,55 +42,3 @@ class RemoteSlot(Slot):
     def num_tentative(self) -> int:
         """Tokens in the tentative tree."""
         return self.tentative
-
-
-@final
-class PickedRows(Logits):
-    """The target's picks at rows of a pass; -1 at rows beside the accepted path.
-
-    Args:
-        tokens: the pick of each row.
-        width: tokens of the vocabulary.
-    """
-
-    __slots__ = ("_tokens", "_width")
-    has_controls: ClassVar[bool] = True
-
-    def __init__(self, tokens: Sequence[int], width: int) -> None:
-        self._tokens, self._width = list(tokens), width
-
-    @property
-    def num_rows(self) -> int:
-        """Rows."""
-        return len(self._tokens)
-
-    @property
-    def width(self) -> int:
-        """Tokens of the vocabulary."""
-        return self._width
-
-    def tensor(self) -> Tensor:
-        """Raise: the server sends no logits."""
-        raise UnsupportedModelError("a remote target returns accepted tokens and no logits: leave out what needs them")
-
-    def rows(self, start: int, stop: int) -> PickedRows:
-        """Some rows."""
-        return PickedRows(self._tokens[start:stop], self._width)
-
-    def narrowed(self, width: int) -> PickedRows:
-        """Return the same picks: there are no columns."""
-        return self
-
-    def replaced(self, tensor: Tensor) -> Logits:
-        """Raise as `tensor`."""
-        self.tensor()
-        return self
-
-    def picks(self, noise: RowNoise) -> Picks:
-        """The server's picks, under the request's controls and noise."""
-        return Picks(list(self._tokens), [True] * len(self._tokens))
-
-    def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """Raise as `tensor`."""
-        self.tensor()
-        return Top([], [], [])

@@ -36,7 +36,8 @@ from draftree.remote.link import Link
 from draftree.remote.protocol import DraftedText, WalkedText, pack_draft, unpack_walk
 from draftree.remote.replies import results_of, times_of
 from draftree.remote.requests import sendable_params
-from draftree.remote.slots import PickedRows, RemoteSlot, crc_of
+from draftree.remote.slots import RemoteSlot, crc_of
+from draftree.sampling.picked_rows import PickedRows
 
 __all__ = ["RemoteModel"]
 

@@ -2,7 +2,7 @@
 
 Each text is written plainly and with every candidate that is left, in a rotating order, so that a slower or faster
 machine changes all of them. After each rung the slower half is dropped, and the next rung has twice as many texts. The
-two best get variants, which are halved in the same way. The last two are measured until time or texts are used up.
+best ones get variants, which are halved in the same way. The last ones are measured until time or texts are used up.
 """
 
 from __future__ import annotations
@@ -92,10 +92,12 @@ class Contest:
         cell: the cell of a number.
         samples: measurements of an earlier run by cell and candidate, which are not repeated.
         keep: called with every new measurement.
-        num_texts: texts of the last two candidates.
+        num_texts: texts of the last candidates.
         is_exact: whether all texts must equal plain decoding's; a candidate whose text differs is dropped then.
         seconds: duration after which no new text is begun.
         clock: returns seconds.
+        finalists: candidates that are left after halving.
+        slower: why a candidate was dropped, in words.
     """
 
     def __init__(
@@ -109,7 +111,10 @@ class Contest:
         is_exact: bool,
         seconds: float,
         clock: Clock,
+        finalists: int = FINALISTS,
+        slower: str = "slower",
     ) -> None:
+        self._finalists, self._slower = finalists, slower
         self._write, self._cell, self._keep = write, cell, keep
         self._known = dict(samples)
         self._samples: dict[str, dict[int, Sample]] = {PLAIN.name: {}}
@@ -179,19 +184,19 @@ class Contest:
         )
 
     def _halve(self) -> Iterator[Cell]:
-        """Drop the slower half after each rung, until two are left or the time is over."""
+        """Drop the slower half after each rung, until the finalists are left or the time is over."""
         start, size = self._next, FIRST_RUNG
-        while len(self.alive) > FINALISTS and not self.is_over:
+        while len(self.alive) > self._finalists and not self.is_over:
             for _ in range(size):
                 yield self._measure()
                 if self.is_over:
                     break
-            kept = max(FINALISTS, (len(self.alive) + 1) // 2)
+            kept = max(self._finalists, (len(self.alive) + 1) // 2)
             ranked = sorted(self.alive, key=lambda one: self._score(one, start), reverse=True)
             # the time may end within a rung, and then a candidate may have been measured on few texts
             if self._next - start >= FIRST_RUNG:
                 for one in ranked[kept:]:
-                    self.out[one.name] = f"slower after {len(self._samples[one.name])} texts"
+                    self.out[one.name] = f"{self._slower} after {len(self._samples[one.name])} texts"
                 self.alive = ranked[:kept]
             size *= 2
 

@@ -1,8 +1,11 @@
-"""Search for the fastest drafter of a model on this machine, for given prompts."""
+"""Search for the fastest drafter of a model on this machine, for given prompts.
+
+First all candidates are replayed on recorded texts of the target, which predicts their speed without its passes; then
+the best three, and those that cannot be replayed, are measured for real.
+"""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -22,17 +25,23 @@ from draftree.heads.shipped.catalogue import head_folder
 from draftree.llm import LLM
 from draftree.loading.resolve import resolve_model
 from draftree.loading.tuned import TunedDraft, conditions_of
+from draftree.models.replay.text import RecordedText
 from draftree.sampling.params import SamplingParams
-from draftree.tune.candidates import VERIFY, Candidate, first_candidates, own_candidates, variants_of
-from draftree.tune.contest import Cell, Contest, Sample, Standing
+from draftree.tune.candidates import PLAIN, VERIFY, Candidate, first_candidates, own_candidates, variants_of
+from draftree.tune.contest import FINALISTS, Cell, Contest, Sample, Standing
 from draftree.tune.journal import Journal
+from draftree.tune.prediction import NUM_BEST, Prediction
+from draftree.tune.recording import record_text
+from draftree.tune.replays import text_digest, why_not_replayed
 from draftree.weights.catalogue import CATALOGUE
 
 __all__ = ["DraftSearch", "DraftTuneSettings"]
 
 WARM_UP_TOKENS = 8
 MIN_TEXTS = 8
-"""Texts of the last two candidates, if there are fewer prompts."""
+"""Texts of the last candidates, if there are fewer prompts."""
+REPLAY_SHARE = 0.5
+"""Share of the time that replays may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,7 @@ class DraftTuneSettings(ExecutionSettings):
         max_tokens: tokens per text.
         minutes: duration after which no new text is begun.
         seed: seed of the sampled texts.
+        replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
     """
 
     model: str
@@ -58,6 +68,7 @@ class DraftTuneSettings(ExecutionSettings):
     max_tokens: int = 96
     minutes: float = 10.0
     seed: int = 0
+    replay: bool = True
 
     def __post_init__(self) -> None:
         require_positive(self, "limit", "threads")
@@ -102,9 +113,11 @@ class DraftSearch:
         self._first, self.refused = first_candidates(self._loaded, own)
         self._llms: dict[str, LLM] = {}
         self._conditions = conditions_of(self._loaded)
-        self.journal = Journal(self._loaded.model.fingerprint, self._facts(workload.sha256))
+        facts = self._facts(workload.sha256)
+        self.journal = Journal(self._loaded.model.fingerprint, facts)
         kept = self.journal.read()
-        self.num_known = len(kept)
+        self.prediction = self._predicting(facts, clock)
+        self.num_known = len(kept) + (0 if self.prediction is None else self.prediction.num_known)
         self.contest = Contest(
             self._write,
             self._cell,
@@ -113,6 +126,29 @@ class DraftSearch:
             num_texts=max(MIN_TEXTS, len(prompts)),
             is_exact=self._loaded.model.is_exact,
             seconds=60 * settings.minutes,
+            clock=clock,
+            finalists=FINALISTS if self.prediction is None else NUM_BEST,
+        )
+
+    def _predicting(self, facts: dict[str, Any], clock: Clock) -> Prediction | None:
+        """Return the stage of replays; None if it was not requested, or is not possible for the target."""
+        settings = self._settings
+        if not settings.replay:
+            return None
+        reason = why_not_replayed(PLAIN, self._loaded)
+        if reason is not None:
+            self.notes += (f"all drafters are measured for real, none is replayed: {reason}",)
+            return None
+        longest = sorted(len(prompt.ids) for prompt in self._prompts)
+        return Prediction(
+            self._loaded,
+            self._tokenizer,
+            record=self._record,
+            cell=self._cell,
+            journal=Journal(self._loaded.model.fingerprint, {**facts, "stage": "replay"}),
+            temperatures=settings.temperatures,
+            prefix=longest[len(longest) // 2] + settings.max_tokens // 2,
+            seconds=60 * settings.minutes * REPLAY_SHARE,
             clock=clock,
         )
 
@@ -126,9 +162,36 @@ class DraftSearch:
         """Number of drafters that are measured first."""
         return len(self._first)
 
+    @property
+    def current(self) -> Contest:
+        """The stage that runs: replays until the first text is measured for real."""
+        return self.contest if self.prediction is None or self.contest.num_samples else self.prediction.contest
+
+    @property
+    def num_samples(self) -> int:
+        """Number of texts so far, replayed ones included."""
+        replayed = 0 if self.prediction is None else self.prediction.contest.num_samples
+        return self.contest.num_samples + replayed
+
+    @property
+    def predicted(self) -> list[Standing]:
+        """Results of the replays; empty without them."""
+        return [] if self.prediction is None else self.prediction.contest.standings()
+
     def run(self) -> Iterator[Cell]:
-        """Measure; yields after every text. Measurements are kept if the iteration stops early."""
-        return self.contest.run(self._first, lambda one: variants_of(one, self._loaded))
+        """Replay, then measure; yields after every text. Measurements are kept if the iteration stops early."""
+        first, unreplayed = self._first, {one.name for one in self._first}
+        if self.prediction is not None:
+            yield from self.prediction.run(self._first)
+            unreplayed = set(self.prediction.unreplayed)
+            first = [*self.prediction.contest.alive, *(one for one in self._first if one.name in unreplayed)]
+        yield from self.contest.run(first, lambda one: variants_of(one, self._loaded) if one.name in unreplayed else [])
+
+    def forget(self) -> None:
+        """Remove all measurements."""
+        self.journal.remove()
+        if self.prediction is not None:
+            self.prediction.journal.remove()
 
     def result(self) -> TunedDraft | None:
         """Return the fastest drafter; None before the first text. Plain decoding if no drafter is faster."""
@@ -163,15 +226,21 @@ class DraftSearch:
         ]
         return Cell(number, prompt, temperature, self._settings.seed + repeat)
 
+    def _params(self, cell: Cell) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self._settings.max_tokens, temperature=cell.temperature, seed=cell.seed, ignore_eos=True
+        )
+
+    def _record(self, cell: Cell, layers: Sequence[int]) -> RecordedText:
+        llm = self._llm(PLAIN)
+        llm.forget()
+        return record_text(llm, self._prompts[cell.prompt].ids, self._params(cell), layers)
+
     def _write(self, candidate: Candidate, cell: Cell) -> Sample:
         llm = self._llm(candidate)
         llm.forget()  # the same prompt may have been answered at another temperature
-        params = SamplingParams(
-            max_tokens=self._settings.max_tokens, temperature=cell.temperature, seed=cell.seed, ignore_eos=True
-        )
-        (done,) = llm.generate([list(self._prompts[cell.prompt].ids)], params)
-        digest = hashlib.sha256(repr(done.token_ids).encode()).hexdigest()[:16]
-        return Sample(1 / done.stats.tokens_per_second, done.stats.acceptance_length, digest)
+        (done,) = llm.generate([list(self._prompts[cell.prompt].ids)], self._params(cell))
+        return Sample(1 / done.stats.tokens_per_second, done.stats.acceptance_length, text_digest(done.token_ids))
 
     def _llm(self, candidate: Candidate) -> LLM:
         """Return the model with a drafter; its first passes are slower than all others and are not measured."""

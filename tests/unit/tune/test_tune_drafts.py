@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -14,11 +15,14 @@ from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.loading.tuned import all_tuned, keep_tuned
+from draftree.models.replay.text import RecordedText
 from draftree.tune.candidates import Candidate
 from draftree.tune.contest import Cell, Contest, Sample
 from draftree.tune.drafts import DraftSearch, DraftTuneSettings, with_full_paths
+from draftree.tune.replays import Replays
 
-HOW = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]
+REPLAYED = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]
+HOW = [*REPLAYED, "--no-replay"]
 
 
 def test_paths_are_kept_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,3 +234,60 @@ def test_temperatures_and_prompts_come_in_turn(folder: Path, prompts: Path) -> N
     cells = [search._cell(number) for number in range(4)]
     assert {(cell.prompt, cell.temperature) for cell in cells} == {(p, t) for p in (0, 1) for t in (0.0, 0.8)}
     assert [cell.seed for cell in cells] == [0, 0, 1, 1]
+
+
+def test_drafters_are_replayed_first_and_the_best_three_are_measured(
+    folder: Path, prompts: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = ["tune", str(folder), "--prompts", str(prompts), *REPLAYED, "--draft", "early-exit:1", "--dry-run"]
+    assert run(line) == 0
+    shown = capfd.readouterr()
+    assert "not replayed, measured for real: early-exit:1 (it drafts with layers of the target" in shown.err
+    rows = [row.split() for row in shown.out.splitlines()]
+    head = next(row for row in rows if row[0] == "drafter")
+    assert head == [
+        "drafter",
+        "texts",
+        "tokens/s",
+        "speed-up",
+        "median",
+        "quartiles",
+        "accepted",
+        "predicted",
+        "replayed",
+    ]
+    measured = {row[0]: row for row in rows if len(row) >= 9 and row[1].isdigit()}
+    replayed = [row for row in rows if len(row) >= 9 and row[1] == "–"]
+    assert measured["plain"][7:9] == ["1.00", "1.00"]
+    assert measured["early-exit:1"][7:9] == ["–", "–"]
+    finalists = [row for name, row in measured.items() if row[7] != "–" and name != "plain"]
+    assert len(finalists) == 3
+    assert all("slower in replays after" in " ".join(row) for row in replayed)
+    assert len(replayed) > 3
+    assert run(line) == 0
+    assert "measurements of an earlier run are used" in capfd.readouterr().err
+
+
+def test_ctrl_c_in_the_replays_keeps_the_predictions(
+    folder: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = ["tune", str(folder), "--prompts", str(prompts), *REPLAYED]
+    replay, asked = Replays.write, list[str]()
+
+    def write(self: Replays, candidate: Candidate, text: RecordedText) -> Sample:
+        if len(asked) == 20:
+            raise KeyboardInterrupt
+        asked.append(candidate.name)
+        return replay(self, candidate, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Replays, "write", write)
+        assert run(line) == 130
+    shown = capfd.readouterr()
+    assert "no drafter was kept" in shown.err
+    (number,) = re.findall(r"interrupted: (\d+) measurements are kept", shown.err)
+    assert 0 < int(number) <= 20
+    assert not all_tuned()
+    assert run([*line, "--dry-run"]) == 0
+    (known,) = re.findall(r"(\d+) measurements of an earlier run are used", capfd.readouterr().err)
+    assert int(known) >= int(number)

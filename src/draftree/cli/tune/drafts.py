@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +12,11 @@ from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.made import takes
 from draftree.cli.render import is_terminal, note, say
 from draftree.cli.running import Execution, execution_of
+from draftree.cli.tune.table import table
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftree.tune.contest import Cell, Standing
+    from draftree.tune.contest import Cell
     from draftree.tune.drafts import DraftSearch
 
 __all__ = ["drafts"]
@@ -79,6 +79,15 @@ def drafts(
         int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampled texts.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay/--no-replay",
+            help="First replay all drafters on recorded texts of the model, and measure the best three for real; or "
+            "measure all for real.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = True,
     save: Annotated[
         bool,
         typer.Option(
@@ -97,7 +106,8 @@ def drafts(
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.
 
-    Every text is written plainly and with all candidates that are left, in turn; slower ones are dropped early. All
+    Drafters are first replayed on recorded texts of the model, which predicts their speed. Then the best ones are
+    measured: every text is written plainly and with all that are left, in turn; slower ones are dropped early. All
     texts are compared with those of plain decoding. Ctrl-C keeps the measurements, and the same command continues.
     """
     if show and forget:
@@ -119,16 +129,18 @@ def drafts(
         max_tokens=max_tokens,
         minutes=minutes,
         seed=seed,
+        replay=replay,
         **execution.values,
     )
     search = DraftSearch(settings, fetch=resolve_with_bar)
     announce(search, minutes)
     complete = measure(search)
-    say("".join(f"{line}\n" for line in table(search.contest.standings())))
+    say_unreplayed(search)
+    say("".join(f"{line}\n" for line in table(search.contest.standings(), search.predicted)))
     say_differences(search)
     if not complete:
         note(
-            f"interrupted: {search.contest.num_samples} measurements are kept in {search.journal.path}, and the same "
+            f"interrupted: {search.num_samples} measurements are kept in {search.journal.path.parent}, and the same "
             "command continues; no drafter was kept"
         )
         raise typer.Exit(INTERRUPTED)
@@ -144,7 +156,8 @@ def announce(search: DraftSearch, minutes: float) -> None:
         note(f"not measured: {name} ({reason})")
     if search.num_known:
         note(f"{search.num_known} measurements of an earlier run are used")
-    note(f"measuring {search.num_candidates} drafters for up to {minutes:g} minutes")
+    how = "measuring" if search.prediction is None else "replaying, then measuring"
+    note(f"{how} {search.num_candidates} drafters for up to {minutes:g} minutes")
 
 
 def measure(search: DraftSearch) -> bool:
@@ -164,32 +177,17 @@ def measure(search: DraftSearch) -> bool:
 
 
 def progress_line(search: DraftSearch, cell: Cell) -> str:
-    best = search.contest.best()
+    contest = search.current
+    best = contest.best()
     shown = "" if best is None else f", {best.candidate.name} {best.speedup:.2f}x"
-    return f"text {cell.number + 1}, {len(search.contest.alive)} drafters left{shown}"
+    kind = "text" if contest is search.contest else "replay of text"
+    return f"{kind} {cell.number + 1}, {len(contest.alive)} drafters left{shown}"
 
 
-def table(standings: Sequence[Standing]) -> list[str]:
-    """Return the lines of the table."""
-    head = ("drafter", "texts", "tokens/s", "speed-up", "median", "quartiles", "accepted", "")
-    rows = [
-        (
-            "plain" if one.candidate.is_plain else one.candidate.name,
-            str(one.texts),
-            f"{one.tokens_per_second:.1f}",
-            f"{one.speedup:.2f}",
-            f"{one.median:.2f}",
-            f"{one.low:.2f}–{one.high:.2f}",
-            f"{one.acceptance_length:.2f}",
-            one.out,
-        )
-        for one in standings
-    ]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    return [
-        "  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    ]
+def say_unreplayed(search: DraftSearch) -> None:
+    """Print which drafters were measured for real without a replay."""
+    for name, reason in {} if search.prediction is None else search.prediction.unreplayed.items():
+        note(f"not replayed, measured for real: {name} ({reason})")
 
 
 def say_differences(search: DraftSearch) -> None:
@@ -225,7 +223,7 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
         say("not kept (--dry-run); the same command without it keeps this result\n")
         return True
     say(f"kept in {keep_tuned(found)}: --draft auto uses it for this model under the same conditions\n")
-    search.journal.remove()
+    search.forget()
     return True
 
 

@@ -1,0 +1,1 @@
+"""A target that replays recorded texts without passes."""
