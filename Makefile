@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test quick check bench peers docs clean
+.PHONY: setup demo test quick check bench peers docs site clean
 
 setup: $(VENV)/.setup-done
 
@@ -47,6 +47,11 @@ peers: setup
 
 docs: setup
 	$(BIN)/python docs/build.py
+
+# the documentation as static pages, into SITE/html; no page sends a request to another host
+SITE ?= build/site
+site: setup
+	$(BIN)/python docs/build_site.py $(SITE)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

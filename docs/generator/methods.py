@@ -20,7 +20,7 @@ from draftree.drafters.wrappers import merged
 from draftree.engine.parts import PREFERENCE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
-from generator import examples
+from generator import examples, measured
 from generator.docstrings import members, option_texts
 from generator.markdown import code, fence, listed, page, table
 
@@ -78,11 +78,13 @@ def made() -> dict[str, str]:
     specs = [spec for entry in drafters for spec in specs_of(entry)]
     pages = {"README.md": index(drafters, verifiers, planners, specs)}
     for entry in drafters:
-        pages[entry.file] = page(*head(entry), *drafter_blocks(entry))
+        pages[entry.file] = page(*head(entry), *drafter_blocks(entry), *measured.blocks("drafter", entry.card.name))
     for entry in verifiers:
-        pages[entry.file] = page(*head(entry), *verifier_blocks(entry, specs))
+        pages[entry.file] = page(
+            *head(entry), *verifier_blocks(entry, specs), *measured.blocks("verifier", entry.card.name)
+        )
     for entry in planners:
-        pages[entry.file] = page(*head(entry), *planner_blocks(entry))
+        pages[entry.file] = page(*head(entry), *planner_blocks(entry), *measured.blocks("planner", entry.card.name))
     return pages
 
 

@@ -83,6 +83,8 @@ class LLM(BeamSearching, Streams, Transcribes):
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
         offload: memory for the target's weights, such as "8GB"; layers that do not fit are read from a file in every
             pass. None keeps all weights in memory.
+        kv_dtype: "int8" for keys and values of 8 bits in passes in C: half the memory of bfloat16, and other texts;
+            None for the model's dtype.
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
@@ -115,6 +117,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         allow_control_tokens: bool = False,
         learn: str | None = None,
         offload: str | int | None = None,
+        kv_dtype: str | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -128,7 +131,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)
         given: dict[str, Any] = {"dtype": dtype, "device": device, "kernels": kernels, "quantization": quantization}
-        given |= {"offload": offload, "trust_remote_code": trusts}
+        given |= {"offload": offload, "kv_dtype": kv_dtype, "trust_remote_code": trusts}
         loaded = load_divided(load_target, model, division, given)
         require_exact(loaded, asked=exact)
         methods, auto = decide_each(methods, loaded, verify, plan, learn)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +34,30 @@ def test_texts_are_those_of_plain_decoding(pays: bool, tmp_path: Path, monkeypat
     del llm
     gc.collect()
     assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize("option", ["ahead=1", "alternate=true"])
+def test_texts_go_on_when_the_process_is_killed(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Overlap, "pays", property(lambda self: True))
+    started = []
+    popen = apart.subprocess.Popen
+    monkeypatch.setattr(apart.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, ignore_eos=True)
+    model, texts = fresh("llama"), prompts(5, 9, 4, 7)
+    plain = [one.token_ids for one in LLM(model).generate(texts, params)]
+    llm = LLM(model, f"model:{drafter_folder('llama', tmp_path)},k=3,{option}", plan="fixed")
+    (process,) = started
+
+    def kill(update: Any) -> None:
+        if process.poll() is None and len(update.token_ids):
+            process.kill()
+            process.wait()
+
+    assert [one.token_ids for one in llm.generate(texts, params, on_update=kill)] == plain
+    assert process.returncode == -signal.SIGKILL
+    assert "drafting has ended" in llm.draft_note
+    llm.engine.check_integrity()
+    assert [one.token_ids for one in llm.generate(texts, params)] == plain, "without drafts"
 
 
 def test_a_model_that_is_missing_there_is_refused(tmp_path: Path) -> None:

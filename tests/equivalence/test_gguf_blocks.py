@@ -10,9 +10,9 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
-from block_kinds import write_in_blocks
+from block_files import written
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.loading import block_start
@@ -22,55 +22,12 @@ from draftree.loading.resolve import resolve_model
 from draftree.models.native.groups import KINDS
 from second_starts import logits as logits_of
 from slot_samples import at_once
-from weights_samples import PIECES, random_weights, write_gguf
+from weights_samples import PIECES
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
     pytest.mark.usefixtures("store"),
 ]
-
-SIZES: dict[str, Any] = {
-    "vocab_size": len(PIECES),
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "max_position_embeddings": 400,
-}
-ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-WINDOWED: dict[str, Any] = {
-    "num_hidden_layers": 7,
-    "sliding_window": 4,
-    "query_pre_attn_scalar": 32,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
-    "rope_parameters": {"full_attention": ROPE | {"rope_theta": 1e6}, "sliding_attention": ROPE},
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llama": ("llama", {"tie_word_embeddings": True}, {}),
-    "qwen2": ("qwen2", {}, {}),
-    "qwen3": ("qwen3", {}, {}),
-    "gemma3": ("gemma3_text", WINDOWED, {"rope_freq_base": 1e6, "sliding_window": 4}),
-}
-
-
-def written(folder: Path, family: str = "llama", kind: str = "Q8_0", *, others: dict[str, str] | None = None) -> Path:
-    """A file of random weights; `others` are kinds of matrices whose name contains a word."""
-    model_type, changes, keys = FAMILIES[family]
-    config = AutoConfig.for_model(model_type, **(SIZES | changes))
-    model = random_weights(AutoModelForCausalLM.from_config(config), seed=5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(0.3)
-    write_gguf(model, folder / "plain.gguf", family, **keys)
-    given = others or {}
-    write_in_blocks(
-        folder / "plain.gguf",
-        folder / "model.gguf",
-        lambda name: next((found for word, found in given.items() if word in name), kind),
-    )
-    return folder / "model.gguf"
 
 
 def require_like_its_values(path: Path, share: float = 0.02) -> None:

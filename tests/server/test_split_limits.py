@@ -12,6 +12,7 @@ import pytest
 from test_verify_faults import check_empty, drop_sessions, service_of
 from test_verify_limits import Raw
 
+from draftree.remote.split import exchange
 from serving import Running
 from split_devices import SPLIT, split_device, split_folder, split_server, whole_texts
 from verify_clients import PARAMS, PROMPTS, texts_of
@@ -153,6 +154,38 @@ def test_texts_need_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> 
     assert (full["code"], full["status"]) == ("texts_full", 429)
     assert full["retry_ms"] > 0
     found.send({"t": "bye", "id": 4})
+    found.close()
+    check_empty(server)
+
+
+def test_texts_that_grow_begin_again_with_more_room(
+    server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server counts memory by the tokens for which a text may need room, which the device does not know before."""
+    expected = whole_texts(folder, PROMPTS, PARAMS)
+    monkeypatch.setattr(exchange, "LEAST_LIMIT", 12)
+    for draft in (f"early-exit:{SPLIT},tree=best-8", None):
+        with split_device(server, folder, draft, plan=None if draft is None else "fixed") as llm:
+            assert texts_of(llm) == expected
+            assert llm.model.link.latency.reopened
+            assert all(slot.limit <= 512 for slot in llm.model._exchange.slots.values())
+    check_empty(server)
+
+
+def test_short_and_long_texts_share_the_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the memory is for texts of devices: one of 40 tokens takes as much as two of 20."""
+    monkeypatch.setattr(server.llm.llm.engine, "num_slots", lambda length: 160 // length)
+    found = Raw(server)
+    found.begin()
+    found.send({"t": "join", "id": 1, "split": SPLIT, "states": None, "picks": None})
+    begin = {"t": "begin", "limit": 20, "seed": 0, "params": {}, "ends": []}
+    assert found.send(begin | {"id": 2, "text": 1, "limit": 40})["t"] == "begun"
+    assert found.send(begin | {"id": 3, "text": 2})["t"] == "begun"
+    assert found.send(begin | {"id": 4, "text": 3, "limit": 40})["code"] == "texts_full"
+    assert found.send(begin | {"id": 5, "text": 4})["t"] == "begun"
+    assert found.send(begin | {"id": 6, "text": 5})["code"] == "texts_full"
+    assert found.send(begin | {"id": 7, "text": 6, "limit": 40, "ends": [1]})["t"] == "begun"
+    found.send({"t": "bye", "id": 8})
     found.close()
     check_empty(server)
 

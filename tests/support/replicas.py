@@ -59,14 +59,17 @@ class Cluster:
     Args:
         folder: the model.
         port: of the HTTP server.
+        changes: settings of every server.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
+    def __init__(self, folder: Path, port: int, **changes: Any) -> None:
+        self.folder, self.port, self._changes = folder, port, changes
         self.url = f"http://127.0.0.1:{port}"
 
     def settings(self, **changes: Any) -> ServerSettings:
-        return ServerSettings(models=(ModelChoice("tiny", str(self.folder)),), port=self.port, exact=True, **changes)
+        return ServerSettings(
+            models=(ModelChoice("tiny", str(self.folder)),), port=self.port, exact=True, **self._changes | changes
+        )
 
     def deploy(self, settings: ServerSettings, **options: Any) -> None:
         """Deploy or update the application, and wait until it runs."""
@@ -105,14 +108,14 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """Run two replicas until the block ends."""
+def running_cluster(folder: Path, **changes: Any) -> Iterator[Cluster]:
+    """Run two replicas with these settings until the block ends."""
     with warnings.catch_warnings(action="ignore"):
         import ray
         from ray import serve
 
         from draftree.serve.ray.app import start_ray
-    cluster = Cluster(folder, free_port())
+    cluster = Cluster(folder, free_port(), **changes)
     start_ray(ReplicaOptions(num_replicas=2, **RESOURCES), cluster.settings())
     try:
         cluster.deploy(cluster.settings(), num_replicas=2)

@@ -41,6 +41,10 @@ class NamesModel(Protocol):
         """Memory for the target's weights; None for all in memory."""
 
     @property
+    def kv_dtype(self) -> str | None:
+        """Format of keys and values; None for the dtype of the model."""
+
+    @property
     def trust_remote_code(self) -> bool:
         """Whether Python code in the model's folder may run."""
 
@@ -67,6 +71,7 @@ class ExecutionSettings:
         kernels: kernels of passes: "auto", "native", "torch" or "graphs".
         quantization: of the target's weights; None for no quantization.
         offload: memory for the target's weights, such as "8GB"; None for all in memory.
+        kv_dtype: format of the target's keys and values: "int8", or None for its dtype.
         threads: CPU threads; None keeps torch's own choice.
         trust_remote_code: whether Python code in the folders of the models may run.
         parallel: how the target is divided among processes.
@@ -77,6 +82,7 @@ class ExecutionSettings:
     kernels: str = "auto"
     quantization: str | None = None
     offload: str | None = None
+    kv_dtype: str | None = None
     threads: int | None = None
     trust_remote_code: bool = False
     parallel: ParallelOptions = SINGLE
@@ -112,6 +118,7 @@ def load_named(settings: NamesModel) -> LoadedModel:
         "kernels": settings.kernels,
         "quantization": settings.quantization,
         "offload": settings.offload,
+        "kv_dtype": settings.kv_dtype,
         "trust_remote_code": settings.trust_remote_code,
     }
     return load_divided(load_model, settings.model, settings.parallel, options)

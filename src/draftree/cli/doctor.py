@@ -91,6 +91,7 @@ def doctor(
             "--kernels": execution.kernels,
             "--quantization": execution.quantization,
             "--offload": execution.offload,
+            "--kv-dtype": execution.kv_dtype,
             "--measure": measure,
             "--trust-remote-code": execution.trust_remote_code,
         }

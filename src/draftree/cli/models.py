@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,10 @@ from rich.table import Table
 
 from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
+from draftree.cli.model_cache import show_cache
+from draftree.cli.model_part import write_part
 from draftree.cli.options import AsJson
+from draftree.cli.sizes import short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
 from draftree.loading.prepared import prepared_folder
@@ -32,7 +34,8 @@ from draftree.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
 
-app = typer.Typer(help="List, fetch, find and remove model weights.", no_args_is_help=False)
+app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
+app.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
@@ -117,54 +120,18 @@ def remove_models(names: CachedNames) -> None:
         if cache.manifest(name) is None:
             held = suggestion(name, cache.names()) if cache.names() else "the cache is empty"
             raise ModelNotFoundError(f"'{name}' is not in the cache, so it cannot be removed: {held}")
+    from draftree.loading.packed_start import packed_folders, remove_packed  # it imports torch
+
     console = Console(stderr=True)
     for name in wanted:
         freed_bytes = folder_bytes(cache.folder(name))
+        freed_bytes += sum(size for folder, size in packed_folders() if folder.name.startswith(f"{name}-"))
+        remove_packed(f"{name}-")
         cache.remove(name)
         console.print(f"removed {escape(harmless(name))} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 
 
-@app.command("cache", cls=PlainCommand)
-def show_cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all records; the next starts take longer.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """List the records of loaded models, which shorten their next start."""
-    if clear and as_json:
-        raise typer.BadParameter("--clear has no output: leave one of them out", param_hint="--json")
-    # here, since it imports torch
-    from draftree.loading.warm_start.store import SWITCH, Store
-
-    store = Store()
-    if clear:
-        Console(stderr=True).print(f"removed {store.clear()} records", highlight=False)
-        return
-    kept = [
-        {"folder": facts.get("folder"), "dtype": facts.get("dtype"), "quantization": facts.get("quantization")}
-        | {"bytes": status.st_size, "made": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
-        for path, status in store.entries()
-        for facts in [store.facts(path)]
-    ]
-    if as_json:
-        typer.echo(json.dumps({"cache": str(store.folder), "is_on": store.is_on, "kept": kept}, indent=2))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("made", "weights", "bytes"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
-    table.add_column("model", overflow="fold")
-    for one in kept:
-        weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
-        table.add_row(
-            str(one["made"]),
-            str(weights),
-            f"{one['bytes']:,}",
-            escape(harmless(str(one["folder"] or "cannot be read"))),
-        )
-    console = Console()
-    if kept:
-        console.print(table)
-    state = f"on ({SWITCH}=0 switches it off)" if store.is_on else f"off ({SWITCH}=0)"
-    console.print(f"cache: {store.folder}, {state}", highlight=False, soft_wrap=True)
+app.command("cache", cls=PlainCommand)(show_cache)
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
@@ -285,15 +252,3 @@ def other_row(name: str, cache: Cache) -> ModelRow:
 
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def short_count(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
-
-
-def short_bytes(count: int | None) -> str:
-    if count is None:
-        return ""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

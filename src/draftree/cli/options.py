@@ -60,6 +60,14 @@ Offload = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+KvDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
+        metavar="NAME",
+        rich_help_panel=RUNNING,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

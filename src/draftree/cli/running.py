@@ -16,6 +16,7 @@ from draftree.cli.options import (
     Draft,
     Dtype,
     Kernels,
+    KvDtype,
     Learn,
     Offload,
     Plan,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exact", "Execution", "How", "execution_of", "how_of"]
 
-LOADING = ("dtype", "device", "kernels", "quantization", "trust_remote_code")
+LOADING = ("dtype", "device", "kernels", "quantization", "kv_dtype", "trust_remote_code")
 
 Exact = Annotated[
     bool,
@@ -52,6 +53,7 @@ class Execution:
     kernels: str
     quantization: str | None
     offload: str | None
+    kv_dtype: str | None
     threads: int | None
     trust_remote_code: bool
 
@@ -79,6 +81,7 @@ def execution_of(
     kernels: Kernels = "auto",
     quantization: Quantization = None,
     offload: Offload = None,
+    kv_dtype: KvDtype = None,
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Execution:
@@ -89,6 +92,7 @@ def execution_of(
         kernels=kernels,
         quantization=quantization,
         offload=offload,
+        kv_dtype=kv_dtype,
         threads=threads,
         trust_remote_code=trust_remote_code,
     )

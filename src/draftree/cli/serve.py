@@ -72,7 +72,10 @@ def serve(
     """
     settings = ServerSettings(models=choose_models(models, draft), **options)
     if replicas is None:
-        loading = {name: getattr(settings, name) for name in ("dtype", "device", "kernels", "quantization", "offload")}
+        loading = {
+            name: getattr(settings, name)
+            for name in ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
+        }
         leave_to_rank_zero(settings.models[0].source, settings.parallel, loading, threads=settings.threads)
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
     from draftree.serve.security import KeyRing
@@ -160,12 +163,13 @@ def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) ->
 
 
 def model_names(settings: ServerSettings) -> Sequence[str]:
-    """Return all models that have to be on this machine, those of drafters included."""
+    """Return all models that have to be on this machine, those of drafters included; not those of verify servers."""
     from draftree.assembly import choose_methods
+    from draftree.remote.address import is_remote
 
     drafters = {draft for choice in settings.models for draft in choice.drafts}
     methods = [choose_methods(draft, settings.verify, settings.plan) for draft in sorted(drafters)]
-    targets = [choice.source for choice in settings.models]
+    targets = [choice.source for choice in settings.models if not is_remote(choice.source)]
     return list(dict.fromkeys([*targets, *(name for method in methods for name in method.draft_models)]))
 
 

@@ -12,6 +12,7 @@ from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.loading.resolve import require_sound
+from draftree.remote.address import is_remote
 from draftree.serve.served import choose_models
 from draftree.serve.settings import Group, ServerSettings
 from draftree.serve.verify.settings import MAX_NODES, VerifySettings
@@ -101,6 +102,11 @@ def verify_server(
     keys = KeyRing.load(settings.api_key_file, settings.models)
     require_keys(settings, keys)
     for choice in settings.models:
+        if is_remote(choice.source):
+            raise ConfigurationError(
+                f"'{choice.source}' is a verify server: name a model, or forward requests of other clients to it by "
+                f"'draftree serve NAME={choice.source}'"
+            )
         require_sound(choice.source)
     # imported after all checks that need no torch: torch takes seconds to import
     settings.require_methods()

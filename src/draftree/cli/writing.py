@@ -21,7 +21,7 @@ from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
-from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.remote.address import is_remote
@@ -55,6 +55,7 @@ class Setup:
     kernels: str = "auto"
     quantization: str | None = None
     offload: str | None = None
+    kv_dtype: str | None = None
     threads: int | None = None
     exact: bool = False
     allow_control_tokens: bool = False
@@ -200,6 +201,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
     require_known(setup.kernels, setup.quantization)
+    require_kv_dtype(setup.kv_dtype, setup.kernels, setup.device)
     require_positive(setup, "threads")
     for name in (setup.model, *methods.draft_models):
         if not is_remote(name):

@@ -9,7 +9,7 @@ from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import ExecutionSettings, require_positive
 from draftree.bench.speeds import Speeds
 from draftree.engine.memory import SlotEstimate
-from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.models.memory import Footprint
 from draftree.text.vocab import VocabularyComparison
 
@@ -35,6 +35,7 @@ class DoctorSettings(ExecutionSettings):
     def __post_init__(self) -> None:
         require_positive(self, "threads", "length")
         require_known(self.kernels, self.quantization)
+        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
         resolve_dtype(self.dtype, resolve_device(self.device))
 
     def methods(self) -> Methods:

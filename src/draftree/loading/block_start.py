@@ -1,7 +1,7 @@
 """First and later starts of models whose products run in C on blocks of a file, without a dequantized copy.
 
 The structure is found on a model of the first layers, whose weights are dequantized once and compared with passes over
-the blocks. It is recorded, so that later starts need no transformers model.
+the blocks. It is recorded, so that later starts need no transformers model, and the cache keeps the packed weights.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.endings import eos_ids_in
+from draftree.loading.packed_start import PackedCopy
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.native_start import SOURCES, digest
@@ -120,14 +121,18 @@ def start(
     versions = [__version__, digest_of(SOURCES), version("transformers")]
     facts = {"dtype": kind, "identity": identity, "library": built_library().name, "versions": versions}
     known, model = _recorded(record, facts), None
-    if known is not None:
-        model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
+    copy = PackedCopy(f"{folder.name}-{identity[:12]}-{kind}", facts, quantization=quantization)
+    if known is not None and (model := copy.load(known.blueprint)) is None:
+        model = copy.build(known.blueprint, BlockWeights(source))
         if digest(model) != known.digest:
             logger.warning("'%s' gives other logits now: it is made again", record)
             known = None
+        else:
+            copy.complete()
     if known is None or model is None:
-        model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
+        model, known = _first_start(folder, source, dtype, identity=identity, copy=copy, quantization=quantization)
         _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
+        copy.complete()
     model.is_exact, model.self_check = known.check.is_exact, known.check
     return model, known.eos_ids
 
@@ -151,7 +156,7 @@ def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
 
 
 def _first_start(
-    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, copy: PackedCopy, quantization: str
 ) -> tuple[NativeModel, Record]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     config, templates = _short_config(folder)
@@ -168,7 +173,7 @@ def _first_start(
     layers = tuple(_layer_at(few.layers[first], first, place) for place, first in enumerate(templates))
     _require_blocks(layers, source)
     blueprint = replace(few, layers=layers, fingerprint=identity[:16])
-    model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
+    model = copy.build(blueprint, BlockWeights(source))
     found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
     return model, Record(blueprint, {}, found, eos_ids, digest(model))
 

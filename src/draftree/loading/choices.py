@@ -11,6 +11,7 @@ from draftree.core.errors import ConfigurationError, suggestion
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 KERNELS = ("auto", "native", "torch", "graphs")
 QUANTIZATIONS = ("int8", "int4")
+KV_DTYPES = ("int8",)
 
 
 def resolve_device(device: str) -> torch.device:
@@ -71,3 +72,26 @@ def require_known(kernels: str, quantization: str | None) -> None:
         raise ConfigurationError(f"unknown quantization '{quantization}': {suggestion(str(quantization), known)}")
     if quantization is not None and kernels in ("torch", "graphs"):
         raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
+
+
+def require_kv_dtype(kv_dtype: str | None, kernels: str, device: str = "auto") -> None:
+    """Raise for an unknown format of keys and values, and for options with which it cannot be used.
+
+    Args:
+        kv_dtype: "int8" for 8 bits, None for the model's dtype.
+        kernels: kernels of passes.
+        device: device of passes, as the user gave it.
+
+    Raises:
+        ConfigurationError: the format is unknown, or kernels or device exclude it.
+    """
+    if kv_dtype is None:
+        return
+    if kv_dtype not in KV_DTYPES:
+        raise ConfigurationError(f"unknown kv_dtype '{kv_dtype}': {suggestion(str(kv_dtype), list(KV_DTYPES))}")
+    if kernels in ("torch", "graphs"):
+        raise ConfigurationError(f"kv_dtype '{kv_dtype}' needs native kernels: leave kernels at 'auto'")
+    if resolve_device(device).type != "cpu":
+        raise ConfigurationError(
+            f"kv_dtype '{kv_dtype}' needs passes in C, which run on a CPU: use device 'cpu', or leave kv_dtype out"
+        )

@@ -1,8 +1,14 @@
-"""The first layers of a model as a model of their own: embedding, layers, final norm and output head."""
+"""The first layers of a model as a model of their own: embedding, layers, final norm and output head.
+
+A folder may hold these only (`write_first_layers`); its config.json says of how many layers the whole model is.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +18,16 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.choices import require_known
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.load import lower_model, wrap_model
-from draftree.loading.reading import read_model
+from draftree.loading.reading import PART_OF, quiet, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
+from draftree.weights.packed_checkpoint import quantization_of
 
-__all__ = ["load_first_layers"]
+__all__ = ["FirstLayers", "load_first_layers", "write_first_layers"]
+
+COPIED = ("*token*", "vocab*", "merges*", "chat_template*")
+"""Files of the tokenizer, beside what `save_pretrained` writes."""
 
 
 class _FirstLayers:
@@ -26,6 +36,8 @@ class _FirstLayers:
     Args:
         count: number of layers.
     """
+
+    takes_parts = True
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -41,14 +53,16 @@ class _FirstLayers:
 
 
 def shorten(config: Any, count: int) -> None:
-    """Cut the configuration of a model to its first layers.
+    """Cut the configuration of a model to its first layers, or of a part that has no fewer.
 
     Raises:
-        ConfigurationError: it has no more than these.
+        ConfigurationError: there are not as many, or no layer is left for the server.
     """
     whole = int(config.num_hidden_layers)
-    if not 0 < count < whole:
-        raise ConfigurationError(f"split={count}, and the model has {whole} layers: give 1 to {whole - 1}")
+    most = whole - (getattr(config, PART_OF, None) is None)
+    if not 0 < count <= most:
+        kept = "the model has" if most < whole else "the folder holds the first"
+        raise ConfigurationError(f"split={count}, and {kept} {whole} layers: give 1 to {most}")
     for name, value in list(config.to_dict().items()):
         if isinstance(value, list | tuple) and len(value) == whole:
             setattr(config, name, value[:count])  # one entry for each layer, such as layer_types
@@ -92,6 +106,72 @@ def load_first_layers(
                 raise NativeUnavailableError(f"model '{label}' cannot run on native kernels: {reason}") from reason
             model = read_model(folder, dtype, device, reader=_FirstLayers(count))
     return _slotted(wrap_model(model, folder=folder, name=label, packed=True).model, label)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLayers:
+    """A written part of a model.
+
+    Attributes:
+        folder: where it is.
+        num_layers: layers of the whole model.
+        num_bytes: of its weights.
+        whole_bytes: of all weights of the model, in the same types.
+    """
+
+    folder: Path
+    num_layers: int
+    num_bytes: int
+    whole_bytes: int
+
+
+def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> FirstLayers:
+    """Write a folder with the first layers of a model, its embedding, final norm, output head and tokenizer.
+
+    The weights keep their types. `load_first_layers` reads the folder; as a model of its own it is refused.
+
+    Args:
+        name: as for `load_model`; a model of plain weights, not of packed ones.
+        count: number of layers.
+        to: a folder that does not exist or is empty.
+
+    Raises:
+        ConfigurationError: the model has too few layers, or the folder has files.
+        UnsupportedModelError: its layers cannot be divided.
+        ModelError: as `load_model`.
+    """
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise ConfigurationError(f"'{to}' exists and is not an empty folder: name a new one")
+    folder = resolve_model(name)
+    if is_encoder_decoder(folder):
+        raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")
+    if quantization_of(folder) is not None:
+        raise UnsupportedModelError(f"model '{name}' has packed weights: only plain ones are divided")
+    whole, whole_bytes = _sizes(folder)
+    model = read_model(folder, "auto", torch.device("cpu"), reader=_FirstLayers(count))
+    for config in (model.config, model.config.get_text_config()):
+        setattr(config, PART_OF, whole)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as scratch:
+        made = Path(scratch) / "part"
+        with quiet():
+            model.save_pretrained(made)
+        for path in {path for pattern in COPIED for path in folder.glob(pattern) if path.is_file()}:
+            shutil.copyfile(path, made / path.name)
+        size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
+        if to.exists():
+            to.rmdir()
+        made.rename(to)
+    return FirstLayers(to, whole, size, whole_bytes)
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """Return layers and bytes of all weights of a model, none of which is read."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    files = list(folder.glob("*.safetensors")) or list(folder.glob("pytorch_model*.bin"))
+    return int(getattr(config, PART_OF, config.num_hidden_layers)), sum(path.stat().st_size for path in files)
 
 
 def _slotted(model: Any, name: str) -> SlottedModel:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
@@ -21,10 +21,10 @@ from draftree.loading.encoder_decoder import (
     reader_class,
     refuse_kernels,
     refuse_offload,
-    wrap_encoder_decoder,
 )
 from draftree.loading.endings import eos_ids_in
 from draftree.loading.in_blocks import WeightChoice, load_gguf, load_packed
+from draftree.loading.kv_dtype import require_kv_dtype, with_kv_dtype
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.lowering_seq2seq import lower_encoder_decoder
 from draftree.loading.offloading import (
@@ -39,16 +39,13 @@ from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_start import StartKey, load_start, save_start, start_key
-from draftree.loading.wrapping import wrap_checked
+from draftree.loading.wrapping import wrap_model
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import BudgetError
 from draftree.models.native.weights import ModelWeights, places_in_files
-from draftree.models.torch.hf import HFModel
-from draftree.models.torch.identity import fingerprint
-from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.static.buckets import Shapes
 from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
@@ -69,6 +66,7 @@ def load_model(
     packed: bool = True,
     trust_remote_code: bool = False,
     offload: str | int | None = None,
+    kv_dtype: str | None = None,
 ) -> LoadedModel:
     """Load a model by catalogue name, folder, GGUF file or hub id.
 
@@ -82,6 +80,7 @@ def load_model(
         packed: whether float32 weights on a CPU are prepacked for torch.
         trust_remote_code: whether Python code in the model's folder may run.
         offload: memory for weights, such as "8GB"; the other weights are read in every pass. None for all in memory.
+        kv_dtype: "int8" for keys and values of 8 bits with native kernels; None for the model's dtype.
 
     Raises:
         ConfigurationError: unknown options, or native kernels were requested but are not available.
@@ -90,6 +89,11 @@ def load_model(
         UnsupportedModelError: its architecture is not supported.
     """
     require_known(kernels, quantization)
+    require_kv_dtype(kv_dtype, kernels, device)
+    if kv_dtype is not None:
+        load = partial(load_model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
+        load = partial(load, packed=packed, trust_remote_code=trust_remote_code, offload=offload)
+        return with_kv_dtype(load(name), kv_dtype)
     if is_remote(name):
         from draftree.loading.remote import load_remote
 
@@ -256,45 +260,3 @@ def _lowered(
     model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
 ) -> LoadedModel:
     return LoadedModel(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
-
-
-def wrap_model(
-    model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
-) -> LoadedModel:
-    """Wrap a transformers model as a `LanguageModel` and check it.
-
-    Args:
-        model: a `…ForCausalLM`.
-        folder: folder of its files, if it was loaded from files.
-        name: name in messages.
-        packed: whether its float32 linear layers may be replaced by packed ones.
-        shapes: run passes in these fixed shapes, as CUDA graphs on a GPU; None for exact shapes.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
-    """
-    model.eval().requires_grad_(False)
-    if model.config.is_encoder_decoder:
-        if shapes is not None:
-            raise UnsupportedModelError(
-                "kernels 'graphs' were requested, but an encoder-decoder model has none: use kernels 'torch'"
-            )
-        ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
-        return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
-    known = None
-    if packed and can_pack(model.device, next(model.parameters()).dtype):
-        known = fingerprint(model)  # packed weights are not readable afterwards
-        logger.info("%s: packed %d linear layers", name, pack(model))
-    wrapped = wrap_checked(model, name, shapes=shapes)
-    if known is not None:
-        wrapped.fingerprint = known
-    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name or type(model).__name__)
-    if shapes is None:
-        return loaded
-    if not isinstance(wrapped, HFModel) or wrapped.static is None:
-        raise UnsupportedModelError(
-            f"kernels 'graphs' were requested, but {type(model).__name__} uses its own cache, whose shape "
-            "changes from pass to pass: use kernels 'torch'"
-        )
-    why = wrapped.static.why_eager
-    return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.loading.packed_start import FOLDER as PACKED
+from draftree.loading.packed_start import keeps_packed
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.native_start import StartKey, digest
 from draftree.loading.warm_start.store import Store
@@ -30,8 +32,6 @@ from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
-PACKED = "packed"
-"""Folder of packed weights in the cache."""
 STABLE = ("folder", "dtype", "quantization", "files", "settings")
 """Facts of a start on which packed weights depend."""
 NO_STREAM = "passes through torch were requested, or passes in C are not available here"
@@ -211,7 +211,7 @@ class OffloadedStart:
 
 def saved_packing(key: StartKey | None, quantization: str | None) -> OffloadedStart | None:
     """Return the start that saves packed weights whose quantization takes long; None for other weights."""
-    return OffloadedStart(key, None) if key is not None and quantization == "int4" else None
+    return OffloadedStart(key, None) if key is not None and quantization == "int4" and keeps_packed() else None
 
 
 def torch_placement(device: torch.device, offload: str | int, folder: Path) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from draftree.loading.resolve import resolve_model
 from draftree.weights.block_kinds import KINDS, matrix_kinds
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE
-from draftree.weights.gguf_file import GgufFile, is_gguf, require_gguf
+from draftree.weights.gguf_file import is_gguf, read_gguf, require_gguf
 from draftree.weights.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ def is_block_file(name: str | os.PathLike[str]) -> bool:
     if path is None or not path.is_file() or not is_gguf(path):
         return False
     require_gguf()
-    if others := sorted(matrix_kinds(GgufFile(path)) - set(KINDS)):
+    if others := sorted(matrix_kinds(read_gguf(path)) - set(KINDS)):
         kinds = " and ".join(others)
         logger.info("'%s' has matrices of kind %s, which are converted to a folder once", path, kinds)
     return not others

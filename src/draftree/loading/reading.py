@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from draftree.core.errors import DraftreeError, ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
+
+PART_OF = "draftree_first_layers_of"
+"""Setting of a folder that holds the first layers of a model: how many layers the model has."""
 
 
 @contextmanager
@@ -33,7 +37,7 @@ def quiet() -> Iterator[None]:
 
 def read_model(
     folder: Path,
-    dtype: torch.dtype,
+    dtype: torch.dtype | str,
     device: torch.device,
     *,
     trust_remote_code: bool = False,
@@ -44,19 +48,22 @@ def read_model(
 
     Args:
         folder: folder with its files.
-        dtype: dtype of its weights.
+        dtype: dtype of its weights; "auto" for that of the files.
         device: target device.
         trust_remote_code: whether Python code of the folder may run.
         reader: the class of transformers that reads it; None for the one of causal models.
         placement: arguments that place its modules on several devices or in files; None for all on `device`.
 
     Raises:
-        ModelLoadError: its files are damaged, it does not fit into memory, or it needs code of its own.
+        ModelLoadError: its files are damaged, it does not fit into memory, it needs code of its own, or the folder
+            holds a part of a model and `reader` reads whole ones.
     """
     from transformers import AutoModelForCausalLM
 
     if not trust_remote_code and (why := kernel_refusal(folder)):
         raise ModelLoadError(f"model {why}")
+    if not getattr(reader, "takes_parts", False):
+        _require_whole(folder)
     try:
         with quiet():
             loader: Any = reader or AutoModelForCausalLM
@@ -92,6 +99,18 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
         raise ModelLoadError(
             f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
             f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); {get_again(folder)}"
+        )
+
+
+def _require_whole(folder: Path) -> None:
+    try:
+        of = json.loads((folder / "config.json").read_text("utf-8")).get(PART_OF)
+    except (OSError, ValueError, AttributeError):
+        return  # the library says what is wrong with it
+    if of is not None:
+        raise ModelLoadError(
+            f"the folder '{folder}' holds the first layers of a model of {of} layers, for a target split by layers: "
+            f"name it as weights, 'remote:URL?split=N&weights={folder}', or name the whole model"
         )
 
 

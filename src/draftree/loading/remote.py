@@ -57,7 +57,7 @@ def load_remote(
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
     require_extra("remote", "a remote target needs", error=ConfigurationError)
-    from draftree.remote.link import Link
+    from draftree.remote.link import Link, Patience
     from draftree.remote.target import RemoteModel
 
     key = os.environ.get(KEY_VARIABLE) or None
@@ -65,7 +65,7 @@ def load_remote(
     if address.split:
         model = _split_target(address, key, kind=kind, device=where, kernels=kernels, quantization=quantization)
     else:
-        model = RemoteModel(Link(address, key), where, kind)
+        model = RemoteModel(Link(address, key, patience=Patience(total=address.wait)), where, kind)
     welcome = model.link.welcome
     model.fingerprint = f"remote-{welcome.model}-{welcome.tokenizer}"
     folder = _tokenizer_folder(address, key, welcome.tokenizer)
@@ -83,13 +83,13 @@ def _split_target(
 ) -> SplitModel:
     """Load the first layers, and begin a session that sends their states."""
     from draftree.loading.first_layers import load_first_layers
-    from draftree.remote.link import Link
+    from draftree.remote.link import Link, Patience
     from draftree.remote.split.target import SplitModel
 
     local = load_first_layers(
         address.weights, address.split, dtype=kind, device=device, kernels=kernels, quantization=quantization
     )
-    link = Link(address, key, takes_bytes=True)
+    link = Link(address, key, patience=Patience(total=address.wait), takes_bytes=True)
     try:
         return SplitModel(link, local, address)
     except FrameError as error:

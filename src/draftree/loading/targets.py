@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.loading.choices import require_known
+from draftree.loading.choices import require_known, require_kv_dtype
 from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
@@ -26,6 +26,7 @@ def load_target(
     quantization: str | None,
     trust_remote_code: bool = False,
     offload: str | int | None = None,
+    kv_dtype: str | None = None,
 ) -> LoadedModel:
     """Load or wrap the target model.
 
@@ -34,6 +35,7 @@ def load_target(
         ModelError: the model cannot be found or used.
     """
     require_known(kernels, quantization)
+    require_kv_dtype(kv_dtype, kernels, device)
     if isinstance(model, str | os.PathLike):
         return load_model(
             model,
@@ -43,10 +45,15 @@ def load_target(
             quantization=quantization,
             trust_remote_code=trust_remote_code,
             offload=offload,
+            kv_dtype=kv_dtype,
         )
     if offload is not None:
         raise ConfigurationError(
             "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
+        )
+    if kv_dtype is not None:
+        raise ConfigurationError(
+            "kv_dtype is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
         )
     is_wrapped = isinstance(model, LoadedModel | LanguageModel)
     if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.choices import has_native_bfloat16
+from draftree.loading.encoder_decoder import wrap_encoder_decoder
+from draftree.loading.endings import eos_ids_in
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.reading import first_line
 from draftree.models.check import ReferenceLogits, check, reference_logits, rounds_alike
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.packing import can_pack, pack
 from draftree.models.torch.static.buckets import Shapes
 
 logger = logging.getLogger(__name__)
@@ -85,3 +92,45 @@ def row_buckets(model: Any) -> tuple[int, ...]:
     """Return the numbers of rows that passes of a transformers model are padded to; empty for no padding."""
     half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
     return ROW_BUCKETS if half and has_native_bfloat16(model.device) else ()
+
+
+def wrap_model(
+    model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
+) -> LoadedModel:
+    """Wrap a transformers model as a `LanguageModel` and check it.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: folder of its files, if it was loaded from files.
+        name: name in messages.
+        packed: whether its float32 linear layers may be replaced by packed ones.
+        shapes: run passes in these fixed shapes, as CUDA graphs on a GPU; None for exact shapes.
+
+    Raises:
+        UnsupportedModelError: its architecture is not supported; the message gives the reason.
+    """
+    model.eval().requires_grad_(False)
+    if model.config.is_encoder_decoder:
+        if shapes is not None:
+            raise UnsupportedModelError(
+                "kernels 'graphs' were requested, but an encoder-decoder model has none: use kernels 'torch'"
+            )
+        ours = wrap_encoder_decoder(model, name or type(model).__name__, packed=packed)
+        return LoadedModel(ours, folder, eos_ids_in(model), name or type(model).__name__)
+    known = None
+    if packed and can_pack(model.device, next(model.parameters()).dtype):
+        known = fingerprint(model)  # packed weights are not readable afterwards
+        logger.info("%s: packed %d linear layers", name, pack(model))
+    wrapped = wrap_checked(model, name, shapes=shapes)
+    if known is not None:
+        wrapped.fingerprint = known
+    loaded = LoadedModel(wrapped, folder, eos_ids_in(model), name or type(model).__name__)
+    if shapes is None:
+        return loaded
+    if not isinstance(wrapped, HFModel) or wrapped.static is None:
+        raise UnsupportedModelError(
+            f"kernels 'graphs' were requested, but {type(model).__name__} uses its own cache, whose shape "
+            "changes from pass to pass: use kernels 'torch'"
+        )
+    why = wrapped.static.why_eager
+    return replace(loaded, kernels="graphs" if why is None else f"graphs ({why})")

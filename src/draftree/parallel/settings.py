@@ -21,9 +21,10 @@ class LoadSettings:
         quantization: as for `load_model`.
         trust_remote_code: as for `load_model`.
         offload: must be None: each process keeps its share in memory.
+        kv_dtype: must be None: the slots of a share have the model's dtype.
 
     Raises:
-        ConfigurationError: offload was requested.
+        ConfigurationError: offload or kv_dtype was requested.
     """
 
     dtype: Any = "auto"
@@ -32,10 +33,16 @@ class LoadSettings:
     quantization: str | None = None
     trust_remote_code: bool = False
     offload: str | int | None = None
+    kv_dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.offload is not None:
             raise ConfigurationError(
                 f"offload is {self.offload!r}, but a model that processes share stays in their memory: leave out "
                 "offload, or tp and pp"
+            )
+        if self.kv_dtype is not None:
+            raise ConfigurationError(
+                f"kv_dtype is '{self.kv_dtype}', but processes that share a model store keys and values in its dtype: "
+                "leave out kv_dtype, or tp and pp"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
@@ -13,13 +14,16 @@ __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
-OPTIONS = ("model", "tokenizer", "transport", "ca", "split", "weights", "states", "picks")
+OPTIONS = ("model", "tokenizer", "transport", "ca", "wait", "split", "weights", "states", "picks")
 STATES = ("float32", "bfloat16", "int8")
 PICKS = ("device", "server")
 SPLIT_OPTIONS = ("weights", "states", "picks")
 """Options that need `split`."""
 TRANSPORTS = ("auto", "websocket", "post")
 MAX_SPLIT = 10_000
+WAIT_SECONDS = 60.0
+"""How long a device waits for a server that does not answer or is full."""
+MAX_WAIT = 86_400
 PORTS = {"http": 80, "https": 443}
 
 
@@ -41,6 +45,7 @@ class RemoteAddress:
         tokenizer: local folder of the target's tokenizer; None to fetch the server's.
         transport: "websocket", "post", or "auto" for the first that works.
         ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
+        wait: seconds that the device waits for a server that does not answer or is full.
         split: layers that the device runs; 0 if it sends tokens.
         weights: model whose first layers, embedding and output head the device reads; empty without `split`.
         states: format of hidden states on the way: "float32", "bfloat16" or "int8".
@@ -55,6 +60,7 @@ class RemoteAddress:
     tokenizer: str | None = None
     transport: str = "auto"
     ca: str | None = None
+    wait: float = WAIT_SECONDS
     split: int = 0
     weights: str = ""
     states: str = "float32"
@@ -100,6 +106,7 @@ class RemoteAddress:
             tokenizer=options.get("tokenizer") or None,
             transport=options.get("transport", TRANSPORTS[0]),
             ca=ca,
+            wait=_wait(name, options.get("wait")),
             split=_split(name, options),
             weights=options.get("weights", ""),
             states=options.get("states", STATES[0]),
@@ -128,6 +135,19 @@ class RemoteAddress:
 
     def __str__(self) -> str:
         return self.url("")
+
+
+def _wait(name: str, given: str | None) -> float:
+    """Return the seconds that a device waits."""
+    if given is None:
+        return WAIT_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_WAIT:
+        raise ConfigurationError(f"'{name}' has wait={given}: give seconds above 0, at most {MAX_WAIT}")
+    return seconds
 
 
 def _split(name: str, options: Mapping[str, str]) -> int:

@@ -50,7 +50,7 @@ class Latency:
         bytes_up: bytes of frames of these rounds and reads, sent.
         bytes_down: the same, received.
         reconnects: connections after the first.
-        reopened: texts that were opened again, since the server had lost them.
+        reopened: texts that were opened again: the server had lost them, or they need more room.
         seconds: time of verified rounds, drafting included.
         prompt_bytes: bytes of hidden states of prompts, sent.
         can_stream: whether the server could write and stream texts alone.

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError, RankError
+from draftree.remote.errors import UnreachableError
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.records import record_of
 
@@ -89,6 +90,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, RankError):
         logger.error("a request failed: %s", error)
         return lost_error()
+    if isinstance(error, UnreachableError):
+        logger.error("a request failed: %s", error)
+        return far_error()
     if isinstance(error, DraftreeError):
         # its message may name files of this machine
         logger.error("a request failed: %s", error)
@@ -113,6 +117,16 @@ def lost_error() -> ApiError:
         503,
         "a process that computes the model ended, and the server ends with it: retry on another server, or later",
         code="process_lost",
+        headers={"Retry-After": "5"},
+    )
+
+
+def far_error() -> ApiError:
+    """Return the error of a server whose model is on a verify server that does not answer."""
+    return ApiError(
+        503,
+        "the verify server that holds the model does not answer: retry later",
+        code="verify_server_lost",
         headers={"Retry-After": "5"},
     )
 

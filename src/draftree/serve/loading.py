@@ -20,7 +20,7 @@ from draftree.serve.settings import ServerSettings
 __all__ = ["load_models", "split_memory", "start_other_ranks"]
 
 logger = logging.getLogger(__name__)
-LOADING = ("dtype", "device", "kernels", "quantization", "offload")
+LOADING = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
 """Options that are used up when a model is loaded."""
 
 

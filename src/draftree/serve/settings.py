@@ -148,6 +148,7 @@ class ServerSettings:
         None, "Memory for the weights of a model, such as 8GB: other layers are read from a file in every pass.",
         EXECUTION, word="SIZE",
     )  # fmt: skip
+    kv_dtype: str | None = _option(None, "int8 for keys and values of 8 bits.", EXECUTION, word="NAME")
     tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, least=1)
     pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, least=1)
     strict_sums: bool = _option(
@@ -223,6 +224,7 @@ class ServerSettings:
             "kernels": self.kernels,
             "quantization": self.quantization,
             "offload": self.offload,
+            "kv_dtype": self.kv_dtype,
             "exact": self.exact,
             "max_batch_size": self.max_batch_size,
             "prefill_chunk_size": self.prefill_chunk_size,
@@ -245,10 +247,11 @@ class ServerSettings:
             WeightsError: an extra for a drafter's model is missing.
         """
         from draftree.assembly import choose_methods
-        from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+        from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 
         resolve_dtype(self.dtype, resolve_device(self.device))
         require_known(self.kernels, self.quantization)
+        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
         if self.plan is not None and not any(choice.drafts for choice in self.models):
             raise ConfigurationError(f"planner '{self.plan}' was given, but no model has a drafter: leave it out")
         for choice in self.models:

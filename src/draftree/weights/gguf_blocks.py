@@ -16,7 +16,7 @@ from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
 from draftree.weights.convert_gguf import GGUF_CONVERTER, save_description, tensor_sources
 from draftree.weights.fingerprint import fingerprint
-from draftree.weights.gguf_file import GgufFile
+from draftree.weights.gguf_file import GgufFile, read_gguf
 from draftree.weights.progress import Progress
 
 __all__ = ["BlockFile", "describe_blocks"]
@@ -81,7 +81,7 @@ def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Pa
         UnsupportedModelError: its architecture or tokenizer is not supported.
         WeightsError: the `gguf` package is missing, or the disk is full.
     """
-    file = GgufFile(path)
+    file = read_gguf(path)
     sha256 = fingerprint(path, cache, progress=progress)
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
     name = f"gguf-{stem}-{sha256[:12]}-blocks"

@@ -7,6 +7,7 @@ one clear error.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -19,7 +20,7 @@ import numpy as np
 from draftree.core.errors import ModelLoadError, WeightsError
 from draftree.core.extras import import_extra
 
-__all__ = ["Dtype", "GgufFile", "GgufTensor", "is_gguf", "require_gguf"]
+__all__ = ["Dtype", "GgufFile", "GgufTensor", "is_gguf", "read_gguf", "require_gguf"]
 
 DEFAULT_ALIGNMENT = 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -64,7 +65,7 @@ class GgufFile:
         ModelLoadError: it is not a GGUF file, is truncated, or has an unsupported version or block type.
     """
 
-    __slots__ = ("_bytes", "_position", "metadata", "path", "tensors")
+    __slots__ = ("_bytes", "_position", "_raw", "metadata", "path", "tensors")
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,6 +76,7 @@ class GgufFile:
             raise self.broken("it is shorter than a header")
         # copy on write, so that torch accepts views; nothing is written
         self._bytes = np.memmap(path, mode="c", dtype=np.uint8)
+        self._raw: mmap.mmap = self._bytes._mmap  # type: ignore[attr-defined]
         self._read_header()
 
     @property
@@ -139,7 +141,7 @@ class GgufFile:
 
     def release(self, name: str) -> None:
         """Release the mapped pages of a tensor; later reads load them again."""
-        memory, tensor = self._bytes._mmap, self.tensor(name)  # type: ignore[attr-defined]
+        memory, tensor = self._raw, self.tensor(name)
         first = -(-tensor.first_byte // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (tensor.first_byte + tensor.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if first < end and hasattr(mmap, "MADV_DONTNEED"):
@@ -192,7 +194,7 @@ class GgufFile:
         end = self._position + num_bytes
         if end > len(self._bytes):
             raise self.broken(f"it ends at byte {len(self._bytes)}, in the middle of its header")
-        taken = self._bytes[self._position : end].tobytes()
+        taken = self._raw[self._position : end]
         self._position = end
         return taken
 
@@ -213,7 +215,35 @@ class GgufFile:
             # No item is smaller than a byte: a larger count means damage, and would only exhaust the memory.
             if count > len(self._bytes):
                 raise self.broken(f"a list claims {count} items")
-            return [self._value(item) for _ in range(count)]
+            return self._strings(count) if item == STRING else [self._value(item) for _ in range(count)]
         if kind in SCALARS:
             return self._scalar(SCALARS[kind])
         raise self.broken(f"a value has the unknown type {kind}")
+
+    def _strings(self, count: int) -> list[str]:
+        """Return a list of strings; vocabularies have some hundred thousand, so that the loop calls little."""
+        raw, end, length_at = self._raw, len(self._bytes), struct.Struct("<Q").unpack_from
+        place, found = self._position, []
+        for _ in range(count):
+            start = place + 8
+            place = start + length_at(raw, place)[0] if start <= end else start
+            if place > end:
+                raise self.broken(f"it ends at byte {end}, in the middle of its header")
+            found.append(raw[start:place].decode("utf-8", errors="replace"))
+        self._position = place
+        return found
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, facts: tuple[int, ...]) -> GgufFile:
+    return GgufFile(path)
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Return a file; its header is read again only if the file has changed.
+
+    Raises:
+        ModelLoadError: as for `GgufFile`.
+    """
+    status = path.stat()
+    return _read(path.resolve(), (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))

@@ -91,6 +91,7 @@ def test_addresses() -> None:
     assert (found.host, found.port, found.path) == ("host", 81, "/prefix")
     assert (found.model, found.transport, found.tokenizer) == ("a", "post", "folder")
     assert found.url("/v1/verify", websocket=True) == "wss://host:81/prefix/v1/verify"
+    assert RemoteAddress.parse("remote:http://host?wait=2.5").wait == 2.5
     assert RemoteAddress.parse("remote:http://[::1]").url("/x") == "http://[::1]:80/x"
     assert RemoteAddress.parse("remote:http://[::1]").is_private
     assert not RemoteAddress.parse("remote:http://10.0.0.1").is_private
@@ -105,6 +106,9 @@ def test_addresses() -> None:
         ("remote:http://host?modl=x", "did you mean 'model'"),
         ("remote:http://host?transport=udp", "transport=udp"),
         ("remote:http://host:99999", "valid URL"),
+        ("remote:http://host?wait=0", "seconds above 0"),
+        ("remote:http://host?wait=nan", "seconds above 0"),
+        ("remote:http://host?wait=soon", "seconds above 0"),
     ],
 )
 def test_wrong_addresses(name: str, text: str) -> None:

@@ -30,6 +30,8 @@ from draftree.models.native.weights import Weights
 PIECES_OF_THREAD = 4
 """Attention chunks per thread, if there are enough rows."""
 LEAST_ROWS = 8
+KV_SCALE_BYTES = 4
+"""Size of the scale after the codes of a head's key or value in 8 bits."""
 ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
 
 
@@ -71,6 +73,11 @@ class NativeDecoder:
             weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
         self._packed: PackedSource = weights
         self._biases = ScoreBiases(self._packed.biases, [layer.score_bias for layer in blueprint.layers])
+
+    def store_codes(self) -> None:
+        """Store keys and values of later passes in 8 bits, in rows of `KV_SCALE_BYTES` more than a head has numbers."""
+        self._packed.decoder.cache_format = FORMATS["int8"]
+        self._memory_version = -1
 
     @property
     def num_layers(self) -> int:
@@ -286,5 +293,5 @@ class NativeDecoder:
         for index, layer in enumerate(self._packed.layers):
             layer.keys, layer.values = memory.keys[index].data_ptr(), memory.values[index].data_ptr()
         self._form.places = memory.length
-        self._form.slot_step = memory.keys[0].stride(0) // self._blueprint.head_dim
+        self._form.slot_step = memory.keys[0].stride(0) // memory.keys[0].shape[-1]
         self._memory_version = memory.version

@@ -16,7 +16,7 @@ from draftree.models.kv.slots import LayerShape
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.decoder import NativeDecoder
+from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder
 from draftree.models.native.rows import plan_rows
 from draftree.models.native.shares import Share
 from draftree.models.native.weights import Weights
@@ -35,6 +35,7 @@ class NativeModel(SlottedModel):
     Attributes:
         blueprint: as above.
         quantization: as above.
+        kv_dtype: "int8" for keys and values in 8 bits, None for the model's dtype; see `use_kv_dtype`.
 
     Raises:
         NativeUnavailableError: the native kernels are unavailable.
@@ -56,13 +57,34 @@ class NativeModel(SlottedModel):
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
         self.quantization = quantization
+        self.kv_dtype: str | None = None
         self.blueprint = blueprint
         self._decoder = decoder
-        kv_heads = blueprint.kv_heads if share is None else len(share.kv_heads)
-        shape = LayerShape(kv_heads, blueprint.head_dim, blueprint.head_dim)
-        shapes = dict.fromkeys(range(decoder.num_layers), shape)
-        pool = SlotPool(shapes, dtype=self.dtype, device=self.device, leftovers=Leftovers.UNREAD)
+        self._kv_heads = blueprint.kv_heads if share is None else len(share.kv_heads)
+        pool = self._new_pool(blueprint.head_dim, self.dtype)
         super().__init__(blueprint.kind, num_layers=decoder.num_layers, pool=pool)
+
+    def _new_pool(self, row: int, dtype: torch.dtype) -> SlotPool:
+        """Return slots with `row` numbers for the key of a token and a head, and as many for its value."""
+        shapes = dict.fromkeys(range(self._decoder.num_layers), LayerShape(self._kv_heads, row, row))
+        return SlotPool(shapes, dtype=dtype, device=self.device, leftovers=Leftovers.UNREAD)
+
+    def use_kv_dtype(self, kv_dtype: str) -> None:
+        """Store keys and values in 8 bits from now on: symmetric codes with a float32 scale per token and head.
+
+        Keys are rounded after their rotation. Texts differ from those of the model's dtype, and logits remain
+        bit-identical in every batch and tree. No slot may be open.
+
+        Raises:
+            UnsupportedModelError: the kind is unknown, or the model cannot use it.
+        """
+        if kv_dtype != "int8":
+            raise UnsupportedModelError(f"keys and values of kind '{kv_dtype}' are not known: the only one is int8")
+        assert not self.num_open, "slots keep their format"
+        self._decoder.store_codes()
+        self._pool.clear()
+        self._pool = self._new_pool(self.blueprint.head_dim + KV_SCALE_BYTES, torch.int8)
+        self.kv_dtype = kv_dtype
 
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the model has these layers and that their input is the residual stream."""

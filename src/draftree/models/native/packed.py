@@ -133,6 +133,7 @@ class PackedWeights:
             vocab=plan.vocab,
             format=self._format,
             kv_format=FORMATS[plan.dtype],
+            cache_format=FORMATS[plan.dtype],
             activation=plan.activation,
             epsilon=plan.epsilon,
             embedding_scale=plan.embedding_scale,

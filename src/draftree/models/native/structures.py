@@ -77,7 +77,7 @@ class CDecoder(ctypes.Structure):
 
     _fields_ = (
         *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
-        *((name, _size) for name in ("format", "kv_format", "activation")),
+        *((name, _size) for name in ("format", "kv_format", "cache_format", "activation")),
         *((name, _float) for name in ("epsilon", "embedding_scale", "norm_offset", "residual_scale", "logit_scale")),
         ("embedding", _pointer),
         ("final_norm", _pointer),

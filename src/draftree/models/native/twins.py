@@ -150,6 +150,8 @@ class QuantizedCopy(LanguageModel):
         weights = UnpackedWeights(blueprint, target.decoder)
         with torch.inference_mode():
             self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
+        if target.kv_dtype is not None:
+            self._decoder.store_codes()  # it reads and writes the target's slots
         self.vocab_size, self.max_length, self.supports_trees = target.vocab_size, target.max_length, True
         self.device, self.dtype, self.num_layers = target.device, target.dtype, target.num_layers
         self.fingerprint = f"{target.fingerprint}-{quantization}"

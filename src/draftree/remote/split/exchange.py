@@ -27,6 +27,8 @@ MAX_REOPENED = 3
 """Attempts of one exchange whose texts the server lost."""
 MAX_ROWS = 256
 """Nodes of one frame at most: a prompt of another device waits no longer than for one such pass."""
+LEAST_LIMIT = 1024
+"""Tokens for which there is room in a text at first, if its length is unknown; doubled when they are too few."""
 SPARE_BYTES = 1 << 14
 """Bytes of a frame for everything but states."""
 
@@ -134,7 +136,9 @@ class Exchange:
         self._num_runs += 1
         for turn in turns:
             turn.slot.used = self._num_runs
-        kept = {id(turn): self._begin(turn.slot) for turn in turns if not turn.slot.text}
+            if self._outgrows(turn):
+                self.end(turn.slot)
+        kept = {id(turn): self._begin(turn.slot, _tokens_of(turn)) for turn in turns if not turn.slot.text}
         queue = passed = 0.0
         for turn in turns:
             turn.results = []
@@ -163,20 +167,31 @@ class Exchange:
             raise FrameError("the server's picks cannot be read", code="bad_reply")
         return result
 
-    def _begin(self, slot: SplitSlot) -> int:
-        """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again."""
+    def _outgrows(self, turn: Turn) -> bool:
+        """Return whether a text needs more room than it has on the server: it begins again there, with more."""
+        slot = turn.slot
+        return bool(slot.text) and slot.request is None and slot.limit < min(self._limit, _tokens_of(turn))
+
+    def _begin(self, slot: SplitSlot, num_tokens: int) -> int:
+        """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again.
+
+        Args:
+            slot: of the text.
+            num_tokens: tokens for which there must be room now.
+        """
         self._make_room()
         self._texts += 1
         request = slot.request
         params = {} if request is None else text_free_params(request.controls.params)
         seed = 0 if request is None else request.controls.noise.seed
-        limit = self._limit if request is None else min(self._limit, request.limit)
+        # the length of a text without a request is unknown, and the server counts memory by limits
+        limit = min(self._limit, max(LEAST_LIMIT, 2 * num_tokens) if request is None else request.limit)
         self.link.latency.reopened += slot.was_open
         ends, self._ended = self._ended, []
         self.link.request(
             {"t": "begin", "text": self._texts, "limit": limit, "seed": seed, "params": params, "ends": ends}
         )
-        slot.text, slot.was_open, slot.edit = self._texts, True, None
+        slot.text, slot.was_open, slot.edit, slot.limit = self._texts, True, None, limit
         start = 0
         while start < slot.length:
             count = min(self._rows, slot.length - start)
@@ -230,3 +245,8 @@ class Exchange:
             slot.text = 0
         self._ended.clear()
         self.link.close()
+
+
+def _tokens_of(turn: Turn) -> int:
+    """Return the tokens that a text has after a pass, if its tree is a chain."""
+    return turn.slot.length + len(turn.slot.parents) + len(turn.parents)

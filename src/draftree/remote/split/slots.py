@@ -29,6 +29,7 @@ class SplitSlot(Slot):
         text: number of the text on the server; 0 if it is not there.
         was_open: whether it has been there.
         used: number of the last pass with it.
+        limit: tokens for which the server has room.
         sent: packed states of the committed tokens.
         parents: of the tentative nodes.
         nodes: for each tentative node its node in the local slot.
@@ -39,7 +40,7 @@ class SplitSlot(Slot):
 
     def __init__(self, local: Slot, row_bytes: int, request: SlotRequest | None) -> None:
         self.local, self.request, self._row_bytes = local, request, row_bytes
-        self.text, self.was_open, self.used = 0, False, 0
+        self.text, self.was_open, self.used, self.limit = 0, False, 0, 0
         self.sent = bytearray()
         self.parents: list[int] = []
         self.nodes: list[int] = []

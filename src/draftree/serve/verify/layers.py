@@ -148,7 +148,8 @@ class LayerService:
             controls = build_controls(params, vocab_size=target.vocab_size, seed=message["seed"])
         elif message["params"]:
             raise InvalidRequestError("sampling parameters were sent, and the device picks: leave them out")
-        if sum(own == name for own in self._open.values()) >= max(1, engine.num_slots(limit) // MEMORY_SHARE):
+        limits = [text.limit for text, own in self._open.items() if own == name]
+        if limits and MEMORY_SHARE * sum(1 / max(1, engine.num_slots(each)) for each in [*limits, limit]) > 1:
             raise ApiError(
                 429, "there is no memory for another text: retry later", code="texts_full", headers={"Retry-After": "1"}
             )

@@ -13,7 +13,7 @@ enum { KEY_GROUPS = KEY_BLOCK / LANES, QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / 
 typedef float Weights[QUERIES_AT_ONCE][KEY_BLOCK]; /* scores, and then weights */
 
 INLINE int64_t attention_floats(int64_t dim, int64_t queries) { /* of a thread */
-    return 2 * KEY_BLOCK * dim + queries * (2 * dim + 4);
+    return 2 * KEY_BLOCK * dim + queries * (2 * dim + 3 + LANES);
 }
 
 #define EACH_QUERY(q) UNROLLED for (int q = 0; q < num; q++)
@@ -45,10 +45,12 @@ INLINE void score_keys(const AttentionState *at, const float *queries, int first
 
 /* Values are widened into a block if several kernel calls read them, and otherwise read from the
  * memory of the layer. */
-enum { WIDENED, OWN_FLOAT32, OWN_BFLOAT16 };
+enum { WIDENED, OWN_FLOAT32, OWN_BFLOAT16, OWN_INT8 };
 
 INLINE part_f value_part(const AttentionState *at, int key, int64_t from, int source) {
     if (source == WIDENED) return *(const part_f *)(at->values + key * at->dim + from);
+    if (source == OWN_INT8)
+        return codes_part((const int8_t *)at->own_values + at->places[key], from, at->dim);
     const int64_t place = at->places[key] + from;
     if (source == OWN_FLOAT32) return *(const part_f_loose *)((const float *)at->own_values + place);
     return widen_part((const uint16_t *)at->own_values + place);
@@ -150,11 +152,24 @@ INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int
 ATTEND_BLOCK(attend_widened, WIDENED)
 ATTEND_BLOCK(attend_float32, OWN_FLOAT32)
 ATTEND_BLOCK(attend_bfloat16, OWN_BFLOAT16)
+ATTEND_BLOCK(attend_int8, OWN_INT8)
+
+#if HALF_PAIRS
+#include "attention_pairs.h"
+#endif
 
 static void attend_block(const Work *work, const AttentionState *at, int64_t query, int64_t end,
                          int low, int high) {
+#if HALF_PAIRS
+    if (at->in_pairs) {
+        if (at->own_values == NULL) attend_placed_pairs(at, query, end, low, high);
+        else attend_own_pairs(at, query, end, low, high);
+        return;
+    }
+#endif
     if (at->own_values == NULL) attend_widened(at, query, end, low, high);
-    else if (work->decoder->kv_format == FLOAT32) attend_float32(at, query, end, low, high);
+    else if (work->decoder->cache_format == INT8) attend_int8(at, query, end, low, high);
+    else if (work->decoder->cache_format == FLOAT32) attend_float32(at, query, end, low, high);
     else attend_bfloat16(at, query, end, low, high);
 }
 
@@ -215,14 +230,11 @@ static AttentionState start_attention(float *scratch, int64_t dim, int64_t queri
                          .queries = scratch + 2 * KEY_BLOCK * dim, .dim = dim,
                          .scaling = scaling};
     at.sums = at.queries + queries * dim;
-    at.largest = at.sums + queries * dim;
-    at.total = at.largest + queries;
-    at.bias_from = (int64_t *)(at.total + queries);
-    memset(at.sums, 0, (size_t)(queries * dim) * sizeof(float));
-    for (int64_t i = 0; i < queries; i++) {
-        at.largest[i] = -INFINITY;
-        at.total[i] = 0.0f;
-    }
+    at.total = at.sums + queries * dim;
+    at.bias_from = (int64_t *)(at.total + queries * LANES);
+    at.largest = (float *)(at.bias_from + queries);
+    memset(at.sums, 0, (size_t)(queries * (dim + LANES)) * sizeof(float)); /* and totals */
+    for (int64_t i = 0; i < queries; i++) at.largest[i] = -INFINITY;
     return at;
 }
 
@@ -236,9 +248,18 @@ static void store_mixed(const Work *work, const AttentionState *at, int64_t firs
             float *to = work->mixed + (row * decoder->all_heads + decoder->first_head +
                                        kv_head * group + head) *
                                           dim;
+            const float total = at->in_pairs ? sum_of(load(at->total + index * LANES))
+                                             : at->total[index];
             for (int64_t i = 0; i < dim; i += LANES)
-                store(to + i, load(at->sums + index * dim + i) / at->total[index]);
+                store(to + i, load(at->sums + index * dim + i) / total);
         }
+}
+
+INLINE void place_queries(const AttentionState *at, int64_t first, const float *from,
+                          int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES)
+        if (at->in_pairs) store_half((uint16_t *)at->queries + first + i, load(from + i));
+        else store(at->queries + first + i, load(from + i));
 }
 
 /* some rows of one slot and the query heads of one key head */
@@ -251,7 +272,8 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
                   queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];
-    if (queries <= QUERIES_AT_ONCE) {
+    at.in_pairs = HALF_PAIRS && decoder->cache_format == BFLOAT16 && dim % (2 * LANES) == 0;
+    if (queries <= QUERIES_AT_ONCE * (at.in_pairs ? 2 : 1)) {
         at.places = places;
         at.own_values = layer->values;
     }
@@ -261,14 +283,14 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
     for (int64_t row = first_row; row < end_row; row++) {
         start = min_int(start, first_visible(layer, pass->position[row]));
         end = max_int(end, pass->position[row] + 1);
-        memcpy(at.queries + (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
-               (size_t)of_row * sizeof(float));
+        place_queries(&at, (row - first_row) * of_row, work->wide + row * width + kv_head * of_row,
+                      of_row);
     }
     for (int64_t i = 0; i < queries; i++) {
         const int64_t head = kv_head * group + i % group;
         if (layer->sinks != NULL) { /* a key of weight 1 at first, without a value */
-            at.largest[i] = layer->sinks[head];
-            at.total[i] = 1.0f;
+            at.largest[i] = layer->sinks[head] * (at.in_pairs ? LOG2_E : 1.0f);
+            at.total[i * (at.in_pairs ? LANES : 1)] = 1.0f;
         }
         at.bias_from[i] = head * (pass->bias_length + KEY_BLOCK) + pass->bias_length - 1 -
                           pass->position[first_row + i / group];

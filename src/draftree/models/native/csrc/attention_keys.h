@@ -4,6 +4,9 @@
 #include "rows.h"
 #include "transposing.h"
 
+/* `in_pairs`: keys and values of a block stay in bfloat16. Each 32 bits of the keys are two
+ * dimensions of a key, [16 keys][head_dim / 2][16][2], and those of the values two keys of a
+ * dimension, [32][head_dim][2]. Queries are in bfloat16, too, and a total is in 16 parts. */
 typedef struct {
     float *keys;    /* of a block: [16 keys][head_dim][16] */
     float *values;  /* of a block: [64][head_dim]; not used if values are read where they are */
@@ -16,6 +19,7 @@ typedef struct {
     int64_t *bias_from; /* of each query: entry of the key at position 0 */
     int64_t dim, block; /* block: position of its first key */
     float scaling, cap;
+    int in_pairs;
 } AttentionState;
 
 INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
@@ -28,6 +32,10 @@ INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
 static void transpose_keys(float *to, const void *from, const int64_t *at, int64_t dim,
                            int64_t format) {
     part_f x[PART_LANES];
+    if (format == INT8) {
+        transpose_codes(to, from, at, dim);
+        return;
+    }
     const int in_pairs = format == BFLOAT16 && dim % (2 * PART_LANES) == 0;
     const int64_t step = in_pairs ? 2 * PART_LANES : PART_LANES;
     for (int first = 0; first < LANES; first += PART_LANES)
@@ -57,29 +65,62 @@ static void transpose_keys(float *to, const void *from, const int64_t *at, int64
         }
 }
 
-/* Widens keys and values of positions from `from` to `end`, as a row finds them, into a block, or
+#if HALF_PAIRS
+INLINE void place_key_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
+    part_f x[LANES];
+    for (int64_t i = 0; i < dim; i += 2 * LANES) {
+        for (int key = 0; key < LANES; key++) x[key] = *(const part_f_loose *)(from + at[key] + i);
+        transpose(x);
+        for (int pair = 0; pair < LANES; pair++) ((part_f *)to)[i / 2 + pair] = x[pair];
+    }
+}
+
+/* two values as pairs of a key each: 32 dimensions in two registers */
+INLINE void pair_values(vu *to, const uint16_t *even, const uint16_t *odd) {
+    const halves a = *(const halves_loose *)even, b = *(const halves_loose *)odd;
+    to[0] = (vu)__builtin_shufflevector(a, b, LOWER_HALVES);
+    to[1] = (vu)__builtin_shufflevector(a, b, UPPER_HALVES);
+}
+
+INLINE void place_value_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
+    for (int key = 0; key < LANES; key += 2, to += dim * 4)
+        for (int64_t i = 0; i < dim; i += 2 * LANES)
+            pair_values((vu *)(to + i * 4), from + at[key] + i, from + at[key + 1] + i);
+}
+#endif
+
+/* Widens or pairs keys and values of positions from `from` to `end`, as a row finds them, or
  * notes the places of values that are read where they are; `from` is at the start of a group of 16.
  */
 static void widen_keys(const Work *work, const Layer *layer, const AttentionState *at, int64_t row,
                        int64_t kv_head, int64_t block, int64_t from, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t dim = decoder->head_dim;
+    const int64_t dim = decoder->head_dim, step = kv_step(decoder),
+                  format = decoder->cache_format;
     const int64_t base = pass->slot[row] * pass->slot_step + kv_head * pass->places;
     for (int64_t group = from; group < end; group += LANES) {
         int64_t place[LANES];
         for (int key = 0; key < LANES; key++) /* the last key again in place of keys after it */
-            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * dim;
-        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim,
-                       decoder->kv_format);
-        if (at->own_values != NULL) {
-            memcpy(at->places + (group - block), place, sizeof(place));
+            place[key] = (base + place_of_key(pass, row, min_int(group + key, end - 1))) * step;
+        if (at->own_values != NULL) memcpy(at->places + (group - block), place, sizeof(place));
+#if HALF_PAIRS
+        if (at->in_pairs) {
+            const int64_t offset = (group - block) * dim * 2; /* in bytes */
+            place_key_pairs((char *)at->keys + offset, layer->keys, place, dim);
+            if (at->own_values == NULL)
+                place_value_pairs((char *)at->values + offset, layer->values, place, dim);
             continue;
         }
+#endif
+        transpose_keys(at->keys + (group - block) * dim, layer->keys, place, dim, format);
+        if (at->own_values != NULL) continue;
         for (int key = 0; key < LANES && group + key < end; key++)
             for (int64_t i = 0; i < dim; i += LANES)
                 store(at->values + (group - block + key) * dim + i,
-                      stored(layer->values, place[key] + i, decoder->kv_format));
+                      format == INT8
+                          ? load_codes((const int8_t *)layer->values + place[key], i, dim)
+                          : stored(layer->values, place[key] + i, format));
     }
 }
 
@@ -88,7 +129,7 @@ static void prefetch_block(const Work *work, const Layer *layer, int64_t row, in
                            int64_t block, int64_t end) {
     const Decoder *decoder = work->decoder;
     const Pass *pass = work->pass;
-    const int64_t bytes = decoder->head_dim * (decoder->kv_format == FLOAT32 ? 4 : 2);
+    const int64_t bytes = kv_bytes(decoder);
     const int64_t place = pass->slot[row] * pass->slot_step + kv_head * pass->places + block;
     const int64_t from = place * bytes,
                   size = (min_int(block + KEY_BLOCK, end) - block) * bytes;

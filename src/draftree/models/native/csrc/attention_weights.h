@@ -14,7 +14,6 @@
 #if AMX
 
 enum { QUERIES = 16 };
-#define HEADROOM 8.0f
 
 typedef struct {
     uint16_t weights[QUERIES * KEY_BLOCK]; /* [query][key], or [pair of keys][query][2] */
@@ -27,17 +26,6 @@ typedef struct {
 } __attribute__((aligned(64))) SoftmaxState;
 
 typedef float Scores[KEY_BLOCK][LANES];
-
-/* 2 to the x, relative error 3e-6: weights are rounded to 2e-3 anyway; minus infinity gives 0 */
-INLINE vf power_of_two(vf x) {
-    const vf rest = (vf)_mm512_reduce_ps((__m512)x, 1); /* fraction */
-    vf p = splat(0.01353416523921686f);
-    p = fma16(p, rest, splat(0.05201146575410819f));
-    p = fma16(p, rest, splat(0.24144275385223166f));
-    p = fma16(p, rest, splat(0.6930038350290227f));
-    p = fma16(p, rest, splat(1.0000025933554215f));
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)x);
-}
 
 /* Moves references for a block's largest scores. A NaN score gives a NaN weight, and so a NaN row.
  */
@@ -55,16 +43,6 @@ INLINE vf update_reference(SoftmaxState *at, vf top, int *rescales) {
 INLINE void add_to_total(const SoftmaxState *at, vf sum) {
     store(at->total, fma16(load(at->total), load(at->factor), sum));
 }
-
-typedef uint16_t halves __attribute__((vector_size(64)));
-typedef halves halves_loose __attribute__((aligned(2), may_alias));
-
-#define LOWER_HALVES \
-    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, \
-        13, 45, 14, 46, 15, 47
-#define UPPER_HALVES \
-    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, \
-        59, 28, 60, 29, 61, 30, 62, 31, 63
 
 INLINE vf interleave_narrow(vf even, vf odd) { /* to bfloat16: even0 odd0 even1 odd1 ... */
     const halves both = (halves)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);

@@ -93,7 +93,7 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
         const int64_t first = pass->chunks[chunk], end = pass->chunks[chunk + 1];
         const int64_t kv_head = item % decoder->kv_heads;
 #if AMX
-        if (decoder->kv_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL &&
+        if (decoder->cache_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL &&
             layer->score_bias == NULL) {
             attend_by_tiles(work, layer, scratch, first, end, kv_head);
             continue;

@@ -112,26 +112,20 @@ INLINE vf load_bytes(const char *at, int is_signed) {
 #endif
 }
 
-/* scales and minimums of a group, one for each output */
-typedef struct {
-    vf scale[MOST_HALVES], minimum;
-} GroupScales;
-
-INLINE GroupScales scales_of(GroupBlock block, int kind, int64_t group) {
+/* scales of half a group, or of all of it, one for each output */
+INLINE vf scale_of_half(GroupBlock block, int kind, int64_t group, int half) {
     const char *at = block.scales + group * scale_bytes(kind);
-    GroupScales found;
-    if (!has_supers(kind)) {
-        found.scale[0] = load_float16(at);
-        if (has_minimum(kind)) found.minimum = load_float16(at + 32);
-        return found;
-    }
+    if (!has_supers(kind)) return load_float16(at);
     const char *super = block.supers + group / GROUPS_OF_SUPER * super_bytes(kind);
-    const vf scale = load_float16(super);
-    found.scale[0] = scale * load_bytes(at, !has_minimum(kind));
-    if (halves_of(kind) == 2) found.scale[1] = scale * load_bytes(at + 16, 1);
-    if (has_minimum(kind))
-        found.minimum = splat(0.0f) - load_float16(super + 32) * load_bytes(at + 16, 0);
-    return found;
+    return load_float16(super) * load_bytes(at + 16 * half, !has_minimum(kind));
+}
+
+/* minimums of a group, one for each output */
+INLINE vf minimum_of(GroupBlock block, int kind, int64_t group) {
+    const char *at = block.scales + group * scale_bytes(kind);
+    if (!has_supers(kind)) return load_float16(at + 32);
+    const char *super = block.supers + group / GROUPS_OF_SUPER * super_bytes(kind);
+    return splat(0.0f) - load_float16(super + 32) * load_bytes(at + 16, 0);
 }
 
 /* the code of one weight; input is of the group */
@@ -153,12 +147,13 @@ static void unpack_output(const Linear *linear, int64_t output, float *to) {
     const GroupBlock block = block_of(linear, output / LANES);
     const int64_t lane = output % LANES, groups = input_groups(linear->inputs);
     for (int64_t group = 0; group < groups; group++) {
-        const GroupScales scales = scales_of(block, kind, group);
-        const float minimum = has_minimum(kind) ? scales.minimum[lane] : 0.0f;
+        const vf scales[2] = {scale_of_half(block, kind, group, 0),
+                              scale_of_half(block, kind, group, halves_of(kind) - 1)};
+        const float minimum = has_minimum(kind) ? minimum_of(block, kind, group)[lane] : 0.0f;
         const int64_t count = min_int(GROUP_INPUTS, linear->inputs - group * GROUP_INPUTS);
         for (int i = 0; i < count; i++) {
             const int code = code_at(block.codes + group * code_bytes(kind), kind, i, lane);
-            const float scale = scales.scale[i / 16 * (halves_of(kind) - 1)][lane];
+            const float scale = scales[i / 16][lane];
             to[group * GROUP_INPUTS + i] = scale * (float)(code - zero_of(kind)) + minimum;
         }
     }
@@ -167,7 +162,7 @@ static void unpack_output(const Linear *linear, int64_t output, float *to) {
 /* A group of a row: 32 bytes, their scale and their sums. */
 typedef struct {
     float scale, scaled_sum; /* of all 32 */
-    int32_t sums[2];         /* of each 16 */
+    int32_t minus_sums[3];   /* of each 16 and of all 32 */
     int8_t bytes[GROUP_INPUTS];
 } RowGroup;
 
@@ -203,7 +198,8 @@ INLINE void write_group(RowGroup *to, const vf *values) {
         const bytes16 bytes = __builtin_convertvector(whole, bytes16);
         const vi sum = fold(whole, 1);
         memcpy(to->bytes + 16 * half, &bytes, 16);
-        to->sums[half] = sum[0];
+        to->minus_sums[half] = -sum[0];
     }
-    to->scaled_sum = to->scale * (float)(to->sums[0] + to->sums[1]);
+    to->minus_sums[2] = to->minus_sums[0] + to->minus_sums[1];
+    to->scaled_sum = to->scale * (float)-to->minus_sums[2];
 }

@@ -2,8 +2,13 @@
  *
  * For a group, codes and bytes of a row are multiplied and summed exactly; the sum is scaled and
  * added to the row's sum in float32, group after group. This does not depend on the number of rows,
- * so neither do a row's bits. Few rows read the codes as they are packed; for more rows a piece of
- * the weights is unpacked once, and all rows are multiplied with it.
+ * so neither do a row's bits.
+ *
+ * With AVX-512 codes are always read as they are packed: six rows by two blocks leave room for all
+ * integer and float sums in registers, and taking codes apart uses units that the dot products leave
+ * idle. More rows take several calls for each piece of the inputs, whose codes stay in the nearest
+ * cache. Other builds read codes as they are packed for one row; for more rows a piece of the
+ * weights is unpacked once, and all rows are multiplied with it, as are fewer than GROUP blocks.
  */
 #pragma once
 #include "products_groups_kernels.h"
@@ -18,12 +23,12 @@ typedef struct {
 INLINE void unpack_kind(GroupBlock block, int64_t from, int64_t to, int i, int kind, Unpacked *out) {
     for (int64_t group = from; group < to; group++) {
         const char *codes = block.codes + group * code_bytes(kind);
-        const GroupScales scales = scales_of(block, kind, group);
-        out->scale[i][group - from][0].whole = scales.scale[0];
-        if (halves_of(kind) == 2) out->scale[i][group - from][1].whole = scales.scale[1];
-        if (has_minimum(kind)) out->minimum[i][group - from].whole = scales.minimum;
+        for (int half = 0; half < halves_of(kind); half++)
+            out->scale[i][group - from][half].whole = scale_of_half(block, kind, group, half);
+        if (has_minimum(kind))
+            out->minimum[i][group - from].whole = minimum_of(block, kind, group);
         for (int line = 0; line < bits_of(kind); line++)
-            __builtin_prefetch(codes + PREFETCHED_GROUPS * code_bytes(kind) + line * 64);
+            __builtin_prefetch(codes + PIECE_GROUPS * code_bytes(kind) + line * 64);
         UNROLLED for (int quad = 0; quad < QUADS_OF_GROUP; quad++)
             for (int part = 0; part < PARTS; part++)
                 *(part_i *)(out->codes[i][group - from][quad] + part * WIDTH) =
@@ -55,8 +60,8 @@ INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halve
             part_i sum[SUMS_AT_ONCE];
             EACH_ROW(r)
                 EACH_PART(i)
-                    sum[PART_OF(r, i)] = (part_i){0} - excess(rows + r * piece.stride, half, halves,
-                                                              piece.zero);
+                    sum[PART_OF(r, i)] = start_of_sum(rows + r * piece.stride, half, halves,
+                                                      piece.zero);
             UNROLLED for (int step = 0; step < QUADS_OF_GROUP / halves; step++) {
                 const int quad = half * 4 + step;
                 part_i codes[GROUP * PARTS];
@@ -143,6 +148,43 @@ static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, i
     }
 }
 
+/* Weights that are needed after `count` blocks: the next ones, or those of the thread's next group
+ * of blocks; their kinds and places are taken to be those of these. */
+INLINE const char *later_weights(const Work *work, const Linear *linear, int64_t block, int count,
+                                 int kind) {
+    const int64_t ahead = count + ((block + count) % GROUP == 0
+                                       ? (work->pass->num_threads - 1) * GROUP
+                                       : 0);
+    __builtin_prefetch(linear->blocks + block + ahead);
+    return block_of(linear, block).codes + ahead * group_block_bytes(linear->inputs, kind);
+}
+
+/* rows by GROUP blocks of one kind, whose codes are read as they are packed */
+static void add_as_packed(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
+                          int64_t block, int kind, Sums *sums) {
+    const int64_t groups = input_groups(linear->inputs);
+    const int is_wide = num_rows <= WIDE_ROWS, count = is_wide ? GROUP : 2;
+    const int64_t calls = is_wide ? 1 : blocks_of(num_rows, DIRECT_ROWS);
+    const int64_t pieces = calls == 1 ? 1 : blocks_of(groups, PACKED_GROUPS);
+    for (int first = 0; first < GROUP; first += count) {
+        PackedPiece piece = {.stride = groups, .first_part = first * PARTS};
+        for (int i = 0; i < count; i++) piece.at[i] = block_of(linear, block + first + i);
+        piece.next = later_weights(work, linear, block + first, count, kind);
+        piece.next_lines = blocks_of(count * group_block_bytes(linear->inputs, kind) / 64,
+                                     groups * calls);
+        for (int64_t part = 0; part < pieces; part++) {
+            piece.from = groups * part / pieces, piece.to = groups * (part + 1) / pieces;
+            for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
+                end = num_rows * (call + 1) / calls;
+                piece.rows = row_groups(work, row + r, linear->inputs);
+                piece.sums = sums + r;
+                add_direct(piece, (int)(end - r), is_wide, kind);
+                piece.next += piece.next_lines * 64 * (piece.to - piece.from);
+            }
+        }
+    }
+}
+
 /* up to ROWS_PER_CALL rows by a group of blocks */
 static void product_by_groups(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
                               int64_t block, int count, int target) {
@@ -153,8 +195,8 @@ static void product_by_groups(const Work *work, const Linear *linear, int64_t ro
         size = 1;
         while (i + size < count && kind_of_block(linear, block + i + size) == kind) size++;
         if (size < GROUP) size = size >= 2 ? 2 : 1;
-        if (size == GROUP && num_rows <= DIRECT_ROWS)
-            add_direct(work, linear, row, (int)num_rows, block + i, i * PARTS, kind, sums);
+        if (size == GROUP && (PARTS == 1 || num_rows <= DIRECT_ROWS))
+            add_as_packed(work, linear, row, num_rows, block + i, kind, sums);
         else
             add_by_pieces(work, linear, row, num_rows, block + i, size, i * PARTS, kind, sums);
     }

@@ -4,9 +4,10 @@
 #include "products_kernels.h"
 
 enum {
-    DIRECT_ROWS = PARTS == 1 ? 3 : 1, /* with codes as they are packed */
-    PIECE_GROUPS = GROUPS_OF_SUPER,
-    PREFETCHED_GROUPS = 8
+    WIDE_ROWS = PARTS == 1 ? 3 : 1,   /* of a kernel that reads GROUP blocks as they are packed */
+    DIRECT_ROWS = PARTS == 1 ? 6 : 1, /* of a kernel that reads two */
+    PIECE_GROUPS = GROUPS_OF_SUPER, /* whose codes are unpacked at once */
+    PACKED_GROUPS = 24               /* of a piece that is read as it is packed */
 };
 
 /* four products of an unsigned and a signed byte in each lane; codes of less than 8 bits are
@@ -92,85 +93,104 @@ INLINE part_f scaled_and_added(part_f total, part_i sum, const RowGroup *row, pa
     return fma_part(__builtin_convertvector(sum, part_f) * row->scale, scale, total);
 }
 
-/* the sums of a row's bytes of a half, or of all, times the zero: what codes have too much */
-INLINE int32_t excess(const RowGroup *row, int half, int halves, int zero) {
-    return zero * (halves == 2 ? row->sums[half] : row->sums[0] + row->sums[1]);
+/* minus the sum of a row's bytes, of a half or of all, times the zero: what codes have too much */
+INLINE part_i start_of_sum(const RowGroup *row, int half, int halves, int zero) {
+    if (zero == 0) return (part_i){0};
+    const part_i sum = (part_i){0} + row->minus_sums[halves == 1 ? 2 : half];
+#if defined(__AVX512F__) /* as a multiplication it would take a general register */
+    return (part_i)_mm512_slli_epi32((__m512i)sum, (unsigned)__builtin_ctz((unsigned)zero));
+#else
+    return sum * zero;
+#endif
 }
 
-/* a few rows by a group of blocks, whose codes are read as they are packed */
-INLINE void add_packed(const Work *work, const Linear *linear, int64_t row, int num_rows,
-                       int64_t block, int first_part, int kind, Sums *sums) {
-    enum { count = GROUP };
-    const int64_t groups = input_groups(linear->inputs);
+/* Some rows by some groups of inputs of up to GROUP blocks of one kind. */
+typedef struct {
+    const RowGroup *rows; /* the first group of the first row */
+    int64_t stride;       /* from one row to the next, in groups */
+    GroupBlock at[GROUP];
+    int64_t from, to; /* groups */
+    Sums *sums;       /* of the first row */
+    int first_part;
+    const char *next; /* weights of a later piece, of which each group prefetches some lines */
+    int64_t next_lines;
+} PackedPiece;
+
+/* reads codes as they are packed; all sums are in registers */
+INLINE void add_packed(PackedPiece piece, int num_rows, int count, int kind) {
     const int halves = halves_of(kind);
-    const RowGroup *rows = row_groups(work, row, linear->inputs);
-    GroupBlock at[count];
-    part_f total[DIRECT_ROWS * count * PARTS];
-    for (int i = 0; i < count; i++) at[i] = block_of(linear, block + i);
+    part_f total[SUMS_AT_ONCE];
     EACH_ROW(r)
-        EACH_PART(i) total[PART_OF(r, i)] = sums[r].value[first_part + i];
-    for (int64_t group = 0; group < groups; group++) {
-        Parted scale[MOST_HALVES][count], minimum[count];
-        for (int i = 0; i < count; i++) {
-            const GroupScales found = scales_of(at[i], kind, group);
-            scale[0][i].whole = found.scale[0];
-            if (halves == 2) scale[1][i].whole = found.scale[1];
-            if (has_minimum(kind)) minimum[i].whole = found.minimum;
-            for (int line = 0; line < bits_of(kind); line++)
-                __builtin_prefetch(at[i].codes + (group + PREFETCHED_GROUPS) * code_bytes(kind) +
-                                   line * 64);
-        }
+        EACH_PART(i) total[PART_OF(r, i)] = piece.sums[r].value[piece.first_part + i];
+    for (int64_t group = piece.from; group < piece.to; group++) {
+        const RowGroup *rows = piece.rows + group;
+        for (int64_t line = 0; line < piece.next_lines; line++)
+            __builtin_prefetch(piece.next + line * 64);
+        piece.next += piece.next_lines * 64;
         UNROLLED for (int half = 0; half < halves; half++) {
-            part_i sum[DIRECT_ROWS * count * PARTS];
+            part_i sum[SUMS_AT_ONCE];
             EACH_ROW(r)
                 EACH_PART(i)
-                    sum[PART_OF(r, i)] = (part_i){0} - excess(rows + r * groups + group, half,
-                                                              halves, zero_of(kind));
+                    sum[PART_OF(r, i)] = start_of_sum(rows + r * piece.stride, half, halves,
+                                                      zero_of(kind));
             UNROLLED for (int step = 0; step < QUADS_OF_GROUP / halves; step++) {
                 /* quads that share their bytes follow each other */
                 const int quad = halves == 2 ? half * 4 + step : step / 2 + step % 2 * 4;
-                part_i codes[count * PARTS];
+                part_i codes[GROUP * PARTS];
                 EACH_PART(i)
-                    codes[i] = codes_of(at[i / PARTS].codes + group * code_bytes(kind), kind, quad,
-                                        i % PARTS);
+                    codes[i] = codes_of(piece.at[i / PARTS].codes + group * code_bytes(kind), kind,
+                                        quad, i % PARTS);
                 EACH_ROW(r) {
                     const part_i bytes = broadcast_part(
-                        (const char *)rows[r * groups + group].bytes + quad * 4);
+                        (const char *)rows[r * piece.stride].bytes + quad * 4);
                     EACH_PART(i)
                         sum[PART_OF(r, i)] = dot_of_codes(sum[PART_OF(r, i)], codes[i], bytes,
                                                           bits_of(kind) == 8 || has_table(kind));
                 }
             }
-            EACH_ROW(r)
-                EACH_PART(i)
-                    total[PART_OF(r, i)] = scaled_and_added(
-                        total[PART_OF(r, i)], sum[PART_OF(r, i)], rows + r * groups + group,
-                        scale[half][i / PARTS].part[i % PARTS]);
+            EACH_PART(i) {
+                const Parted scale = {scale_of_half(piece.at[i / PARTS], kind, group, half)};
+                EACH_ROW(r)
+                    total[PART_OF(r, i)] = scaled_and_added(total[PART_OF(r, i)],
+                                                            sum[PART_OF(r, i)],
+                                                            rows + r * piece.stride,
+                                                            scale.part[i % PARTS]);
+            }
         }
         if (has_minimum(kind))
-            EACH_ROW(r)
-                EACH_PART(i)
+            EACH_PART(i) {
+                const Parted minimum = {minimum_of(piece.at[i / PARTS], kind, group)};
+                EACH_ROW(r)
                     total[PART_OF(r, i)] = fma_part(
-                        (part_f){0} + rows[r * groups + group].scaled_sum,
-                        minimum[i / PARTS].part[i % PARTS], total[PART_OF(r, i)]);
+                        (part_f){0} + rows[r * piece.stride].scaled_sum, minimum.part[i % PARTS],
+                        total[PART_OF(r, i)]);
+            }
     }
     EACH_ROW(r)
-        EACH_PART(i) sums[r].value[first_part + i] = total[PART_OF(r, i)];
+        EACH_PART(i) piece.sums[r].value[piece.first_part + i] = total[PART_OF(r, i)];
 }
 
-#define DIRECT_CASE(rows, kind) \
+#define DIRECT_CASE(rows, most, count, kind) \
     case rows: \
-        if ((rows) <= DIRECT_ROWS) \
-            add_packed(work, linear, row, rows, block, first_part, kind, sums); \
+        if ((rows) <= most) add_packed(piece, rows, count, kind); \
         break;
+/* wide: GROUP blocks; otherwise two */
 #define DIRECT(kind) \
-    static __attribute__((noinline)) void add_direct_##kind( \
-        const Work *work, const Linear *linear, int64_t row, int num_rows, int64_t block, \
-        int first_part, Sums *sums) { \
-        switch (num_rows) { \
-            DIRECT_CASE(1, kind) \
-            DIRECT_CASE(2, kind) \
-            DIRECT_CASE(3, kind) \
+    static __attribute__((noinline)) void add_direct_##kind(PackedPiece piece, int num_rows, \
+                                                            int is_wide) { \
+        if (is_wide) { \
+            switch (num_rows) { \
+                DIRECT_CASE(1, WIDE_ROWS, GROUP, kind) \
+                DIRECT_CASE(2, WIDE_ROWS, GROUP, kind) \
+                DIRECT_CASE(3, WIDE_ROWS, GROUP, kind) \
+            } \
+        } else { \
+            switch (num_rows) { \
+                DIRECT_CASE(3, DIRECT_ROWS, 2, kind) \
+                DIRECT_CASE(4, DIRECT_ROWS, 2, kind) \
+                DIRECT_CASE(5, DIRECT_ROWS, 2, kind) \
+                DIRECT_CASE(6, DIRECT_ROWS, 2, kind) \
+            } \
         } \
     }
 #define EACH_KIND(DO) \
@@ -180,10 +200,9 @@ INLINE void add_packed(const Work *work, const Linear *linear, int64_t row, int 
         DO(KIND_Q6_K) DO(KIND_IQ4_XS)
 EACH_KIND(DIRECT)
 
-static void add_direct(const Work *work, const Linear *linear, int64_t row, int num_rows,
-                       int64_t block, int first_part, int kind, Sums *sums) {
+static void add_direct(PackedPiece piece, int num_rows, int is_wide, int kind) {
 #define ONE(name) \
-    case name: add_direct_##name(work, linear, row, num_rows, block, first_part, sums); break;
+    case name: add_direct_##name(piece, num_rows, is_wide); break;
     switch (kind) { EACH_KIND(ONE) }
 #undef ONE
 }

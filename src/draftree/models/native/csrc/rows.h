@@ -2,6 +2,7 @@
 #pragma once
 #include <string.h>
 #include "groups.h"
+#include "kv_codes.h"
 
 INLINE float inverse_rms(const float *row, int64_t size, float epsilon) {
     vf squares = splat(0.0f);
@@ -234,7 +235,12 @@ static void store_row(const Work *work, const Layer *layer, int64_t row) {
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
         rotate_head(work, key + h * dim, layer->key_norm, row, layer->rope);
         int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) *
-                     dim;
+                     kv_step(decoder);
+        if (decoder->cache_format == INT8) {
+            store_codes((int8_t *)layer->keys + at, key + h * dim, dim);
+            store_codes((int8_t *)layer->values + at, value + h * dim, dim);
+            continue;
+        }
         for (int64_t i = 0; i < dim; i += LANES) {
             if (decoder->kv_format == FLOAT32) {
                 store((float *)layer->keys + at + i, load(key + h * dim + i));

@@ -65,7 +65,8 @@ typedef struct {
  *   embedding_norm       of a joined layer, whose attention reads the normed embedding of the token
  *                        and after it the normed residual stream; otherwise NULL
  *   is_normed_residual   of a joined layer: its residual stream starts after attention_norm
- *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart
+ *   keys, values   [slot][kv head][place][head_dim]; slots lie the pass's slot_step apart; codes
+ *                  of 8 bits have a scale after each head_dim
  *   experts        in place of gate_up and down, or NULL
  *   sinks          [query head], scores of a key without a value that every row sees; NULL: none
  *   score_cap      scores are this times the hyperbolic tangent of scores / cap; 0: no cap
@@ -107,7 +108,8 @@ typedef struct {
 } Layer;
 
 /* A model.
- *   format      of packed weights; kv_format: of keys, values and the embedding
+ *   format      of packed weights; kv_format: of the embedding, and of keys and values unless
+ *   cache_format   the format of keys and values in slots, is INT8, see kv_codes.h
  *   embedding   [vocab][hidden]; NULL: the rows of `lookup`, or of the packed head without one
  *   lookup      embedding in packed blocks with scales of groups; weight NULL: none
  *   projection  from the features of a row to what enters the first layer; weight NULL: none
@@ -136,6 +138,7 @@ typedef struct {
     FIELD(int64_t, vocab) \
     FIELD(int64_t, format) \
     FIELD(int64_t, kv_format) \
+    FIELD(int64_t, cache_format) \
     FIELD(int64_t, activation) \
     FIELD(float, epsilon) \
     FIELD(float, embedding_scale) \

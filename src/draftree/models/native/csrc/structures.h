@@ -24,6 +24,16 @@
 #endif
 enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products without tiles need one unsigned operand */
 
+/* Attention may multiply keys and values in bfloat16 in pairs, without widening them. */
+#if defined(__AVX512BF16__)
+#define HALF_PAIRS 1
+#else
+#define HALF_PAIRS 0
+#endif
+
+/* A row's weights in attention by tiles or in pairs may exceed 1 by this power of two. */
+#define HEADROOM 8.0f
+
 enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
 
 typedef struct {

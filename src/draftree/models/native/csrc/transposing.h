@@ -1,4 +1,4 @@
-/* Transposition of square tiles of registers: rows to columns. */
+/* Transposition of square tiles of registers, rows to columns, and of pairs of rows. */
 #pragma once
 #include "vectors.h"
 
@@ -36,3 +36,14 @@
 
 /* PART_LANES vectors of as many lanes */
 INLINE void transpose(part_f *x) { TILE_STEPS(SWAP_PARTS) }
+
+/* two rows of 32 numbers of 16 bits, number by number */
+typedef uint16_t halves __attribute__((vector_size(64)));
+typedef halves halves_loose __attribute__((aligned(2), may_alias));
+
+#define LOWER_HALVES \
+    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, \
+        13, 45, 14, 46, 15, 47
+#define UPPER_HALVES \
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, \
+        59, 28, 60, 29, 61, 30, 62, 31, 63

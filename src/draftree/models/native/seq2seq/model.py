@@ -80,6 +80,12 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
         """Raise: drafters that read the target's embedding do not read its sources."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
+    def use_kv_dtype(self, kv_dtype: str) -> None:
+        """Raise: keys and values of sources have the model's dtype."""
+        raise UnsupportedModelError(
+            f"kv_dtype is '{kv_dtype}', but {self.kind} is an encoder-decoder model: leave it out"
+        )
+
     def quantized_copy(self, quantization: str) -> LanguageModel:
         """Raise: a copy has no sources of its own."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")

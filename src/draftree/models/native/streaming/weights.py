@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import torch
@@ -50,7 +51,10 @@ class StreamedWeights:
         self._file = WeightFile(store.file, is_cached=budget is None)
         self._tail = self._read(store.tail)
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
-        self._resident = {layer: self._read(store.extents[layer]) for layer in self.placement.resident}
+        resident = self.placement.resident
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
+            buffers = pool.map(self._read, (store.extents[layer] for layer in resident))
+            self._resident = dict(zip(resident, buffers, strict=True))
         self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
         self.decoder = decoder_of(store.decoder, self.layers, self._address)
         self._relative = [

@@ -1,0 +1,198 @@
+"""Measured rows of every method, computed from the results files that its page names."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from draftree.bench.records import OURS, read_results
+from draftree.bench.summary import Report, Row
+from generator.markdown import code, table
+
+__all__ = ["FILES", "NOTES", "RESULTS", "blocks"]
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+SWEEP = Path(__file__).parents[1] / "figures" / "temperature-rules.csv"
+HEAD = ("run", "method", "tokens/s", "tokens/round", "x plain", "texts as plain")
+RULES = tuple(f"tinyllama-temperature-{value}" for value in ("0.5", "0.8", "1.0"))
+
+FILES: dict[str, tuple[str, ...]] = {
+    "drafter early-exit": ("smollm2-self-drafting-zen4", "tinyllama-self-drafting-bfloat16"),
+    "drafter grammar": ("smollm2-grammar",),
+    "drafter head": ("smollm2-auto-head-greedy", "smollm2-auto-head-0.8"),
+    "drafter layer-skip": ("smollm2-self-drafting-zen4", "tinyllama-self-drafting-bfloat16"),
+    "drafter lookahead": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-lookahead"),
+    "drafter model": ("tinyllama-widths-story-greedy", "tinyllama-chat-greedy", "smollm2-kinds-spec-bench"),
+    "drafter ngram": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
+    "drafter quantized": ("offload-tinyllama",),
+    "drafter suffix": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
+    "drafter synthetic": ("smollm2-auto",),
+    "verifier block": RULES,
+    "verifier coupled": RULES,
+    "verifier match": RULES,
+    "verifier multistep": RULES,
+    "verifier recursive": RULES,
+    "verifier token": RULES,
+    "verifier traversal": RULES,
+    "planner additive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
+    "planner auto": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy", "smollm2-auto"),
+    "planner fixed": ("smollm2-ngram-planners", "smollm2-auto"),
+    "planner heuristic": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
+    "planner threshold": ("tinyllama-lengths-story-greedy",),
+}
+"""Results files of a method; a method without any is not measured in a run."""
+
+NOTES: dict[str, str] = {
+    "drafter prediction": "Speed was not measured in a run with a model. Tokens per round of replayed texts: "
+    "[lab note](../lab/2026-11-21-suffix.md).",
+    "drafter quantized": "The target's weights are streamed from a file here. With the target in memory: accepted "
+    "tokens only, [lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
+    "drafter synthetic": "A drafter that is always wrong, to measure what a planner loses on it.",
+    "planner watch": "Nothing to measure: the text is that of plain decoding, and every draft is an additional cost.",
+}
+"""What is known beyond the rows, or instead of them."""
+
+
+def blocks(seam: str, name: str) -> Iterator[str]:
+    """The section of a method's page: rows with their files, a note, or that nothing was measured.
+
+    Args:
+        seam: "drafter", "verifier" or "planner".
+        name: of the method.
+    """
+    key = f"{seam} {name}"
+    yield "## Measured"
+    rows = [row for file in FILES.get(key, ()) for row in rows_of(file, seam, name)]
+    if rows:
+        yield (
+            "Batch 1, two cores; decoding relative to plain decoding of the same run. Files are in "
+            "[benchmarks/results](../../benchmarks/results), conditions and spread in the "
+            "[lab notes](../lab/README.md). Rows of other machines cannot be compared; a few percent are within "
+            "the spread."
+        )
+        if seam == "verifier":
+            yield "Equal texts are promised by `coupled` and `match` only ([guarantees](../lossless.md#guarantees))."
+        yield table(HEAD, rows)
+    swept = sweep(name) if seam == "verifier" else []
+    if swept and not rows:
+        yield (
+            "Speed was not measured. Tokens per round in the temperature sweep of the "
+            "[gallery](../gallery.md#acceptance) "
+            "([numbers](../figures/temperature-rules.csv)); more tokens of a lossy rule are other texts:"
+        )
+        yield table(("temperature", code(name), code("coupled")), swept)
+    if key in NOTES:
+        yield NOTES[key]
+    elif not rows and not swept:
+        yield "Not measured: no results file has this method."
+
+
+def sweep(rule: str) -> list[tuple[str, ...]]:
+    """Tokens per round of a rule and of `coupled` by temperature, in the data of the gallery's figure."""
+    with SWEEP.open(encoding="utf-8", newline="") as lines:
+        found = {(row["rule"], row["temperature"]): f"{float(row['tokens']):.2f}" for row in csv.DictReader(lines)}
+    return [(heat, tokens, found["coupled", heat]) for (name, heat), tokens in found.items() if name == rule]
+
+
+def rows_of(file: str, seam: str, name: str) -> list[tuple[str, ...]]:
+    """Rows of a method in a results file.
+
+    Raises:
+        ValueError: the file has no row of the method.
+    """
+    path = RESULTS / f"{file}.jsonl"
+    read = {"smollm2-grammar": grammar_rows, "offload-tinyllama": offload_rows}.get(file, text_rows)
+    found = [cells for method, cells in read(path) if belongs(method, seam, name)]
+    if not found:
+        raise ValueError(f"{path} has no row of {seam} '{name}'")
+    return [(f"[{run}](../../benchmarks/results/{path.name})", *cells) for run, *cells in found]
+
+
+def belongs(method: str, seam: str, name: str) -> bool:
+    """Whether a method of a run, `draft@plan@verify`, shows a drafter, rule or planner by itself."""
+    draft, plan, verify = (*method.split("@"), "", "")[:3]
+    if seam == "drafter":
+        return "+" not in draft and draft.partition(",")[0].partition(":")[0] == name and verify == ""
+    if seam == "verifier":
+        return "+" not in draft and (verify or "coupled") == name and draft not in ("plain", "none")
+    return "+" not in draft and plan.partition(":")[0] == name and verify == ""
+
+
+Found = list[tuple[str, tuple[str, ...]]]
+"""A method of a run, and the run with the cells of its row."""
+
+
+@functools.cache
+def text_rows(path: Path) -> Found:
+    """Rows of `draftree bench run`."""
+    results = read_results(path)
+    header = results.header
+    machine = header["machine"]
+    cpu = "AMX" if "amx_tile" in machine["cpu_flags"] else "no AMX"
+    kind = header["quantization"] or header["dtype"]
+    temperature = "greedy" if header["temperature"] == 0 else f"temperature {header['temperature']:g}"
+    categories = len({record.category for record in results.records})
+    run = f"{header['model']['name']}, {kind}, {temperature}, {count(categories, 'category', 'categories')}, {cpu}"
+    ours = [row for row in Report(results).rows() if row.method["engine"] == OURS and row.method["job"] != "plain"]
+    return [(row.method["name"], (run, *cells(row))) for row in ours]
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    speed = "" if row.decoding is None else f"{row.decoding:.1f}"
+    ratio = "" if row.against_plain is None else f"{row.against_plain.mean:.2f}"
+    equal = "not promised" if row.num_equal is None else f"{row.num_equal} of {row.num_prompts}"
+    return code(row.method["name"]), speed, f"{row.acceptance_length:.2f}", ratio, equal
+
+
+def count(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+@functools.cache
+def grammar_rows(path: Path) -> Found:
+    """Rows of `benchmarks/grammar.py`: medians over repeats of whole texts."""
+    lines = parsed(path)
+    sums: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "texts" in line and "method" in line:
+            sums.setdefault(line["method"], []).append(line)
+    plain = sums["plain"]
+    run = "smollm2-135m-instruct, bfloat16, greedy, records under a JSON schema, AMX"
+    found: Found = []
+    for method, repeats in sums.items():
+        tokens, rounds = total(repeats, "tokens"), total(repeats, "rounds")
+        if method == "plain" or not rounds:
+            continue
+        speed = tokens / total(repeats, "seconds")
+        base = total(plain, "tokens") / total(plain, "seconds")
+        same = [text["text"] for text in repeats[0]["texts"]] == [text["text"] for text in plain[0]["texts"]]
+        num = len(plain[0]["texts"])
+        equal = f"{num} of {num}" if same else ""
+        found.append(
+            (method, (run, code(method), f"{speed:.1f}", f"{tokens / rounds:.2f}", f"{speed / base:.2f}", equal))
+        )
+    return found
+
+
+def total(repeats: list[dict[str, Any]], name: str) -> float:
+    return sum(text.get(name) or 0 for repeat in repeats for text in repeat["texts"])
+
+
+@functools.cache
+def offload_rows(path: Path) -> Found:
+    """Rows of `benchmarks/offload.py`."""
+    found: Found = []
+    for line in parsed(path):
+        run = f"{line['model']}, {line['dtype']}, weights from a file, greedy, {line['prompts']} prompts, no AMX"
+        speed, equal = f"{1e3 / line['ms_per_token']:.1f}", "all" if line["same_text"] else "not all"
+        cell = (code(line["draft"]), speed, f"{line['tokens_per_round']:.2f}", f"{line['speedup']:.2f}", equal)
+        found.append((line["draft"], (run, *cell)))
+    return found
+
+
+def parsed(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -1,0 +1,122 @@
+"""Packed weights that the cache keeps for later starts, which then read them instead of packing again.
+
+A folder of packed weights is as large as the weights in memory. It belongs to the files and versions that it was made
+for; another start replaces it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.library import library
+from draftree.models.native.model import NativeModel
+from draftree.models.native.streaming.model import resident_model
+from draftree.models.native.streaming.store import add_facts, open_store, publish, write_store
+from draftree.models.native.weights import Weights
+from draftree.weights.cache import Cache
+
+__all__ = ["SWITCH", "PackedCopy", "keeps_packed", "packed_folders", "remove_packed"]
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "packed"
+"""Folder of packed weights in the cache."""
+SWITCH = "DRAFTREE_PACKED"
+"""Environment variable: 0 keeps no packed weights."""
+
+
+def keeps_packed() -> bool:
+    """Return whether packed weights are kept in the cache.
+
+    Raises:
+        ConfigurationError: `DRAFTREE_PACKED` is neither 0 nor 1.
+    """
+    given = os.environ.get(SWITCH) or "1"
+    if given not in ("0", "1"):
+        raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
+    return given == "1"
+
+
+def packed_folders() -> list[tuple[Path, int]]:
+    """Return the folders of packed weights in the cache and their sizes in bytes, by name."""
+    found = []
+    for folder in sorted((Cache().root / FOLDER).glob("*/")):
+        found.append((folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())))
+    return found
+
+
+def remove_packed(prefix: str = "") -> int:
+    """Remove the folders of packed weights whose names start with `prefix`; return how many there were."""
+    removed = [folder for folder, _ in packed_folders() if folder.name.startswith(prefix)]
+    for folder in removed:
+        shutil.rmtree(folder, ignore_errors=True)
+    return len(removed)
+
+
+class PackedCopy:
+    """Packed weights of one model in the cache.
+
+    Args:
+        name: name of the folder.
+        facts: all facts that the weights depend on, which JSON can represent.
+        quantization: name of the kind of weights.
+    """
+
+    def __init__(self, name: str, facts: Mapping[str, Any], *, quantization: str) -> None:
+        self._place = Cache().root / FOLDER / name
+        self._facts, self._quantization = dict(facts), quantization
+        self._is_on = keeps_packed()
+        self._is_new = False
+
+    def load(self, blueprint: Blueprint) -> NativeModel | None:
+        """Return the model if its packed weights are complete and were made for these facts; else None."""
+        if not (self._is_on and self._place.exists()):
+            return None
+        try:
+            store = open_store(self._place)
+            if store.facts != self._facts:
+                return None
+            return resident_model(blueprint, store, quantization=self._quantization)
+        except (ModelLoadError, KeyError, TypeError) as error:
+            logger.info("'%s' is not usable: %s", self._place, error)
+            return None
+
+    def build(self, blueprint: Blueprint, weights: Weights) -> NativeModel:
+        """Pack weights into the cache, or into memory if the cache cannot be written; `complete` makes them valid.
+
+        Raises:
+            NativeUnavailableError: the native kernels are unavailable.
+        """
+        if self._is_on:
+            try:
+                self._pack(blueprint, weights)
+                self._is_new = True
+                return resident_model(blueprint, open_store(self._place), quantization=self._quantization)
+            except (ModelLoadError, OSError) as error:
+                logger.warning("packed weights are not kept, so that every start packs them again: %s", error)
+        return NativeModel(blueprint, weights, quantization=self._quantization)
+
+    def complete(self) -> None:
+        """Let later starts use what `build` packed, after its logits were compared."""
+        if self._is_new:
+            add_facts(open_store(self._place), self._facts)
+
+    def _pack(self, blueprint: Blueprint, weights: Weights) -> None:
+        self._place.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            Cache().locked(f"{FOLDER}-{self._place.name}"),
+            tempfile.TemporaryDirectory(dir=self._place.parent, prefix=".work-") as work,
+        ):
+            fresh = Path(work) / "fresh"
+            fresh.mkdir()
+            logger.info("packing weights to '%s'", self._place)
+            write_store(fresh, library(), blueprint, weights, quantization=self._quantization)
+            publish(fresh, self._place)

@@ -1,0 +1,189 @@
+"""The site of the documentation: navigation, links, and no requests to other hosts."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import build_site
+import pytest
+from documents import DOCS, ROOT, documents
+from generator.site.config import config
+from generator.site.navigation import Item, navigation, title_of
+from generator.site.places import PROJECT, links, place_of, rewritten, target_of
+
+needs_zensical = pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra docs is missing")
+LOADING = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("use", "href")}
+"""Tags and attributes whose address a browser loads without a click."""
+NOT_LOADED = {"canonical", "next", "prev"}
+"""Relations of a link that are not loaded."""
+
+
+class Addresses(HTMLParser):
+    """Addresses of a page: what it loads, what it links to, and the names of its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.linked: list[str] = []
+        self.names: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.names |= {values[name] for name in ("id", "name") if name in values}
+        for name, value in values.items():
+            if (tag, name) in LOADING and values.get("rel") not in NOT_LOADED:
+                self.loaded.append(value)
+        if tag == "a" and "href" in values:
+            self.linked.append(values["href"])
+
+
+def addresses(page: Path) -> Addresses:
+    found = Addresses()
+    found.feed(page.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    build_site.prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(prepared: Path) -> Path:
+    """The built pages."""
+    assert build_site.build(prepared) == 0
+    return prepared / "html"
+
+
+def leaves(nav: list[Item]) -> Iterator[str]:
+    for item in nav:
+        for below in item.values():
+            if isinstance(below, str):
+                yield below
+            else:
+                yield from leaves(below)
+
+
+def test_every_page_is_in_the_navigation_once(prepared: Path) -> None:
+    nav = tomllib.loads((prepared / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    pages = [path.relative_to(prepared / "pages").as_posix() for path in (prepared / "pages").rglob("*.md")]
+    assert sorted(leaves(nav)) == sorted(pages)
+    assert {place_of(path.relative_to(ROOT).as_posix(), ROOT) for path in documents()} <= set(pages)
+
+
+def test_links_of_the_prepared_pages_have_targets(prepared: Path) -> None:
+    pages = prepared / "pages"
+    missing = [
+        f"{page.relative_to(pages)}: {link}"
+        for page in sorted(pages.rglob("*.md"))
+        for link in links(page.read_text(encoding="utf-8"))
+        if not re.match(r"[a-z]+:|#", link) and not (page.parent / link.partition("#")[0]).is_file()
+    ]
+    assert missing == []
+
+
+@needs_zensical
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 100
+    loaded = {address for page in pages for address in addresses(page).loaded}
+    assert loaded
+    assert [address for address in loaded if re.match(r"(?:[a-z]+:)?//", address)] == []
+    for sheet in site.rglob("*.css"):
+        assert re.findall(r"@import|url\(\s*['\"]?(?:[a-z]+:)?//", sheet.read_text(encoding="utf-8")) == []
+
+
+@needs_zensical
+def test_links_of_the_built_pages_have_targets(site: Path) -> None:
+    found = {page.resolve(): addresses(page) for page in site.rglob("*.html")}
+    broken = []
+    for page, here in found.items():
+        for link in (*here.linked, *here.loaded):
+            file, _, name = link.partition("#")
+            if re.match(r"[a-z]+:|//", link) or page.name == "404.html":
+                continue
+            target = (page.parent / file).resolve() if file else page
+            target = target / "index.html" if target.is_dir() else target
+            if not target.is_file() or (name and target in found and name not in found[target].names):
+                broken.append(f"{page.relative_to(site.resolve())}: {link}")
+    assert broken == []
+
+
+@needs_zensical
+def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
+    index = (site / "search.json").read_text(encoding="utf-8")
+    assert "methods/verifier-coupled.html" in index
+    assert "source/src/draftree" not in index
+
+
+@needs_zensical
+def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "zensical.toml").write_text(config([{"Home": "index.md"}]), encoding="utf-8")
+    for text, fails in (("# Home\n\n[here](index.md#home)\n", False), ("# Home\n\n[gone](no.md)\n", True)):
+        (tmp_path / "pages" / "index.md").write_text(text, encoding="utf-8")
+        (tmp_path / "pages" / "site.css").write_text("", encoding="utf-8")
+        assert (build_site.build(tmp_path) != 0) == fails
+
+
+def test_a_link_to_a_missing_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "README.md").write_text("# Home\n\n[gone](../src/no.py)\n", encoding="utf-8")
+    with pytest.raises(FileNotFoundError, match=r"src/no\.py"):
+        build_site.prepare(tmp_path / "site", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("docs/README.md", "index.md"),
+        ("docs/methods", "methods/index.md"),
+        ("docs/lossless.md", "lossless.md"),
+        ("docs/playground.html", "playground.html"),
+        ("README.md", PROJECT["README.md"]),
+        ("benchmarks/results", "source/benchmarks/results/index.md"),
+        ("benchmarks/results/smollm2-grammar.jsonl", "files/benchmarks/results/smollm2-grammar.jsonl"),
+        ("src/draftree/drafters/model.py", "source/src/draftree/drafters/model.py.md"),
+    ],
+)
+def test_places(path: str, place: str) -> None:
+    assert (ROOT / path).exists()
+    assert place_of(path, ROOT) == place
+
+
+def test_links_are_rewritten_outside_of_code() -> None:
+    text = "# T\n\n[a](../README.md#use) [b](https://x/y) [c](#t) `[d](../README.md)`\n\n```\n[e](../README.md)\n```\n"
+    made = rewritten(text, "docs/lossless.md", ROOT)
+    assert "[a](project/readme.md#use) [b](https://x/y) [c](#t) `[d](../README.md)`" in made
+    assert "\n[e](../README.md)\n" in made
+    assert links(text) == ["../README.md#use", "https://x/y", "#t"]
+    assert target_of("../README.md#use", "docs/lossless.md") == "README.md"
+
+
+def test_bars_in_code_are_not_escaped_in_the_site() -> None:
+    assert rewritten("| `int \\| None` | a \\| b |\n", "docs/lossless.md", ROOT) == "| `int | None` | a \\| b |\n"
+
+
+def test_new_pages_join_the_group_of_their_folder() -> None:
+    nav = navigation(["index.md", "guides/new.md", "methods/drafter-new.md", "other.md"], str)
+    assert nav[0] == {"index.md": "index.md"}
+    assert {"Guides": [{"More": [{"guides/new.md": "guides/new.md"}]}]} in nav
+    assert {"Methods": [{"Drafters": [{"methods/drafter-new.md": "methods/drafter-new.md"}]}]} in nav
+    assert {"Project": [{"More pages": [{"other.md": "other.md"}]}]} in nav
+
+
+def test_titles() -> None:
+    assert title_of("<!-- x -->\n\n# `head`: a drafter\n\n## More\n") == "head"
+    assert title_of("no heading") == "Untitled"
+
+
+def test_the_makefile_builds_it() -> None:
+    assert "docs/build_site.py $(SITE)" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert (DOCS / "build_site.py").is_file()
