@@ -112,6 +112,8 @@ def prepare(
     *,
     fetch: Callable[[str], object] = prepared_folder,
     on_round: Callable[[str], OnRound | None] | None = None,
+    workload: Workload | None = None,
+    target: LoadedModel | None = None,
 ) -> Benchmark:
     """Check everything, then load everything.
 
@@ -119,6 +121,8 @@ def prepare(
         settings: the methods and prompts.
         fetch: called with the name of every model before any is loaded.
         on_round: returns the round callback of a method, by name.
+        workload: chosen prompts; None for those that the settings name.
+        target: the model that the settings name, if it is loaded already.
 
     Raises:
         ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
@@ -128,10 +132,11 @@ def prepare(
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
     if settings.peer and settings.parallel.is_parallel:
         raise ConfigurationError(f"{settings.parallel} is for our methods only: leave the peer out")
-    workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
+    if workload is None:
+        workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     for name in (settings.model, *_draft_models([*ours, *peers])):
         fetch(name)
-    target = load_for(settings)
+    target = target or load_for(settings)
     tokenizer = tokenizer_of(target)
     prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
     if settings.peer:

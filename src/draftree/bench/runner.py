@@ -69,9 +69,14 @@ class Runner:
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 
-    def run(self, groups: Sequence[Sequence[Prompt]]) -> Iterator[list[Record]]:
-        """Yield all records of each group; prompts of a group run concurrently."""
-        for number, group in enumerate(groups):
+    def run(self, groups: Sequence[Sequence[Prompt]], *, numbers: Sequence[int] = ()) -> Iterator[list[Record]]:
+        """Yield all records of each group; prompts of a group run concurrently.
+
+        Args:
+            groups: groups of prompts.
+            numbers: number of each group, which the order of methods and the records depend on; 0, 1, … if empty.
+        """
+        for number, group in zip(numbers or range(len(groups)), groups, strict=True):
             with collector_off():
                 turns = [
                     self._turn(group, method, repeat, place)

@@ -9,6 +9,7 @@ from draftree.cli.bench.passes import passes
 from draftree.cli.bench.perplexity import perplexity
 from draftree.cli.bench.report import report, simulate
 from draftree.cli.bench.run import run
+from draftree.cli.bench.suite import suite, suite_check, suite_table
 from draftree.cli.layout import PlainCommand
 
 __all__ = ["bench"]
@@ -27,5 +28,8 @@ for _name, _command in (
     ("perplexity", perplexity),
     ("simulate", simulate),
     ("report", report),
+    ("suite", suite),
+    ("suite-check", suite_check),
+    ("suite-table", suite_table),
 ):
     bench.command(_name, cls=PlainCommand)(_command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,9 @@ from draftree.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from draftree.bench.benchmark import Benchmark, BenchSettings
+    from draftree.bench.records import Record as BenchRecord
     from draftree.bench.records import RecordFile
+    from draftree.bench.runner import Prompt
 
 INTERRUPTED = 130
 
@@ -161,12 +164,26 @@ def run_and_show(settings: BenchSettings, output: Path | None, record: Path | No
         raise typer.Exit(INTERRUPTED)
 
 
-def write_all(ready: Benchmark, lines: RecordFile) -> None:
-    """Measure every prompt with every method, with a progress bar."""
+def write_all(
+    ready: Benchmark,
+    lines: RecordFile,
+    *,
+    groups: Sequence[Sequence[Prompt]] | None = None,
+    records: Iterator[list[BenchRecord]] | None = None,
+) -> None:
+    """Measure every prompt with every method, with a progress bar.
+
+    Args:
+        ready: the benchmark.
+        lines: where the records are written.
+        groups: groups that are left; None for all.
+        records: their records, measured when they are read; None for those of the benchmark.
+    """
+    groups = ready.groups if groups is None else groups
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=sum(len(group) for group in ready.groups))
-        for group, records in zip(ready.groups, ready.run(), strict=True):
-            for record in records:
+        task = bar.add_task("", total=sum(len(group) for group in groups))
+        for group, found in zip(groups, records or ready.run(), strict=True):
+            for record in found:
                 lines.add("record", record)
             bar.advance(task, len(group))

@@ -1,0 +1,1 @@
+"""Benchmark suites: prompts of several sets, comparable scores, submissions and their tables."""

@@ -1,0 +1,198 @@
+"""Tables of several submissions, and the reasons against comparing them. No torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftree.bench.grids import NOTHING, Grid
+from draftree.bench.suite.scores import ALL
+from draftree.core.errors import ConfigurationError
+
+__all__ = ["comparison", "differences", "provenance", "require_comparable", "score_grid", "suite_grid", "to_csv"]
+
+SHARED_ARGUMENTS = ("max_tokens", "temperature", "seed")
+"""Arguments on which scores depend; repeats only make them more precise."""
+COLUMNS = (
+    "submission",
+    "machine",
+    "model",
+    "dtype",
+    "kernels",
+    "threads",
+    "draftree",
+    "method",
+    "category",
+    "prompts",
+    "score",
+    "score_low",
+    "score_high",
+    "tokens_per_pass",
+    "tokens_per_pass_low",
+    "tokens_per_pass_high",
+    "acceptance",
+    "exact",
+)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return why the scores of two submissions are not comparable; empty if they are."""
+    found = []
+    if one["prompts_sha256"] != other["prompts_sha256"]:
+        each = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (one, other)]
+        found.append(f"other prompts: {' and '.join(each)}")
+    for name in SHARED_ARGUMENTS:
+        first, second = one["arguments"][name], other["arguments"][name]
+        if first != second:
+            found.append(f"{name} is {first} and {second}")
+    return found
+
+
+def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse submissions of other prompts or arguments.
+
+    Raises:
+        ConfigurationError: two are not comparable; the message has the reasons.
+    """
+    (first, base), *others = submissions.items()
+    for name, submission in others:
+        reasons = differences(base, submission)
+        if reasons:
+            raise ConfigurationError(f"'{first}' and '{name}' are not comparable: {'; '.join(reasons)}")
+
+
+def set_names(submission: Mapping[str, Any]) -> str:
+    """Return the prompt sets in words."""
+    return ", ".join(one["name"] for one in submission["sets"])
+
+
+def machine_of(submission: Mapping[str, Any]) -> str:
+    """Return the processor or the GPU."""
+    return str(submission["machine"].get("gpu") or submission["machine"]["cpu"])
+
+
+def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
+    """Return the value of the whole suite for every submission and method, highest score of a submission first."""
+    rows: list[tuple[str, ...]] = []
+    for name, submission in submissions.items():
+        whole = [one for one in submission["scores"] if one["category"] == ALL]
+        whole.sort(key=lambda one: -1.0 if one["score"] is None else -one["score"]["value"])
+        execution, count = submission["execution"], len(submission["prompts"])
+        where = f"{machine_of(submission)}, {execution['threads']} threads"
+        what = f"{submission['model']['name']}, {execution['dtype']}"
+        rows += [
+            (
+                name,
+                what,
+                where,
+                one["method"],
+                shown(one["score"]),
+                shown(one["tokens_per_pass"]),
+                NOTHING if one["acceptance"] is None else f"{one['acceptance']:.2f}",
+                f"{one['exact']}/{count}",
+            )
+            for one in whole
+        ]
+    headings = ("submission", "model", "machine", "method", "score", "tokens/pass", "acceptance", "text as plain")
+    return Grid("Suite: speed over plain decoding, geometric mean of categories, 95% interval", headings, tuple(rows))
+
+
+def score_grid(submissions: Mapping[str, Mapping[str, Any]], value: str = "score") -> Grid:
+    """Return one value of every submission and method by category.
+
+    Args:
+        submissions: by name.
+        value: "score" or "tokens_per_pass".
+    """
+    first = next(iter(submissions.values()))
+    categories = list(dict.fromkeys(one["category"] for one in first["scores"]))
+    rows = []
+    for name, submission in submissions.items():
+        cells = {(one["method"], one["category"]): one[value] for one in submission["scores"]}
+        rows += [
+            (f"{name}: {method['name']}", *(shown(cells[method["name"], category]) for category in categories))
+            for method in submission["methods"]
+        ]
+    title = {"score": "Speed over plain decoding by category", "tokens_per_pass": "Tokens per pass by category"}[value]
+    return Grid(title, ("method", *categories), tuple(rows))
+
+
+def shown(estimate: Mapping[str, float] | None) -> str:
+    """Return a value with its interval; without it if it is of one prompt per category, or of plain decoding."""
+    if estimate is None:
+        return NOTHING
+    if estimate["low"] == estimate["high"]:
+        return f"{estimate['value']:.2f}"
+    return f"{estimate['value']:.2f} ({estimate['low']:.2f}–{estimate['high']:.2f})"
+
+
+def provenance(name: str, submission: Mapping[str, Any]) -> str:
+    """Return what was measured on what, in one line."""
+    versions, arguments = submission["versions"], submission["arguments"]
+    parts = [
+        f"{submission['model']['name']} (sha256 {submission['model']['sha256'][:8]})",
+        machine_of(submission),
+        f"draftree {versions['draftree']}, torch {versions['torch']}",
+        f"{len(submission['prompts'])} prompts of {set_names(submission)}, at most {arguments['max_tokens']} tokens, "
+        f"temperature {arguments['temperature']:g}, seed {arguments['seed']}, {arguments['repeats']} repeats",
+        submission["date"],
+    ]
+    return f"{name}: {'; '.join([*parts, *submission['notes']])}."
+
+
+def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return all tables as Markdown, with the provenance of each submission below.
+
+    Raises:
+        ConfigurationError: the submissions are not comparable.
+    """
+    require_comparable(submissions)
+    grids = [suite_grid(submissions), score_grid(submissions), score_grid(submissions, "tokens_per_pass")]
+    lines = [provenance(name, submission) for name, submission in submissions.items()]
+    return "\n\n".join([*(grid.markdown() for grid in grids), *lines]) + "\n"
+
+
+def to_csv(submissions: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return one line for every submission, method and category.
+
+    Raises:
+        ConfigurationError: the submissions are not comparable.
+    """
+    require_comparable(submissions)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for name, submission in submissions.items():
+        about = {
+            "submission": name,
+            "machine": machine_of(submission),
+            "model": submission["model"]["name"],
+            "draftree": submission["versions"]["draftree"],
+        } | {key: submission["execution"][key] for key in ("dtype", "kernels", "threads")}
+        for one in submission["scores"]:
+            values = {key: one[key] for key in ("method", "category", "prompts", "acceptance", "exact")}
+            for key in ("score", "tokens_per_pass"):
+                values |= columns_of(key, one[key])
+            writer.writerow(about | values)
+    return stream.getvalue()
+
+
+def columns_of(name: str, estimate: Mapping[str, float] | None) -> dict[str, float | None]:
+    """Return three columns of an estimate."""
+    value = estimate or {}
+    return {name: value.get("value"), f"{name}_low": value.get("low"), f"{name}_high": value.get("high")}
+
+
+def names_of(paths: Sequence[Any]) -> list[str]:
+    """Return a short name for each file, unique.
+
+    Raises:
+        ConfigurationError: two files have the same name.
+    """
+    names = [path.stem for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"two submissions are named '{name}': rename a file, its name is its row's name")
+    return names

@@ -1,0 +1,152 @@
+"""Runs of a suite: settings, default methods, and continuation of a run that was interrupted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from draftree.bench.benchmark import Benchmark, BenchSettings, prepare
+from draftree.bench.records import Record, RecordFile, Results, read_results
+from draftree.bench.settings import load_for
+from draftree.bench.suite.sets import PromptSet, digest_of, read_sets
+from draftree.core.errors import ConfigurationError
+from draftree.loading.auto_draft import auto_candidates
+from draftree.loading.load import LoadedModel
+from draftree.loading.prepared import prepared_folder
+
+__all__ = ["SuiteRun", "SuiteSettings", "default_drafts", "prepare_suite", "resumed"]
+
+WITHOUT_TRAINING = ("ngram", "suffix", "lookahead")
+CHAINS = ("ngram", "suffix,width=1")
+"""For targets that score chains only."""
+SAME = (
+    "model",
+    "draft_models",
+    "dtype",
+    "device",
+    "kernels",
+    "quantization",
+    "threads",
+    "processes",
+    "methods",
+    "max_tokens",
+    "temperature",
+    "seed",
+    "repeats",
+    "suite",
+    "machine",
+    "versions",
+)
+"""Fields of the header that a continued run shares with its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSettings(BenchSettings):
+    """A suite: the settings of a benchmark, and its prompt sets.
+
+    Attributes:
+        sets: prompt sets, in this order; `prompts` is not used.
+    """
+
+    sets: tuple[PromptSet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """A suite that is ready to run, or to be continued.
+
+    Attributes:
+        benchmark: all of it.
+        done: records of an earlier run by the number of their group.
+    """
+
+    benchmark: Benchmark
+    done: Mapping[int, list[Record]]
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the groups that are still to run."""
+        return [number for number in range(len(self.benchmark.groups)) if number not in self.done]
+
+    def run(self) -> Iterator[list[Record]]:
+        """Yield the records of each group that is left."""
+        groups = self.benchmark.groups
+        return self.benchmark.runner.run([groups[number] for number in self.left], numbers=self.left)
+
+    def begin(self, lines: RecordFile) -> None:
+        """Write the header and the records of the earlier run."""
+        lines.add("header", self.benchmark.header)
+        for number in sorted(self.done):
+            for record in self.done[number]:
+                lines.add("record", record)
+
+
+def default_drafts(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the drafters of a suite without named ones: lookups, and the trained head of the package if it has one."""
+    trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
+    return (*(WITHOUT_TRAINING if loaded.model.supports_trees else CHAINS), *reversed(trained))
+
+
+def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = prepared_folder) -> Benchmark:
+    """Check everything, then load everything.
+
+    Raises:
+        ConfigurationError: unknown methods, bad prompts files, or several prompts at a time.
+        ModelError: a model cannot be found or used.
+    """
+    if settings.batch != 1:
+        raise ConfigurationError("a suite runs one prompt at a time: speeds of prompts in one batch are not separate")
+    workload, facts = read_sets(settings.sets)
+    chosen = workload.choose(settings.categories, settings.limit)
+    target = None
+    if not settings.drafts:
+        fetch(settings.model)
+        target = load_for(settings)
+        own = {one.name: getattr(settings, one.name) for one in fields(settings)}
+        settings = SuiteSettings(**{**own, "drafts": default_drafts(target)})
+    ready = prepare(settings, fetch=fetch, workload=chosen, target=target)
+    tasks = [prompt.task for group in ready.groups for prompt in group]
+    ready.header["suite"] = {
+        "sets": facts,
+        "categories": list(settings.categories),
+        "prompts_sha256": digest_of(tasks),
+    }
+    return ready
+
+
+def resumed(ready: Benchmark, journal: Path) -> SuiteRun:
+    """Return the run with what an earlier one has in its journal; groups that were not completed are run again.
+
+    Raises:
+        ConfigurationError: the journal is of another run, is complete, or cannot be read.
+    """
+    if not journal.exists():
+        return SuiteRun(ready, {})
+    earlier = read_results(journal)
+    other = [name for name in SAME if as_json(earlier.header.get(name)) != as_json(ready.header.get(name))]
+    if other:
+        raise ConfigurationError(
+            f"'{journal}' is of a run with another {other[0]}: run it with the same arguments, on the same machine and "
+            "with the same versions, or choose another path"
+        )
+    if earlier.is_complete:
+        raise ConfigurationError(f"'{journal}' is complete, and files are never overwritten: choose another path")
+    return SuiteRun(ready, complete_groups(earlier, ready))
+
+
+def complete_groups(earlier: Results, ready: Benchmark) -> dict[int, list[Record]]:
+    """Return the records of groups that have all of them."""
+    groups: dict[int, list[Record]] = {}
+    for record in earlier.records:
+        groups.setdefault(record.group, []).append(record)
+    runner = ready.runner
+    each = len(runner.methods) * runner.repeats
+    return {number: own for number, own in groups.items() if len(own) == each * len(ready.groups[number])}
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as a results file has it."""
+    return json.loads(json.dumps(value))
