@@ -126,22 +126,14 @@ class NativeDecoder:
         return self._blueprint.vocab if self._share is None else len(self._share.vocab)
 
     def input_embedding(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens.
-
-        Args:
-            dtype: dtype of a quantized embedding; None for the model's.
-        """
+        """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
         if self._packed.decoder.lookup.weight is not None:
             return self._library.groups.unpack(self._packed.decoder.lookup, self._num_tokens).to(dtype or self.dtype)
         own = self._packed.at(self._packed.decoder.embedding)
         return self.output_head(dtype) if own is None else own
 
     def output_head(self, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows.
-
-        Args:
-            dtype: dtype of the result; None for the model's.
-        """
+        """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
         head, dtype = self._packed.decoder.head, dtype or self.dtype
         if head.format == FORMATS["grouped"]:
             return self._library.groups.unpack(head, self._num_tokens).to(dtype)
@@ -152,13 +144,7 @@ class NativeDecoder:
         return found.to(dtype)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows.
-
-        Args:
-            layer: index of the layer.
-            name: name of the product.
-            dtype: dtype of the weight; None for the model's.
-        """
+        """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
         linear, dtype = getattr(self._packed.layers[layer], name), dtype or self.dtype
         if linear.format == FORMATS["grouped"]:
             return self._library.groups.unpack(linear, linear.outputs).to(dtype), self._packed.at(linear.bias)
