@@ -116,6 +116,7 @@ SLOW = frozenset(
         "test_tree_times",
         "test_tune_drafts",
         "test_tune_layers",
+        "test_tutorial",
         "test_verify",
         "test_verify_faults",
         "test_verify_limits",
