@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test quick check bench peers docs site clean
+.PHONY: setup demo test quick check bench peers docs site notebooks figures clean
 
 setup: $(VENV)/.setup-done
 
@@ -52,6 +52,21 @@ docs: setup
 SITE ?= build/site
 site: setup
 	$(BIN)/python docs/build_site.py $(SITE)
+
+# runs the notebooks and stores their outputs
+notebooks: setup
+	$(BIN)/python docs/execute_notebooks.py
+
+# the figures of docs/gallery.md into FIGURES, with their numbers as CSV; about five minutes. LIMIT=2 takes two prompts of
+# each category, as the gallery does
+FIGURES ?= build/figures
+LIMIT   ?= 1
+RECORDED = distributions-tinyllama-stories15m tinyllama-untrained tinyllama-trained-greedy passes-tinyllama-trees \
+           passes-stories15m-trees passes-smollm2-drafts end-and-cloud-smollm2
+figures: setup
+	test ! -e $(FIGURES)/traces || { echo "$(FIGURES) has figures already: remove it, or name another FIGURES="; exit 1; }
+	$(BIN)/draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --limit $(LIMIT) \
+	  $(patsubst %,--results benchmarks/results/%.jsonl,$(RECORDED)) --output $(FIGURES)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
