@@ -20,7 +20,7 @@ from generator.site.config import config
 from generator.site.navigation import Item, navigation, title_of
 from generator.site.places import PROJECT, links, place_of, rewritten, target_of
 
-from browser import open_browser
+from browser import Browser, open_browser
 
 needs_zensical = pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra docs is missing")
 LOADING = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("use", "href")}
@@ -165,14 +165,25 @@ def test_a_browser_requests_nothing_else_and_finds_pages(site: Path, scheme: str
             requested = browser.run(REQUESTED)
             assert requested
             assert [name for name in requested if not name.startswith(url)] == []
-        browser.open(f"{url}/index.html")
-        key = {"type": "keyDown", "key": "k", "code": "KeyK", "modifiers": 2, "windowsVirtualKeyCode": 75}
-        browser.wait("document.readyState === 'complete'")
-        browser.devtools("Input.dispatchKeyEvent", **key)
-        browser.wait(FOCUSED)
-        browser.devtools("Input.insertText", text="glossary")
-        browser.wait(RESULTS)
-        assert [line for line in browser.log() if "Failed to load" in line] == []
+        search(browser, f"{url}/index.html")
+
+
+@needs_zensical
+def test_the_search_works_where_pages_are_opened_as_files(site: Path) -> None:
+    with open_browser() as browser:
+        search(browser, (site / "methods" / "verifier-coupled.html").as_uri())
+
+
+def search(browser: Browser, address: str) -> None:
+    """Open a page and search for another one."""
+    browser.open(address)
+    key = {"type": "keyDown", "key": "k", "code": "KeyK", "modifiers": 2, "windowsVirtualKeyCode": 75}
+    browser.wait("document.readyState === 'complete'")
+    browser.devtools("Input.dispatchKeyEvent", **key)
+    browser.wait(FOCUSED)
+    browser.devtools("Input.insertText", text="glossary")
+    browser.wait(RESULTS)
+    assert [line for line in browser.log() if "Failed to load" in line] == []
 
 
 @needs_zensical
