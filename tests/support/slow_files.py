@@ -68,6 +68,7 @@ SLOW = frozenset(
         "test_native_heads",
         "test_native_library_files",
         "test_native_passes",
+        "test_notebooks",
         "test_offload",
         "test_packed_checkpoints",
         "test_packed_start",

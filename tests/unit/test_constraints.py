@@ -31,7 +31,7 @@ def test_the_newest_of_every_package_is_named_and_allowed(requirement: Requireme
     assert requirement.specifier.contains(versions()[requirement.name])
 
 
-TOOLS = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter", "zensical"}
+TOOLS = {"ipykernel", "pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter", "zensical"}
 """Development packages that are run, not imported."""
 
 MODULES = {

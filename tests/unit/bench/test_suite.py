@@ -291,7 +291,9 @@ def test_a_table_of_several_submissions(
     assert run(["bench", "suite-table", str(output), str(second)]) == 0
     shown = capsys.readouterr().out
     assert "another processor" in shown
+    assert "| second | tiny, float32 | another processor" in shown
     assert "| second: ngram@fixed |" in shown
+    assert "| spec-bench/math | 1.00 |" in shown
     assert run(["bench", "suite-table", "--csv", str(output), str(second)]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == 2 * 3 * 4

@@ -80,7 +80,8 @@ def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
         whole = [one for one in submission["scores"] if one["category"] == ALL]
         whole.sort(key=lambda one: -1.0 if one["score"] is None else -one["score"]["value"])
         execution, count = submission["execution"], len(submission["prompts"])
-        where = f"{machine_of(submission)}, {execution['threads']} threads"
+        threads = execution["threads"]
+        where = f"{machine_of(submission)}, {threads} thread{'' if threads == 1 else 's'}"
         what = f"{submission['model']['name']}, {execution['dtype']}"
         rows += [
             (
@@ -100,23 +101,30 @@ def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
 
 
 def score_grid(submissions: Mapping[str, Mapping[str, Any]], value: str = "score") -> Grid:
-    """Return one value of every submission and method by category.
+    """Return one value of every category, with a column for every submission and method.
 
     Args:
         submissions: by name.
         value: "score" or "tokens_per_pass".
     """
     first = next(iter(submissions.values()))
-    categories = list(dict.fromkeys(one["category"] for one in first["scores"]))
-    rows = []
-    for name, submission in submissions.items():
-        cells = {(one["method"], one["category"]): one[value] for one in submission["scores"]}
-        rows += [
-            (f"{name}: {method['name']}", *(shown(cells[method["name"], category]) for category in categories))
-            for method in submission["methods"]
-        ]
+    categories = dict.fromkeys(one["category"] for one in first["scores"])
+    columns = [
+        (name if len(submissions) > 1 else "", method["name"], submission)
+        for name, submission in submissions.items()
+        for method in submission["methods"]
+    ]
+    cells = {
+        (name, one["method"], one["category"]): one[value]
+        for name, _, submission in columns
+        for one in submission["scores"]
+    }
+    rows = [
+        (category, *(shown(cells[name, method, category]) for name, method, _ in columns)) for category in categories
+    ]
+    headings = ("category", *(f"{name}: {method}" if name else method for name, method, _ in columns))
     title = {"score": "Speed over plain decoding by category", "tokens_per_pass": "Tokens per pass by category"}[value]
-    return Grid(title, ("method", *categories), tuple(rows))
+    return Grid(title, headings, tuple(rows))
 
 
 def shown(estimate: Mapping[str, float] | None) -> str:
