@@ -69,6 +69,7 @@ SLOW = frozenset(
         "test_native_passes",
         "test_offload",
         "test_packed_checkpoints",
+        "test_packed_reference",
         "test_packed_start",
         "test_parallel_ends",
         "test_parallel_native",
