@@ -71,6 +71,7 @@ SLOW = frozenset(
         "test_notebooks",
         "test_offload",
         "test_packed_checkpoints",
+        "test_packed_reference",
         "test_packed_start",
         "test_parallel_ends",
         "test_parallel_native",
