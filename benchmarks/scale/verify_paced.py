@@ -132,14 +132,16 @@ def serve(given: argparse.Namespace) -> None:
 
     from draftree.serve.app import create_app
     from draftree.serve.pool import ModelPool, ServedModel
+    from draftree.serve.run import SWITCH_SECONDS
     from draftree.serve.served import ModelChoice
     from draftree.serve.settings import ServerSettings
     from draftree.serve.verify.settings import VerifySettings
 
     torch.set_num_threads(1)
+    sys.setswitchinterval(SWITCH_SECONDS)
     loaded = tiny()
     loaded = replace(loaded, model=PacedModel(loaded.model, given.pass_ms / 1000, given.row_ms / 1000))
-    pool = ModelPool([ServedModel("paced", AsyncLLM(loaded, None, max_batch_size=64))])
+    pool = ModelPool([ServedModel("paced", AsyncLLM(loaded, None, max_batch_size=64, prefix_cache_size=given.kept))])
     settings = ServerSettings(models=(ModelChoice("paced", "paced", ()),), max_concurrent_requests=64)
     app = create_app(settings, pool, verify=VerifySettings(max_sessions=256))
     uvicorn.run(app, port=given.serve, log_level="warning", ws="websockets-sansio")
@@ -150,7 +152,7 @@ def served(given: argparse.Namespace) -> Iterator[str]:
     """The server in a process of its own; yields its URL."""
     port = free_port()
     command = [sys.executable, __file__, "--serve", str(port)]
-    command += ["--pass-ms", str(given.pass_ms), "--row-ms", str(given.row_ms)]
+    command += ["--pass-ms", str(given.pass_ms), "--row-ms", str(given.row_ms), "--kept", str(given.kept)]
     process = subprocess.Popen(command)
     try:
         for _ in range(1200):
@@ -235,6 +237,7 @@ def main() -> None:
     parser.add_argument("--draft-ms", type=float, default=20.0)
     parser.add_argument("--pass-ms", type=float, default=40.0)
     parser.add_argument("--row-ms", type=float, default=0.4)
+    parser.add_argument("--kept", type=int, default=8, help="finished texts whose prompts are not read again")
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--rtt", type=float, nargs="+", default=[0, 20, 100], help="milliseconds")
     parser.add_argument("--out", type=Path)

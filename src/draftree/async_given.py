@@ -25,8 +25,9 @@ class AsyncGiven:
 
     async def give(self, submission: Submission, tree: TokenTree) -> None:
         """Give a submission with `given` the tree of its next round."""
-        (sequence,) = submission.sequences
-        await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.held.give(sequence, tree)))
+        (sequence,), held = submission.sequences, self._llm.engine.held
+        arrived = held.gathering.clock()
+        await asyncio.wrap_future(self._driver.call(lambda: held.give(sequence, tree, arrived=arrived)))
 
     async def park(self, submission: Submission) -> None:
         """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
@@ -44,5 +45,11 @@ class AsyncGiven:
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
         """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
-        model = self._llm.model
-        return await asyncio.wrap_future(self._driver.call(lambda: costs_of(model, max_rows=max_rows)))
+        model, gathering = self._llm.model, self._llm.engine.held.gathering
+
+        def measured() -> Mapping[int, float]:
+            costs = costs_of(model, max_rows=max_rows)
+            gathering.fixed = costs[min(costs)]
+            return costs
+
+        return await asyncio.wrap_future(self._driver.call(measured))

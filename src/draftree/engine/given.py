@@ -10,6 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, final
 
 from draftree.core.tree import EMPTY, TokenTree
+from draftree.engine.gathering import Absence, Gathering
 
 if TYPE_CHECKING:
     from draftree.engine.scheduler import Scheduler
@@ -27,6 +28,7 @@ class GivenTrees:
         self._tree: TokenTree | None = None
         self.since = next(_TURNS)
         """Grows with every round of any such sequence; the smallest has waited longest."""
+        self.absence = Absence()
 
     @property
     def is_waiting(self) -> bool:
@@ -40,7 +42,7 @@ class GivenTrees:
     def take(self) -> TokenTree:
         """Return the tree, and wait for the next one; an empty tree if none has arrived."""
         tree, self._tree = self._tree, None
-        self.since = next(_TURNS)
+        self.since, self.absence.has_taken = next(_TURNS), True
         return EMPTY if tree is None else tree
 
 
@@ -60,20 +62,32 @@ class HeldSequences:
 
     def __init__(self, scheduler: Scheduler, allocator: SlotAllocator) -> None:
         self._scheduler, self._allocator = scheduler, allocator
+        self.gathering = Gathering()
         self.is_stalled = False
         """Whether the last step did nothing since all sequences wait; reset by everything that could change that."""
 
-    def give(self, sequence: WritingSequence, tree: TokenTree) -> None:
+    @property
+    def patience(self) -> float:
+        """Seconds for which the next step should wait for trees that are on their way; 0 for none."""
+        running = self._scheduler.running
+        if self._scheduler.waiting:
+            return 0.0
+        absent = [sequence for sequence in running if is_held(sequence)]
+        return self.gathering.patience([one for one in running if not is_held(one)], absent) if absent else 0.0
+
+    def give(self, sequence: WritingSequence, tree: TokenTree, *, arrived: float | None = None) -> None:
         """Give a sequence the tree of its next round, and queue it if it was parked; without effect on finished ones.
 
         Args:
             sequence: one with `given`.
             tree: may be empty; its depth leaves room for the bonus.
+            arrived: when it arrived, on the clock of `gathering`; None for now.
         """
         assert sequence.given is not None, "the sequence takes trees"
         if sequence.is_finished:
             return
         sequence.given.put(tree)
+        self.gathering.note_tree(sequence.given.absence, self.gathering.clock() if arrived is None else arrived)
         self._scheduler.unpark(sequence)
         self.is_stalled = False
 
@@ -102,5 +116,7 @@ class HeldSequences:
 
     def note_step(self, *, was_active: bool) -> None:
         """Note a step; `was_active` if it admitted, read, wrote or ended a sequence."""
-        waits = bool(self._scheduler.parked) or any(map(is_held, self._scheduler.running))
+        absent = [sequence for sequence in self._scheduler.running if is_held(sequence)]
+        self.gathering.note_absent(absent)
+        waits = bool(self._scheduler.parked or absent)
         self.is_stalled = waits and not was_active

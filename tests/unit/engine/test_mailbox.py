@@ -23,6 +23,16 @@ def test_actions_come_in_order() -> None:
     assert not len(mailbox)
 
 
+def test_a_reader_may_wait_for_a_while() -> None:
+    mailbox, done = Mailbox(), []
+    assert mailbox.get(wait=False, seconds=0.001) is None
+    mailbox.put(lambda: done.append(1), otherwise=pytest.fail)
+    action = mailbox.get(wait=False, seconds=60.0)
+    assert action is not None
+    action()
+    assert done == [1]
+
+
 def test_queued_and_later_actions_of_a_shut_mailbox_are_refused() -> None:
     mailbox, refusals = Mailbox(), []
     mailbox.put(pytest.fail, otherwise=refusals.append)

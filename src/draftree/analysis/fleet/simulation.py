@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from draftree.analysis.fleet.curves import PassCurve
 from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
+from draftree.engine.gathering import longest_wait
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
 
 
@@ -35,6 +36,7 @@ class FleetSettings:
         client_overhead: seconds of a client per round besides its draft and the network.
         jitter: largest random delay of a tree on its way, in seconds: without one, trees that left together return
             together, and the first of them never begins a pass alone.
+        gathers: whether steps wait for trees that are about to return (`engine/gathering.py`).
         prefill_busy: prompt tokens of a pass while sequences are decoded.
     """
 
@@ -46,6 +48,7 @@ class FleetSettings:
     round_trip: float | None = None
     client_overhead: float = 0.0
     jitter: float = 0.0
+    gathers: bool = False
     prefill_busy: int = PREFILL_TOKENS_BUSY
 
 
@@ -60,6 +63,11 @@ class _Running:
     first: float = 0.0
     end: float = 0.0
     queued: bool = False
+    arrived: float = 0.0
+    due: float = 0.0
+    """When the tree of a client that is away arrives."""
+    away: float = 0.0
+    """Seconds for which it is away."""
 
     @property
     def outcome(self) -> RoundOutcome:
@@ -73,14 +81,16 @@ class _Replica:
 
     waiting: list[_Running] = field(default_factory=list)
     running: list[_Running] = field(default_factory=list)
-    away: int = 0
+    away: list[_Running] = field(default_factory=list)
     """Sequences whose clients are drafting."""
     busy: float = 0.0
     is_stepping: bool = False
+    ended: float = 0.0
+    """When the last step ended."""
 
     @property
     def load(self) -> int:
-        return len(self.waiting) + len(self.running) + self.away
+        return len(self.waiting) + len(self.running) + len(self.away)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +180,12 @@ class Fleet:
         if kind == "arrive":
             index = min(range(len(self._replicas)), key=lambda one: (self._replicas[one].load, one))
             self._replicas[index].waiting += sequences
+            for one in sequences:
+                one.arrived = now
         elif kind == "return":
-            self._replicas[index].away -= len(sequences)
+            for one in sequences:
+                self._replicas[index].away.remove(one)
+                one.arrived = now
             self._replicas[index].running += sequences
         else:
             self._end_step(index, sequences, now)
@@ -185,10 +199,12 @@ class Fleet:
         replica, settings = self._replicas[index], self._settings
         if replica.is_stepping:
             return
-        while replica.waiting and len(replica.running) + replica.away < settings.max_batch:
+        while replica.waiting and len(replica.running) + len(replica.away) < settings.max_batch:
             replica.running.append(replica.waiting.pop(0))
         for one in replica.waiting:
             one.queued = True
+        if self._waits(replica):
+            return  # the return of another tree begins the step
         deciding, rows, prompt_rows = self._rows(replica)
         if not rows:
             return
@@ -199,6 +215,15 @@ class Fleet:
         replica.is_stepping, self._steps = True, self._steps + 1
         replica.busy += seconds
         self._push(now + seconds, "step", index, deciding)
+
+    def _waits(self, replica: _Replica) -> bool:
+        """Return whether a step waits for a tree that is about to return."""
+        if not (self._settings.gathers and replica.running) or replica.waiting:
+            return False
+        first = min(one.arrived for one in replica.running)
+        fixed = self._curve.seconds(1, 1, replica.running[0].request.prompt)
+        since = (first, max(first, replica.ended))
+        return any(longest_wait(*since, one.due, one.away, fixed) is not None for one in replica.away)
 
     def _rows(self, replica: _Replica) -> tuple[list[_Running], int, int]:
         """Return the sequences of a step that decode, its rows, and of these the rows that only read prompts."""
@@ -227,7 +252,7 @@ class Fleet:
     def _end_step(self, index: int, deciding: Sequence[_Running], now: float) -> None:
         replica, settings = self._replicas[index], self._settings
         away = (settings.round_trip or 0.0) + settings.client_overhead
-        replica.is_stepping = False
+        replica.is_stepping, replica.ended = False, now
         leaving = set[_Running]()
         for one in deciding:
             outcome = one.outcome
@@ -239,7 +264,8 @@ class Fleet:
                 self._done.append(one)
             elif settings.round_trip is not None:
                 leaving.add(one)
-                replica.away += 1
-                delay = settings.jitter * self._delays.random()
-                self._push(now + away + outcome.draft_seconds + delay, "return", index, [one])
+                replica.away.append(one)
+                one.away = away + outcome.draft_seconds + settings.jitter * self._delays.random()
+                one.due = now + one.away
+                self._push(one.due, "return", index, [one])
         replica.running = [one for one in replica.running if one not in leaving]

@@ -174,7 +174,7 @@ class Driver:
 
     def _turn(self) -> None:
         """Run one submitted action, or else a step; then update line, coroutines and drains."""
-        action = self._mailbox.get(wait=not self._has_work)
+        action = self._mailbox.get(wait=not self._has_work, seconds=self._patience)
         if action is not None:
             action()
         else:
@@ -185,6 +185,12 @@ class Driver:
         self._tell()
         while self._drains and self._engine.is_idle and not self._has_work:
             self._drains.pop().set_result(None)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for trees of clients; none if there is background work."""
+        is_alone = self._background is None or self._background.is_idle
+        return self._engine.held.patience if is_alone and self._engine.has_work else 0.0
 
     @property
     def _has_work(self) -> bool:

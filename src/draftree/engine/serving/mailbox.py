@@ -38,10 +38,10 @@ class Mailbox:
                 return
         otherwise(EngineClosedError(self._reason))
 
-    def get(self, *, wait: bool) -> Callable[[], None] | None:
-        """Return the next action; None if there is none, and `wait` is False."""
+    def get(self, *, wait: bool, seconds: float = 0.0) -> Callable[[], None] | None:
+        """Return the next action; None if there is none, `wait` is False and none comes within some seconds."""
         try:
-            return self._letters.get(block=wait)[0]
+            return self._letters.get(block=wait or seconds > 0, timeout=None if wait else seconds)[0]
         except queue.Empty:
             return None
 
