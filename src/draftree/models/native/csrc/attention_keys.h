@@ -76,7 +76,7 @@ INLINE void place_key_pairs(char *to, const uint16_t *from, const int64_t *at, i
 }
 
 /* two values as pairs of a key each: 32 dimensions in two registers */
-INLINE void pair_values(vu *to, const uint16_t *even, const uint16_t *odd) {
+INLINE void interleave_values(vu *to, const uint16_t *even, const uint16_t *odd) {
     const halves a = *(const halves_loose *)even, b = *(const halves_loose *)odd;
     to[0] = (vu)__builtin_shufflevector(a, b, LOWER_HALVES);
     to[1] = (vu)__builtin_shufflevector(a, b, UPPER_HALVES);
@@ -85,7 +85,7 @@ INLINE void pair_values(vu *to, const uint16_t *even, const uint16_t *odd) {
 INLINE void place_value_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
     for (int key = 0; key < LANES; key += 2, to += dim * 4)
         for (int64_t i = 0; i < dim; i += 2 * LANES)
-            pair_values((vu *)(to + i * 4), from + at[key] + i, from + at[key + 1] + i);
+            interleave_values((vu *)(to + i * 4), from + at[key] + i, from + at[key + 1] + i);
 }
 #endif
 

@@ -92,7 +92,7 @@ INLINE void load_value_pairs(const AttentionState *at, vu *value, int pair, int6
         const int64_t dim = from + i * LANES;
         if (is_own) {
             const uint16_t *own = at->own_values;
-            pair_values(value + i, own + at->places[2 * pair] + dim,
+            interleave_values(value + i, own + at->places[2 * pair] + dim,
                         own + at->places[2 * pair + 1] + dim);
         } else {
             const vu *placed = (const vu *)at->values + (pair * at->dim + dim) / LANES;
