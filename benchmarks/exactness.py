@@ -99,7 +99,7 @@ def main() -> int:
         same = [common_length(mine, plain_text) for mine, plain_text in zip(found, wanted, strict=True)]
         records.append(
             {
-                "model": given.model,
+                "model": Path(given.model).name,
                 "dtype": given.dtype,
                 "quantization": given.quantization,
                 "is_exact": plain.is_exact,

@@ -5,8 +5,8 @@
         --out benchmarks/results/four-bits.jsonl
 
 All engines stay loaded and are measured in turns. `write` is the time per token after the first one of a text,
-`rows 8` a pass over 8 rows with all logits (of llama.cpp: a prompt of 8 tokens, with one row of logits), `prompt 512` a
-prompt until its first token. Milliseconds; medians are printed.
+`rows 8` a pass over 8 rows with all logits (of peers: a prompt of 8 tokens, with one row of logits), `prompt 512` a
+prompt until its first token. Milliseconds; medians are printed. No measurement starts after `--seconds`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, Pass
 
-TEXT, START = 48, 64
+TEXT, START = 32, 64
 """Tokens of a text, and of the prompt before it."""
 WARM = 6
 
@@ -152,7 +152,8 @@ def main() -> None:
     parser.add_argument("--peer", action="append", default=[])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=90.0, help="no new turn after this time")
+    parser.add_argument("--seconds", type=float, default=90.0, help="no new measurement after this time")
+    parser.add_argument("--prompt", type=int, action="append", help="tokens of a prompt; 512 if none is given")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -162,16 +163,17 @@ def main() -> None:
         "rows 1": lambda engine, turn: engine.rows(1, turn),
         "rows 8": lambda engine, turn: engine.rows(8, turn),
         "rows 16": lambda engine, turn: engine.rows(16, turn),
-        "prompt 512": lambda engine, turn: engine.prompt(512, turn),
     }
+    for count in given.prompt or [512]:
+        kinds[f"prompt {count}"] = lambda engine, turn, count=count: engine.prompt(count, turn)
     for engine in engines:
         engine.rows(WARM, 0)
     found: dict[tuple[str, str], list[float]] = {(engine.name, kind): [] for engine in engines for kind in kinds}
     start = time.perf_counter()
     for turn in range(given.repeats):
-        if time.perf_counter() - start > given.seconds:
-            break
         for kind, measure in kinds.items():
+            if turn and time.perf_counter() - start > given.seconds:
+                break
             for engine in engines[turn % len(engines) :] + engines[: turn % len(engines)]:
                 found[engine.name, kind].append(measure(engine, turn))
             print(turn, kind, [round(found[engine.name, kind][-1], 2) for engine in engines], flush=True)

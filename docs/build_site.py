@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from generator.site.config import STYLE, config
+from generator.site.config import SCRIPT, STYLE, config
 from generator.site.navigation import navigation, title_of
 from generator.site.staging import stage
 
@@ -29,6 +29,7 @@ def prepare(folder: Path, root: Path = ROOT) -> list[str]:
     pages.mkdir(parents=True)
     places = stage(root, pages)
     (pages / "site.css").write_text(STYLE, encoding="utf-8")
+    shutil.copyfile(SCRIPT, pages / SCRIPT.name)
 
     def title(place: str) -> str:
         return title_of((pages / place).read_text(encoding="utf-8"))

@@ -1,14 +1,18 @@
-"""Writes a Llama model folder as a GGUF file of 4 bits, for measurements beside llama.cpp.
+"""Writes a Llama model folder as a GGUF file of 4 to 8 bits, for measurements beside llama.cpp.
 
-    python folder_to_gguf.py FOLDER q4_0|q4_k_m FILE.gguf
+    python folder_to_gguf.py FOLDER q4_k_m FILE.gguf [plain]
 
-`q4_k_m` has the layout of llama.cpp's Q4_K_M: Q6_K for the output head, and for the values and the second projection
-of the perceptron in half of the layers, else Q4_K; rows that are no multiple of 256 get Q5_0 and Q8_0. Roundings are
-plain, without llama.cpp's search, so its perplexity is no measure of llama.cpp's own files. Needs the package `gguf`.
+Kinds are q8_0, q4_0, q4_1, q5_0, q5_1, q6_k, q4_k_m, q5_k_m, iq4_nl and iq4_xs. `q4_k_m` and `q5_k_m` have the layout
+of llama.cpp's: Q6_K for the output head, and for the values and the second projection of the perceptron in half of the
+layers, else Q4_K or Q5_K. Rows that are no multiple of 256 get the kinds that llama.cpp gives them. Blocks are those of
+llama.cpp's own quantizer, `ggml_quantize_chunk` of the package `xllamacpp`; with `plain`, q4_0 and q4_k_m are rounded
+here, without its search. Needs the package `gguf`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import sys
 from pathlib import Path
@@ -16,13 +20,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors import safe_open
 
 Array = np.ndarray[Any, Any]
 SUPER = 256
-FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+MIXED = {"q4_k_m": "Q4_K", "q5_k_m": "Q5_K"}
+SIMPLE = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q6_k", "iq4_nl", "iq4_xs")
 
 
 def float16_bytes(values: Array) -> Array:
@@ -70,24 +76,51 @@ def q6_k(values: Array) -> Array:
     return np.concatenate(parts, -1).reshape(values.shape[0], -1)
 
 
-def packed(values: Array, kind: str) -> tuple[Array, GGMLQuantizationType]:
+@functools.cache
+def ggml() -> Any:
+    """The library of llama.cpp, inside the module of its bindings."""
+    from xllamacpp import xllamacpp
+
+    library = ctypes.CDLL(xllamacpp.__file__)
+    numbers = (ctypes.c_int64,) * 3
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p]
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    return library
+
+
+def by_ggml(values: Array, kind: GGMLQuantizationType) -> Array:
+    """Blocks of llama.cpp's quantizer, without an importance matrix."""
+    block, size = GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    source = np.ascontiguousarray(values, np.float32)
+    found = np.empty((rows, columns // block * size), np.uint8)
+    written = ggml().ggml_quantize_chunk(int(kind), source.ctypes.data, found.ctypes.data, 0, rows, columns, None)
+    if written != found.nbytes:
+        raise SystemExit(f"llama.cpp wrote {written} bytes of {kind.name}, not {found.nbytes}")
+    return found
+
+
+def packed(values: Array, kind: str, *, is_plain: bool) -> tuple[Array, GGMLQuantizationType]:
     if kind in FALLBACKS and values.shape[-1] % SUPER:
         kind = FALLBACKS[kind]
-    found = {"Q4_K": q4_k, "Q6_K": q6_k}.get(kind)
     wanted = GGMLQuantizationType[kind]
+    if not is_plain:
+        return by_ggml(values, wanted), wanted
+    found = {"Q4_K": q4_k, "Q6_K": q6_k}.get(kind)
     return (quantize(values, wanted) if found is None else found(values)), wanted
 
 
 def kind_of(name: str, layers: int, wanted: str) -> str:
-    """The kind of a matrix, as llama.cpp chooses it."""
+    """The kind of a matrix, about as llama.cpp chooses it."""
     parts = name.split(".")
-    if name in ("token_embd.weight", "output.weight"):
-        return "Q8_0" if wanted == "q4_0" else "Q6_K"
-    if wanted == "q4_0":
-        return "Q4_0"
+    is_head = name in ("token_embd.weight", "output.weight")
+    if wanted in SIMPLE:
+        return "Q8_0" if is_head and wanted in ("q8_0", "q4_0", "q4_1") else "Q6_K" if is_head else wanted.upper()
+    if is_head:
+        return "Q6_K"
     layer, eighth = int(parts[1]), layers // 8
     has_more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-    return "Q6_K" if has_more and parts[2] in ("attn_v", "ffn_down") else "Q4_K"
+    return "Q6_K" if has_more and parts[2] in ("attn_v", "ffn_down") else MIXED[wanted]
 
 
 def in_pairs(values: Array, heads: int) -> Array:
@@ -159,8 +192,10 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, size: int) -> None:
     writer.add_eos_token_id(int(end[0] if isinstance(end, list) else end))
 
 
-def main(source: str, wanted: str, target: str) -> None:
+def main(source: str, wanted: str, target: str, rounding: str = "llama.cpp") -> None:
     """Write all matrices in the kind, and all vectors in float32."""
+    if wanted not in (*SIMPLE, *MIXED) or rounding not in ("llama.cpp", "plain"):
+        raise SystemExit(f"kinds are {', '.join((*SIMPLE, *MIXED))}; after the file may follow: plain")
     folder = Path(source)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     writer = GGUFWriter(target, "llama")
@@ -177,7 +212,8 @@ def main(source: str, wanted: str, target: str) -> None:
                     writer.add_tensor(gguf_name(key), values)
                     continue
                 name = gguf_name(key)
-                data, kind = packed(values, kind_of(name, config["num_hidden_layers"], wanted))
+                own_kind = kind_of(name, config["num_hidden_layers"], wanted)
+                data, kind = packed(values, own_kind, is_plain=rounding == "plain")
                 writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

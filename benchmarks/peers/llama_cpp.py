@@ -27,7 +27,8 @@ def server(given: argparse.Namespace) -> xllamacpp.Server:
     """One slot, no cache between requests."""
     params = xllamacpp.CommonParams()
     params.model.path = given.model
-    params.n_ctx, params.n_parallel, params.n_predict = 4096, 1, -1
+    params.n_ctx, params.n_parallel, params.n_predict = 8192, 1, -1
+    params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_ENABLED
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.threads
     params.warmup, params.cache_prompt, params.cache_ram_mib = True, False, 0
     params.port = 0

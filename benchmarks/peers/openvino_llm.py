@@ -37,7 +37,8 @@ def main() -> None:
         seconds = time.perf_counter() - start
         first = done.perf_metrics.get_ttft().mean / 1000
         written = [int(token) for token in done.tokens[0]]
-        return {"seconds": seconds, "decode_seconds": seconds - first, "tokens": len(written), "ids": written}
+        times = {"seconds": seconds, "prompt_seconds": first, "decode_seconds": seconds - first}
+        return {**times, "tokens": len(written), "ids": written}
 
     answer(f"openvino-genai {openvino_genai.__version__}", write)
 

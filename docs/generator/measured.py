@@ -135,8 +135,9 @@ def text_rows(path: Path) -> Found:
     cpu = "AMX" if "amx_tile" in machine["cpu_flags"] else "no AMX"
     kind = header["quantization"] or header["dtype"]
     temperature = "greedy" if header["temperature"] == 0 else f"temperature {header['temperature']:g}"
-    categories = len({record.category for record in results.records})
-    run = f"{header['model']['name']}, {kind}, {temperature}, {count(categories, 'category', 'categories')}, {cpu}"
+    categories = list(dict.fromkeys(record.category for record in results.records))
+    texts = " and ".join(categories) if len(categories) < 3 else f"{len(categories)} categories"
+    run = f"{header['model']['name']}, {kind}, {temperature}, {texts}, {cpu}"
     ours = [row for row in Report(results).rows() if row.method["engine"] == OURS and row.method["job"] != "plain"]
     return [(row.method["name"], (run, *cells(row))) for row in ours]
 
@@ -146,10 +147,6 @@ def cells(row: Row) -> tuple[str, ...]:
     ratio = "" if row.against_plain is None else f"{row.against_plain.mean:.2f}"
     equal = "not promised" if row.num_equal is None else f"{row.num_equal} of {row.num_prompts}"
     return code(row.method["name"]), speed, f"{row.acceptance_length:.2f}", ratio, equal
-
-
-def count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from draftree.arguments import (
 from draftree.beams import BeamSearching
 from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.completion import Completion, completions_of
+from draftree.core.affinity import apply_threads
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
 from draftree.drafters import NO_DRAFT
@@ -85,6 +86,9 @@ class LLM(BeamSearching, Streams, Transcribes):
             pass. None keeps all weights in memory.
         kv_dtype: "int8" for keys and values of 8 bits in passes in C: half the memory of bfloat16, and other texts;
             None for the model's dtype.
+        threads: CPU threads of the process; None for fewer than torch's own number where the machine has fewer fast
+            cores in a memory node, or a quota (see `core.affinity.apply_threads`).
+        affinity: processors of all threads of the process: "auto", "none" or a list such as "0-3,8".
         on_round: called with the record of every round.
         clock: returns seconds for the planner and the records; a simulated clock makes plans reproducible.
 
@@ -118,6 +122,8 @@ class LLM(BeamSearching, Streams, Transcribes):
         learn: str | None = None,
         offload: str | int | None = None,
         kv_dtype: str | None = None,
+        threads: int | None = None,
+        affinity: str | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -127,6 +133,7 @@ class LLM(BeamSearching, Streams, Transcribes):
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
+        apply_threads(threads, affinity)
         division = ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
         learning = learning_of(learn, methods)

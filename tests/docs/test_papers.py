@@ -7,6 +7,10 @@ import re
 from documents import DOCS
 from generator import papers
 
+from draftree.drafters import DRAFTERS
+from draftree.planners import PLANNERS
+from draftree.verifiers import VERIFIERS
+
 PAGE = papers.make()
 
 
@@ -46,3 +50,10 @@ def test_sources_end_with_their_sentence() -> None:
         == "lookup (A. Saxena, 2023); more"
     )
     assert papers.source_of("A.") == "–"
+
+
+def test_the_glossary_names_every_method() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    seams = (("drafter", DRAFTERS), ("verifier", VERIFIERS), ("planner", PLANNERS))
+    wanted = [f"(methods/{seam}-{name}.md)" for seam, registry in seams for name in registry.names()]
+    assert [link for link in wanted if link not in text] == []

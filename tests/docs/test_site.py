@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
+import threading
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import build_site
@@ -15,6 +19,8 @@ from documents import DOCS, ROOT, documents
 from generator.site.config import config
 from generator.site.navigation import Item, navigation, title_of
 from generator.site.places import PROJECT, links, place_of, rewritten, target_of
+
+from browser import Browser, open_browser
 
 needs_zensical = pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="the extra docs is missing")
 LOADING = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("use", "href")}
@@ -121,6 +127,63 @@ def test_the_search_index_is_local_and_has_the_pages(site: Path) -> None:
     index = (site / "search.json").read_text(encoding="utf-8")
     assert "methods/verifier-coupled.html" in index
     assert "source/src/draftree" not in index
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Files of a folder, without a log."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The folder on a free port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+REQUESTED = "return performance.getEntriesByType('resource').map(entry => entry.name)"
+FOCUSED = "!!document.activeElement.shadowRoot"
+RESULTS = "/\\d results?.*Glossary/.test(document.activeElement.shadowRoot.textContent)"
+
+
+@needs_zensical
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_requests_nothing_else_and_finds_pages(site: Path, scheme: str) -> None:
+    with open_browser() as browser, served(site) as url:
+        browser.emulate(width=1280, height=900, scheme=scheme)
+        for page in ("index.html", "gallery.html", "playground-page.html"):
+            browser.open(f"{url}/{page}")
+            browser.wait("document.readyState === 'complete'")
+            requested = browser.run(REQUESTED)
+            assert requested
+            assert [name for name in requested if not name.startswith(url)] == []
+        search(browser, f"{url}/index.html")
+
+
+@needs_zensical
+def test_the_search_works_where_pages_are_opened_as_files(site: Path) -> None:
+    with open_browser() as browser:
+        search(browser, (site / "methods" / "verifier-coupled.html").as_uri())
+
+
+def search(browser: Browser, address: str) -> None:
+    """Open a page and search for another one."""
+    browser.open(address)
+    key = {"type": "keyDown", "key": "k", "code": "KeyK", "modifiers": 2, "windowsVirtualKeyCode": 75}
+    browser.wait("document.readyState === 'complete'")
+    browser.devtools("Input.dispatchKeyEvent", **key)
+    browser.wait(FOCUSED)
+    browser.devtools("Input.insertText", text="glossary")
+    browser.wait(RESULTS)
+    assert [line for line in browser.log() if "Failed to load" in line] == []
 
 
 @needs_zensical

@@ -176,7 +176,7 @@ def with_bytes_for_weights(family: str) -> Any:
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_int8_rounds_weights_and_hardly_anything_else(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_rounds_weights_and_inputs_to_16_bits_or_8_in_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)
     rows = []
@@ -184,7 +184,8 @@ def test_int8_rounds_weights_and_hardly_anything_else(name: str, monkeypatch: py
         lm = lower(HFModel(with_bytes_for_weights("mistral")), quantization=quantization)
         rows.append(at_once(lm, text(60)))
     spread = rows[0].max() - rows[0].min()
-    assert (rows[1] - rows[0]).abs().max() < 3e-4 * spread  # inputs of 8 bits: 3e-2
+    limit = 4e-2 if "int8 products" in library.instructions else 3e-4  # inputs of 8 bits in groups, or of 16
+    assert (rows[1] - rows[0]).abs().max() < limit * spread
 
 
 @pytest.mark.skipif("no tiles" not in BUILDS, reason="tiles are of other processors")

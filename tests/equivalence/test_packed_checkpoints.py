@@ -129,7 +129,8 @@ def test_logits_are_those_of_the_values(
     ("change", "message"),
     [
         ({"bits": 3}, "3 bits in groups of 64"),
-        ({"group_size": -1}, "4 bits in groups of -1"),
+        ({"group_size": -2}, "4 bits in groups of -2"),
+        ({"group_size": 48}, "4 bits in groups of 48"),
         ({"desc_act": True}, "another order of inputs"),
     ],
 )

@@ -21,13 +21,15 @@ from draftree.bench.provenance import load_average, machine, model_facts, now, v
 from draftree.bench.records import FORMAT, PerplexityRecord
 from draftree.bench.settings import apply_threads
 from draftree.core.errors import ConfigurationError
-from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
+from draftree.loading.choices import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.prepared import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
 
 ROWS = 256
 """Tokens per pass; limits the memory of their logits."""
+KV = "+kv-"
+"""Between a kind of weights and one of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class PerplexitySettings:
     Attributes:
         model: name of the model, in any supported form.
         text: a file of UTF-8 text.
-        weights: one or several of the dtypes and quantizations; the others are compared with the first.
+        weights: one or several of the dtypes and quantizations; the others are compared with the first. With
+            "+kv-int8" after its name, keys and values have 8 bits.
         window: maximum tokens per window; the context length if that is less.
         limit: maximum tokens of the text.
         dtype: dtype of keys and values of quantized models.
@@ -64,8 +67,11 @@ class PerplexitySettings:
             if value is not None and value < least:
                 raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
         device = resolve_device(self.device)
-        for kind in (self.dtype, *(kind for kind in self.weights if kind not in QUANTIZATIONS)):
+        kinds, kv_dtypes = zip(*map(_parts_of, self.weights), strict=True) if self.weights else ((), ())
+        for kind in (self.dtype, *(kind for kind in kinds if kind not in QUANTIZATIONS)):
             resolve_dtype(kind, device)
+        for kv_dtype in kv_dtypes:
+            require_kv_dtype(kv_dtype, self.kernels, self.device)
         if len(set(self.weights)) < len(self.weights) or not self.weights:
             raise ConfigurationError(f"weights are {list(self.weights)}: name each once")
 
@@ -137,7 +143,14 @@ def _records(
         loaded = None  # before the next one is loaded
 
 
-def _load(settings: PerplexitySettings, kind: str) -> LoadedModel:
+def _parts_of(weights: str) -> tuple[str, str | None]:
+    """Return the kind of weights, and that of keys and values; None for the dtype of the model."""
+    kind, separator, kv_dtype = weights.partition(KV)
+    return kind, kv_dtype if separator else None
+
+
+def _load(settings: PerplexitySettings, weights: str) -> LoadedModel:
+    kind, kv_dtype = _parts_of(weights)
     quantization = kind if kind in QUANTIZATIONS else None
     return load_model(
         settings.model,
@@ -146,6 +159,7 @@ def _load(settings: PerplexitySettings, kind: str) -> LoadedModel:
         kernels=settings.kernels,
         quantization=quantization,
         trust_remote_code=settings.trust_remote_code,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -5,12 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
+from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel, load_model
 from draftree.parallel.entry import load_divided
 from draftree.parallel.options import SINGLE, ParallelOptions
+
+__all__ = [
+    "ExecutionSettings",
+    "NamesModel",
+    "RunsModel",
+    "apply_threads",
+    "load_for",
+    "load_named",
+    "require_positive",
+]
 
 
 class NamesModel(Protocol):
@@ -58,7 +67,11 @@ class RunsModel(NamesModel, Protocol):
 
     @property
     def threads(self) -> int | None:
-        """CPU threads; None keeps torch's own choice."""
+        """CPU threads; None for the machine's choice."""
+
+    @property
+    def affinity(self) -> str | None:
+        """Processors on which threads run, as for `apply_threads`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +85,8 @@ class ExecutionSettings:
         quantization: of the target's weights; None for no quantization.
         offload: memory for the target's weights, such as "8GB"; None for all in memory.
         kv_dtype: format of the target's keys and values: "int8", or None for its dtype.
-        threads: CPU threads; None keeps torch's own choice.
+        threads: CPU threads; None for the choice of `core.processors`.
+        affinity: processors on which threads run, as for `core.affinity.apply_threads`.
         trust_remote_code: whether Python code in the folders of the models may run.
         parallel: how the target is divided among processes.
     """
@@ -84,6 +98,7 @@ class ExecutionSettings:
     offload: str | None = None
     kv_dtype: str | None = None
     threads: int | None = None
+    affinity: str | None = None
     trust_remote_code: bool = False
     parallel: ParallelOptions = SINGLE
 
@@ -98,12 +113,6 @@ def require_positive(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} is {value}: it must be at least 1")
-
-
-def apply_threads(threads: int | None) -> None:
-    """Set the number of torch's CPU threads; None keeps torch's own choice."""
-    if threads is not None:
-        torch.set_num_threads(threads)
 
 
 def load_named(settings: NamesModel) -> LoadedModel:
@@ -130,5 +139,5 @@ def load_for(settings: RunsModel) -> LoadedModel:
     Raises:
         ModelError: it cannot be found or used.
     """
-    apply_threads(settings.threads)
+    apply_threads(settings.threads, settings.affinity)
     return load_named(settings)

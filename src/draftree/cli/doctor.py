@@ -21,6 +21,7 @@ from draftree.cli.options import (
     Verify,
 )
 from draftree.cli.running import Execution, execution_of
+from draftree.core.processors import ranges
 
 if TYPE_CHECKING:
     from draftree.doctor.records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
@@ -93,6 +94,7 @@ def doctor(
             "--offload": execution.offload,
             "--kv-dtype": execution.kv_dtype,
             "--measure": measure,
+            "--affinity": execution.affinity,
             "--trust-remote-code": execution.trust_remote_code,
         }
         refuse_given(given, "it needs a model: name one")
@@ -111,7 +113,7 @@ def doctor(
         measure=measure,
     )
     settings.methods()
-    apply_threads(settings.threads)
+    apply_threads(settings.threads, settings.affinity)
     machine = examine_machine(execution.device)
     if not as_json:
         show("Machine", machine_lines(machine))
@@ -170,6 +172,7 @@ def machine_lines(found: MachineReport) -> Lines:
     yield "versions", ", ".join(f"{name} {value}" for name, value in versions.items() if name in SHOWN and value)
     memory = facts["memory_gib"]
     yield "processor", f"{facts['cpu']}, {facts['usable_cores']} of {facts['cores']} cores, {found.threads} threads"
+    yield "threads", thread_line(found)
     yield "instructions", " ".join(facts["cpu_flags"]) or "none of the relevant ones"
     bfloat16 = "native instructions" if found.native_bfloat16 else "not native: float32 is faster"
     yield "bfloat16", bfloat16
@@ -180,6 +183,17 @@ def machine_lines(found: MachineReport) -> Lines:
     yield "devices", ", ".join(found.devices)
     yield "compiler", found.compiler or "none"
     yield "passes in C", found.instructions or f"not here: {found.why_not_native}"
+
+
+def thread_line(found: MachineReport) -> str:
+    """Return the choice of threads, its reasons, and the processors of `--affinity auto`."""
+    own, choice = found.processors, found.choice
+    where = f"{own.num_cores} cores in {own.num_nodes} memory node{'s' if own.num_nodes > 1 else ''}"
+    reasons = f" ({'; '.join(choice.reasons)})" if choice.reasons else ""
+    given = "" if found.threads == choice.threads else f", {found.threads} in use"
+    return (
+        f"{choice.threads} chosen for {where}{reasons}{given}; --affinity auto: {ranges(choice.processors) or 'none'}"
+    )
 
 
 SHOWN = ("draftree", "python", "torch", "transformers", "numpy", "tokenizers")

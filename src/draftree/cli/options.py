@@ -78,7 +78,20 @@ TrustRemoteCode = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(help="CPU threads of passes; torch's own choice if not given.", metavar="N", rich_help_panel=RUNNING),
+    typer.Option(
+        help="CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.",
+        metavar="N",
+        rich_help_panel=RUNNING,
+    ),
+]
+Affinity = Annotated[
+    str | None,
+    typer.Option(
+        help="Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
+        "not given: auto on machines with several memory nodes or kinds of cores.",
+        metavar="LIST",
+        rich_help_panel=RUNNING,
+    ),
 ]
 Verify = Annotated[
     str,

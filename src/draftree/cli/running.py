@@ -11,6 +11,7 @@ import typer
 from draftree.cli.made import takes
 from draftree.cli.options import (
     RUNNING,
+    Affinity,
     AllowControlTokens,
     Device,
     Draft,
@@ -55,6 +56,7 @@ class Execution:
     offload: str | None
     kv_dtype: str | None
     threads: int | None
+    affinity: str | None
     trust_remote_code: bool
 
     @property
@@ -83,6 +85,7 @@ def execution_of(
     offload: Offload = None,
     kv_dtype: KvDtype = None,
     threads: Threads = None,
+    affinity: Affinity = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Execution:
     """Return the options of a command."""
@@ -94,6 +97,7 @@ def execution_of(
         offload=offload,
         kv_dtype=kv_dtype,
         threads=threads,
+        affinity=affinity,
         trust_remote_code=trust_remote_code,
     )
 

@@ -125,7 +125,7 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySetting
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
             resolve_with_bar(name)
-        apply_threads(settings.threads)
+        apply_threads(settings.threads, settings.affinity)
 
         def announce(url: str, models: Sequence[ServedModel]) -> None:
             drafters = {model.name: model.drafts for model in models}

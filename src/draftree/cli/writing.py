@@ -17,6 +17,7 @@ from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say, waiting
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
+from draftree.core.affinity import require_affinity
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
@@ -57,6 +58,7 @@ class Setup:
     offload: str | None = None
     kv_dtype: str | None = None
     threads: int | None = None
+    affinity: str | None = None
     exact: bool = False
     allow_control_tokens: bool = False
     trust_remote_code: bool = False
@@ -203,6 +205,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     require_known(setup.kernels, setup.quantization)
     require_kv_dtype(setup.kv_dtype, setup.kernels, setup.device)
     require_positive(setup, "threads")
+    require_affinity(setup.affinity)
     for name in (setup.model, *methods.draft_models):
         if not is_remote(name):
             resolve_with_bar(name)

@@ -18,6 +18,7 @@ from draftree.bench.provenance import machine, versions
 from draftree.bench.settings import load_for
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.choices import decide
+from draftree.core.affinity import own_choice
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.paths import shown_name
 from draftree.doctor.expectations import expectations
@@ -67,12 +68,15 @@ def examine_machine(device: str = "auto") -> MachineReport:
         instructions = library().instructions
     except NativeUnavailableError as error:
         reason = str(error)
+    processors, choice = own_choice()
     cards = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
     return MachineReport(
         facts=machine(where),
         versions=versions(),
         devices=("cpu", *cards),
         threads=torch.get_num_threads(),
+        processors=processors,
+        choice=choice,
         caches=tuple(cache_sizes()),
         free_bytes=free_memory(where),
         compiler=compiler,

@@ -8,6 +8,8 @@ from typing import Any
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import ExecutionSettings, require_positive
 from draftree.bench.speeds import Speeds
+from draftree.core.affinity import require_affinity
+from draftree.core.processors import ProcessorFacts, ThreadChoice
 from draftree.engine.memory import SlotEstimate
 from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.models.memory import Footprint
@@ -35,6 +37,7 @@ class DoctorSettings(ExecutionSettings):
     def __post_init__(self) -> None:
         require_positive(self, "threads", "length")
         require_known(self.kernels, self.quantization)
+        require_affinity(self.affinity)
         require_kv_dtype(self.kv_dtype, self.kernels, self.device)
         resolve_dtype(self.dtype, resolve_device(self.device))
 
@@ -51,7 +54,9 @@ class MachineReport:
         facts: processor, cores, instructions, memory, system.
         versions: versions of Python and the relevant packages.
         devices: torch's devices.
-        threads: torch's CPU threads.
+        threads: CPU threads of passes.
+        processors: logical processors, physical cores and memory nodes that this process may use, and its quota.
+        choice: the choice of threads and processors, and its reasons.
         caches: bytes of the processor's caches, nearest first.
         free_bytes: free memory; None if the system does not report it.
         compiler: path of the C compiler; None if there is none.
@@ -64,6 +69,8 @@ class MachineReport:
     versions: dict[str, Any]
     devices: tuple[str, ...]
     threads: int
+    processors: ProcessorFacts
+    choice: ThreadChoice
     caches: tuple[int, ...]
     free_bytes: int | None
     compiler: str | None

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.endings import eos_ids_in
+from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
 from draftree.loading.packed_start import PackedCopy
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_record import Record, parsed
@@ -38,8 +39,6 @@ from draftree.weights.block_kinds import KINDS
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = 0.15
-"""Maximum difference of logits from those of dequantized weights, relative to their range: inputs have 8 bits."""
 LEAST_LAYERS = 2
 """Minimum number of layers of the model on which the structure is found."""
 
@@ -162,11 +161,13 @@ def _first_start(
     config, templates = _short_config(folder)
     short = _dequantized(config, source, dtype)
     eos_ids = eos_ids_in(short)
-    with in_float32(short):
+    with in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
     del short
-    found = check(NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=TOLERANCE)
+    found = check(
+        NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=ROUNDED_TOLERANCE
+    )
     if not (found.chains_ok and found.trees_ok):
         error = max(found.chain_error, found.tree_error)
         raise NativeUnavailableError(f"logits of its blocks differ from those of dequantized weights ({error:.1e})")

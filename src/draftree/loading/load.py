@@ -35,6 +35,7 @@ from draftree.loading.offloading import (
     saved_packing,
     torch_placement,
 )
+from draftree.loading.packed_reference import checked_packed
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -246,6 +247,8 @@ def lower_model(
     result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    if quantization == "int4" and compares:
+        result = checked_packed(model, ours, result)
     is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
     result = replace(result, is_exact=result.is_exact and is_alike)
     ours.is_exact, ours.self_check = result.is_exact, result

@@ -144,10 +144,7 @@ class ServerSettings:
     dtype: str = _option("auto", "auto, float32, bfloat16, float16 or float64.", EXECUTION, word="NAME")
     kernels: str = _option("auto", "auto, native, torch or graphs.", EXECUTION, word="NAME")
     quantization: str | None = _option(None, "int8 or int4 for weights of 8 or 4 bits.", EXECUTION, word="NAME")
-    offload: str | None = _option(
-        None, "Memory for the weights of a model, such as 8GB: other layers are read from a file in every pass.",
-        EXECUTION, word="SIZE",
-    )  # fmt: skip
+    offload: str | None = _option(None, "Memory for weights, such as 8GB; others are read.", EXECUTION, word="SIZE")
     kv_dtype: str | None = _option(None, "int8 for keys and values of 8 bits.", EXECUTION, word="NAME")
     tp: int = _option(1, "Processes of torchrun that share each layer (tensor parallel).", EXECUTION, least=1)
     pp: int = _option(1, "Stages of layers (pipeline parallel); each has --tp processes.", EXECUTION, least=1)
@@ -155,7 +152,8 @@ class ServerSettings:
         False, "Add the partial sums of processes in one order, whatever else is in a pass.", EXECUTION
     )
     exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
-    threads: int | None = _option(None, "CPU threads of passes.", EXECUTION, least=1)
+    threads: int | None = _option(None, "CPU threads of passes; those of 'doctor' if not given.", EXECUTION, least=1)
+    affinity: str | None = _option(None, "Processors of threads: auto, none or a list.", EXECUTION, word="LIST")
     max_batch_size: int | None = _option(
         None, "Sequences in one batch; as many as memory allows, up to 32, if not given.", EXECUTION, least=1
     )
@@ -247,8 +245,10 @@ class ServerSettings:
             WeightsError: an extra for a drafter's model is missing.
         """
         from draftree.assembly import choose_methods
+        from draftree.core.affinity import require_affinity
         from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 
+        require_affinity(self.affinity)
         resolve_dtype(self.dtype, resolve_device(self.device))
         require_known(self.kernels, self.quantization)
         require_kv_dtype(self.kv_dtype, self.kernels, self.device)

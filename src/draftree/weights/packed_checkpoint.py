@@ -2,7 +2,7 @@
 
 A group's scale is repeated for each 32 inputs. Groups with the zero 8 become Q4_0, others Q4_1, whose minimum is
 rounded to float16. Sources: arXiv 2210.17323 (GPTQ), 2306.00978 (AWQ); the layouts are those of the packages
-gptqmodel, autoawq and compressed-tensors.
+gptqmodel, autoawq and compressed-tensors. AutoRound writes the first two under a name of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ from draftree.core.errors import ModelLoadError, UnsupportedModelError
 __all__ = ["PackedCheckpoint", "quantization_of"]
 
 BITS, CODES_OF_WORD = 4, 8
+ALL_INPUTS = -1
+"""Size of the only group of a row, as GPTQ notes it."""
 BLOCK = 32
 SYMMETRIC_ZERO = 8
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of AWQ of each of its eight codes."""
+AUTOROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+"""Method whose layout a packing format of AutoRound has."""
 SUFFIXES = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
 
 
@@ -41,7 +45,10 @@ def quantization_of(folder: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"'{folder / 'config.json'}' cannot be read: {error}") from error
     found = config.get("quantization_config") if isinstance(config, dict) else None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    layout = AUTOROUND.get(str(found.get("packing_format"))) if found.get("quant_method") == "auto-round" else None
+    return found if layout is None else {**found, "quant_method": layout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +79,14 @@ class Codes:
         return scales * self.codes.float() + (-self.scales * self.zeros).half().float().repeat_interleave(group, 1)
 
     def rows(self) -> Tensor:
-        """Return the blocks of each output, shape (outputs, bytes), uint8."""
+        """Return the blocks of each output, shape (outputs, bytes), uint8.
+
+        Raises:
+            UnsupportedModelError: the number of inputs is no multiple of 32.
+        """
         outputs, inputs = self.codes.shape
+        if inputs % BLOCK:
+            raise UnsupportedModelError(f"a matrix of 4 bits has {inputs} inputs, which is no multiple of {BLOCK}")
         repeats = inputs // self.scales.shape[1] // BLOCK
         parts = [self.scales] if self.kind == "Q4_0" else [self.scales, -self.scales * self.zeros]
         heads = [part.half().repeat_interleave(repeats, 1)[..., None].view(torch.uint8) for part in parts]
@@ -126,9 +139,10 @@ class PackedCheckpoint:
             scheme = groups[0].get("weights") or {}
             if groups[0].get("input_activations") or scheme.get("actorder") not in (None, "static", "weight"):
                 raise self._refusal("quantized inputs, or groups in another order of inputs")
-            scheme = {"bits": scheme.get("num_bits"), "group_size": scheme.get("group_size")}
+            size = ALL_INPUTS if scheme.get("strategy") == "channel" else scheme.get("group_size")
+            scheme = {"bits": scheme.get("num_bits"), "group_size": size}
         bits, size = scheme.get("bits", scheme.get("w_bit")), scheme.get("group_size", scheme.get("q_group_size"))
-        if bits != BITS or not isinstance(size, int) or size <= 0 or size % BLOCK:
+        if bits != BITS or not isinstance(size, int) or (size != ALL_INPUTS and (size <= 0 or size % BLOCK)):
             raise self._refusal(f"{bits} bits in groups of {size}")
         if scheme.get("desc_act"):
             raise self._refusal("groups in another order of inputs (desc_act)")

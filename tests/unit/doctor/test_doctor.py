@@ -18,6 +18,7 @@ from draftree.bench import speeds
 from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.core.processors import Processor, ProcessorFacts, choose_threads
 from draftree.doctor import diagnosis
 from draftree.doctor.diagnosis import examine, examine_machine
 from draftree.doctor.expectations import expectations
@@ -45,7 +46,8 @@ MODEL = ModelReport(
     tolerance=0.1,
     footprint=Footprint(1, 1, 1, 1),
 )
-MACHINE = MachineReport({}, {}, ("cpu",), 1, (), 1, "/cc", "X", None, True)
+ONE = ProcessorFacts((Processor(0, 0),), 1)
+MACHINE = MachineReport({}, {}, ("cpu",), 1, ONE, choose_threads(ONE), (), 1, "/cc", "X", None, True)
 
 
 @pytest.fixture(scope="module")

@@ -125,34 +125,33 @@ class NativeDecoder:
         """Number of tokens whose logits this process computes."""
         return self._blueprint.vocab if self._share is None else len(self._share.vocab)
 
-    def input_embedding(self) -> Tensor:
+    def input_embedding(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the embedding as passes use it, shape (vocab, hidden); of a share, the rows of its tokens."""
         if self._packed.decoder.lookup.weight is not None:
-            return self._library.groups.unpack(self._packed.decoder.lookup, self._num_tokens).to(self.dtype)
+            return self._library.groups.unpack(self._packed.decoder.lookup, self._num_tokens).to(dtype or self.dtype)
         own = self._packed.at(self._packed.decoder.embedding)
-        return self.output_head() if own is None else own
+        return self.output_head(dtype) if own is None else own
 
-    def output_head(self) -> Tensor:
+    def output_head(self, dtype: torch.dtype | None = None) -> Tensor:
         """Return the head as passes use it, shape (vocab, hidden), as a new tensor; of a share, its tokens' rows."""
-        head = self._packed.decoder.head
+        head, dtype = self._packed.decoder.head, dtype or self.dtype
         if head.format == FORMATS["grouped"]:
-            return self._library.groups.unpack(head, self._num_tokens).to(self.dtype)
+            return self._library.groups.unpack(head, self._num_tokens).to(dtype)
         packed = self._packed.at(head.weight)
         assert packed is not None, "a decoder has a head"
         scales = self._packed.at(head.scale)
         found = unpack(packed, self._format, inputs=head.inputs, outputs=self._num_tokens, scales=scales)
-        return found.to(self.dtype)
+        return found.to(dtype)
 
-    def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+    def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
-        linear = getattr(self._packed.layers[layer], name)
+        linear, dtype = getattr(self._packed.layers[layer], name), dtype or self.dtype
         if linear.format == FORMATS["grouped"]:
-            weight = self._library.groups.unpack(linear, linear.outputs).to(self.dtype)
-            return weight, self._packed.at(linear.bias)
+            return self._library.groups.unpack(linear, linear.outputs).to(dtype), self._packed.at(linear.bias)
         blocks, scales = self._packed.product(layer, name)
         outputs = -(-linear.outputs // LANES) * LANES
         found = unpack(blocks, linear.format, inputs=linear.inputs, outputs=outputs, scales=scales)
-        return found[: linear.outputs].to(self.dtype), self._packed.at(linear.bias)
+        return found[: linear.outputs].to(dtype), self._packed.at(linear.bias)
 
     def small_weight(self, layer: int | None, name: str) -> Tensor:
         """Return a norm of a layer, or of the whole model for None, float32."""

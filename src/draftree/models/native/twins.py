@@ -31,11 +31,12 @@ class UnpackedWeights(Weights):
 
     Args:
         blueprint: architecture of the decoder.
-        decoder: decoder with weights that are not quantized.
+        decoder: the decoder.
+        dtype: dtype of matrices; None for the decoder's.
     """
 
-    def __init__(self, blueprint: Blueprint, decoder: NativeDecoder) -> None:
-        self._blueprint, self._decoder = blueprint, decoder
+    def __init__(self, blueprint: Blueprint, decoder: NativeDecoder, dtype: torch.dtype | None = None) -> None:
+        self._blueprint, self._decoder, self._dtype = blueprint, decoder, dtype
         self._parts: dict[str, Tensor] = {}
         self._small: dict[str, Tensor] = {}
         for field in ("final_norm", "start_norm"):
@@ -73,9 +74,9 @@ class UnpackedWeights(Weights):
         if name in self._small:
             return self._small[name]
         if name == plan.embedding:
-            return self._decoder.input_embedding()
+            return self._decoder.input_embedding(self._dtype)
         if name == plan.head.weight:
-            return self._decoder.output_head()
+            return self._decoder.output_head(self._dtype)
         if name == plan.head.bias:
             found = self._decoder.embedding_facts().bias
             assert found is not None, "the head has a bias"
@@ -93,7 +94,7 @@ class UnpackedWeights(Weights):
         return name == self._blueprint.embedding and not self._blueprint.is_tied
 
     def _unpack(self, layer: int, product: str, linears: Sequence[LinearBlueprint], in_turns: bool) -> None:
-        weight, bias = self._decoder.product_weight(layer, product)
+        weight, bias = self._decoder.product_weight(layer, product, self._dtype)
         if in_turns and len(linears) == 2:
             # blocks of two products alternate
             weights = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(2, -1, weight.shape[1])

@@ -44,8 +44,18 @@ INLINE void product_of_piece(const Work *work, const Linear *linear, int64_t row
     }
 }
 
-/* distributes groups of blocks over the threads */
+/* Distributes blocks over the threads, in groups. Blocks left of groups that the threads share
+ * evenly are taken in pairs. */
 INLINE void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
-    const int64_t groups = groups_of(linear);
-    EACH(group, groups, phase) product_of_piece(work, linear, rows, group, target);
+    const int64_t threads = work->pass->num_threads, blocks = blocks_of(linear->outputs, LANES);
+    const int64_t groups = blocks / (GROUP * threads) * threads;
+    EACH(piece, groups + blocks_of(blocks - groups * GROUP, 2), phase) {
+        if (piece < groups) {
+            product_of_group(work, linear, rows, piece * GROUP, GROUP, target);
+            continue;
+        }
+        const int64_t block = groups * GROUP + 2 * (piece - groups);
+        if (block + 2 <= blocks) product_of_group(work, linear, rows, block, 2, target);
+        else product_of_group(work, linear, rows, block, 1, target);
+    }
 }

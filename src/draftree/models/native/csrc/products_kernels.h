@@ -2,6 +2,7 @@
  * outputs, with all sums in registers.
  */
 #pragma once
+#include "byte_groups.h"
 #include "finishing.h"
 
 enum {
@@ -111,13 +112,18 @@ INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; 
 
 INLINE part_i broadcast_part(const char *from) { return (part_i){0} + (int32_t)number_at(from); }
 
-#if SPLIT_BYTES
-enum { SUMS_OF_ROW = 2 }; /* in int8, for each part of a block */
-
+#if SPLIT_BYTES || BYTE_GROUPS
 /* four products of an unsigned byte and a signed one in each lane */
-INLINE part_i dot_of_quads(part_i sum, part_i a, part_i w) {
-    return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)w);
+INLINE part_i dot_of_quads(part_i sum, part_i a, part_i b) {
+    return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
 }
+#endif
+
+#if BYTE_GROUPS
+enum { SUMS_OF_ROW = 2 }; /* in int8, for each part of a block */
+#include "products_bytes.h"
+#elif SPLIT_BYTES
+enum { SUMS_OF_ROW = 2 };
 
 INLINE void add_int8(Piece piece, int num_rows, int count) {
     const int64_t units = blocks_of(piece.linear->inputs, 64);
@@ -141,8 +147,8 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
                 part_i a = broadcast_part(input[r] + unit * 1024 + quad * 4),
                        b = broadcast_part(input[r] + unit * 1024 + 64 + quad * 4);
                 /* signed bytes become unsigned, 128 larger */
-                if (AMX) a ^= (part_i)((part_u){0} + 0x80808080u);
-                if (AMX) b ^= (part_i)((part_u){0} + 0x80808080u);
+                a ^= (part_i)((part_u){0} + 0x80808080u);
+                b ^= (part_i)((part_u){0} + 0x80808080u);
                 EACH_PART(i) {
                     high[PART_OF(r, i)] = dot_of_quads(high[PART_OF(r, i)], a, w[i]);
                     low[PART_OF(r, i)] = dot_of_quads(low[PART_OF(r, i)], b, w[i]);
@@ -205,9 +211,10 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
 #endif
 
 /* Kernels have constant numbers of rows and blocks. */
+enum { SUMS_OF_add_float32 = 1, SUMS_OF_add_bfloat16 = 1, SUMS_OF_add_int8 = SUMS_OF_ROW };
 #define CASE(add, rows, blocks) \
     case rows: \
-        if ((rows) * (blocks) * PARTS <= SUMS_AT_ONCE) add(piece, rows, blocks); \
+        if ((rows) * (blocks) * PARTS * SUMS_OF_##add <= SUMS_AT_ONCE) add(piece, rows, blocks); \
         break;
 #define FEW_ROWS(add, blocks) \
     CASE(add, 1, blocks) \

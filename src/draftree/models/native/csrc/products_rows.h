@@ -8,7 +8,7 @@
 #pragma once
 #include "products_kernels.h"
 
-enum { PREFETCH_BYTES = 2048, ROWS_PER_CALL = 48 };
+enum { PREFETCH_BYTES = 2048, ROWS_PER_CALL = 48, LONG_PIECE = 640, LONG_FROM = 4 /* calls */ };
 
 /* the largest number of rows of a kernel for `count` blocks */
 INLINE int64_t rows_at_once(int64_t format, int64_t count) {
@@ -17,10 +17,13 @@ INLINE int64_t rows_at_once(int64_t format, int64_t count) {
 }
 
 /* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
- * not depend on the number of rows. */
-INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int is_only) {
-    if (format == INT8 && !SPLIT_BYTES) return UNITS_IN_SUM * 64;
-    return is_only ? inputs : format == INT8 ? 128 : 64;
+ * not depend on the number of rows. With more rows than a few calls take, pieces are long: their
+ * weights are in the second cache, and sums are loaded and stored less often. */
+INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int64_t calls) {
+    if (format == INT8 && !SPLIT_BYTES && !BYTE_GROUPS) return UNITS_IN_SUM * 64;
+    if (calls == 1) return inputs;
+    if (format == FLOAT32 || calls < LONG_FROM) return format == INT8 ? 128 : 64;
+    return blocks_of(inputs, blocks_of(inputs, LONG_PIECE) * 64) * 64;
 }
 
 /* The calls of a piece prefetch the weights that the next piece needs, each a share of them, so
@@ -40,8 +43,8 @@ INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int6
                        int64_t block, int count, int first_part, Sums *sums) {
     const int64_t format = linear->format, most = rows_at_once(format, count);
     const int is_only = num_rows <= most;
-    const int64_t calls = blocks_of(num_rows, most), step = inputs_of_piece(format, linear->inputs,
-                                                                            is_only);
+    const int64_t calls = blocks_of(num_rows, most),
+                  step = inputs_of_piece(format, linear->inputs, calls);
     for (int64_t from = 0; from < linear->inputs; from += step) {
         Piece piece = {work, linear, .block = block, .from = from,
                        .to = min_int(from + step, linear->inputs), .first_part = first_part};
@@ -77,7 +80,8 @@ INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row,
             values[i] = combine_bytes((vi)sums[r].bytes[0][i] - extra,
                                       (vi)sums[r].bytes[1][i] - extra);
 #endif
-            values[i] = dequantized(work, linear, row + r, block + i, values[i]);
+            if (BYTE_GROUPS) values[i] *= load(linear->scale + (block + i) * LANES);
+            else values[i] = dequantized(work, linear, row + r, block + i, values[i]);
         }
         finish_blocks(work, linear, row + r, block, count, values, target);
     }

@@ -1,6 +1,7 @@
 /* Rows: norms, formats, positions. */
 #pragma once
 #include <string.h>
+#include "byte_groups.h"
 #include "groups.h"
 #include "kv_codes.h"
 
@@ -60,8 +61,8 @@ INLINE float largest_size(vi sizes) {
 INLINE void store_int8(char *to, int64_t column, vi whole) {
 #if SPLIT_BYTES
     typedef int8_t bytes __attribute__((vector_size(16)));
-    const bytes first = __builtin_convertvector(((whole + 128) >> 8) + INPUT_OFFSET, bytes),
-                second = __builtin_convertvector(whole + INPUT_OFFSET, bytes);
+    const bytes first = __builtin_convertvector((whole + 128) >> 8, bytes),
+                second = __builtin_convertvector(whole, bytes);
     memcpy(to + column, &first, 16);
     memcpy(to + 64 + column, &second, 16);
 #else
@@ -97,6 +98,12 @@ static void write_formatted(const Work *work, int64_t row, const float *from, in
             write_group(groups + i / GROUP_INPUTS, values);
         }
     } else {
+#if BYTE_GROUPS
+        ByteGroup *groups = byte_groups(work, row, size);
+        for (int64_t i = 0; i < size; i += BYTES_OF_GROUP)
+            write_byte_group(groups + i / BYTES_OF_GROUP, VALUE(i),
+                             i + LANES < size ? VALUE(i + LANES) : splat(0.0f));
+#else
         vi largest = {0};
         for (int64_t i = 0; i < size; i += LANES)
             largest = max_vi(largest, (vi)VALUE(i) & 0x7fffffff);
@@ -109,6 +116,7 @@ static void write_formatted(const Work *work, int64_t row, const float *from, in
             store_int8((char *)work->inputs + tile_at(2 * row, i / 64, units), i % 64,
                        (vi)(value + ROUNDING) - (vi)splat(ROUNDING));
         }
+#endif
     }
 #undef VALUE
 }

@@ -15,14 +15,15 @@
 #define AMX 0
 #endif
 
-/* Inputs of products with int8 weights have 16 bits. Instructions that multiply four bytes at once
- * need the two bytes apart. */
-#if AMX || defined(__AVX512VNNI__)
-#define SPLIT_BYTES 1
+/* Inputs of products with int8 weights have 8 bits in groups with scales where dot products of bytes
+ * are all there is, see byte_groups.h. Elsewhere they have 16 bits, in two bytes that are apart for
+ * tiles, where a second product costs less than sums that leave the tiles. */
+#define SPLIT_BYTES AMX
+#if !AMX && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define BYTE_GROUPS 1
 #else
-#define SPLIT_BYTES 0
+#define BYTE_GROUPS 0
 #endif
-enum { INPUT_OFFSET = AMX ? 0 : 128 }; /* dot products without tiles need one unsigned operand */
 
 /* Attention may multiply keys and values in bfloat16 in pairs, without widening them. */
 #if defined(__AVX512BF16__)
@@ -102,7 +103,7 @@ INLINE int64_t widest_router(const Decoder *decoder) { /* outputs */
     return widest;
 }
 /* Rows in bfloat16 and int8 are stored in tiles of 16 rows by 64 bytes; float32 rows are
- * contiguous. An int8 row takes two rows of tiles: its high bytes and its low bytes, both signed,
+ * contiguous, and so are groups of bytes. Another int8 row takes two rows of tiles: its high bytes and its low bytes, both signed,
  * or, if bytes are not apart, whole 16-bit numbers in the order 0 2 1 3 of each quad. */
 INLINE int64_t tile_rows(int64_t format) { return format == INT8 ? 2 : 1; }
 INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) {

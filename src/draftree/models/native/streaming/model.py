@@ -99,11 +99,11 @@ class StreamedDecoder(NativeDecoder):
             _in_order(layer_range, captured) if layer_range.capture else None,
         )
 
-    def product_weight(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+    def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of a layer's product; a streamed layer is read once for all of its products."""
         if layer != self._unpacked_layer or name not in self._unpacked:
             with self._streamed.loaded(layer):
-                self._unpacked = {part: NativeDecoder.product_weight(self, layer, part) for part in PRODUCTS}
+                self._unpacked = {part: NativeDecoder.product_weight(self, layer, part, dtype) for part in PRODUCTS}
             self._unpacked_layer = layer
         return self._unpacked.pop(name)
 

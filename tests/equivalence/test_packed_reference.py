@@ -1,0 +1,91 @@
+"""The self-check of weights of 4 bits: its reference reads the packed weights, so that small mistakes show."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import torch
+
+from block_kinds import rounded_inputs
+from draftree.loading import packed_reference as references
+from draftree.loading.load import lower_model
+from draftree.loading.packed_reference import ROUNDED_TOLERANCE, packed_reference, rounded
+from draftree.models.check import QUANTIZED_TOLERANCE, check
+from draftree.models.native.build import NativeMismatchError
+from draftree.models.native.lowering import plan_model
+from draftree.models.native.model import NativeModel
+from draftree.models.native.weights import ModelWeights
+from families import fresh
+from native_samples import EXPERTS, FAMILIES, SIZES
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+DENSE = [family for family in FAMILIES if family not in EXPERTS]
+
+
+def packed(family: str, dtype: torch.dtype) -> tuple[Any, NativeModel]:
+    model = fresh(family, dtype=dtype, **(SIZES | FAMILIES[family])).eval().requires_grad_(False)
+    return model, NativeModel(plan_model(model), ModelWeights(model), quantization="int4")
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_passes_are_those_of_the_packed_weights_and_rounded_inputs(family: str) -> None:
+    model, ours = packed(family, torch.float32)
+    reference = packed_reference(model, ours)
+    assert reference is not None
+    found = check(ours, reference)
+    assert max(found.chain_error, found.tree_error) < 1e-3
+    assert found.is_exact
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_keys_of_fewer_bits_stay_within_the_tolerance(family: str) -> None:
+    model, ours = packed(family, torch.bfloat16)
+    reference = packed_reference(model, ours)
+    assert reference is not None
+    found = check(ours, reference)
+    assert max(found.chain_error, found.tree_error) < 0.3 * ROUNDED_TOLERANCE
+
+
+@pytest.mark.parametrize("share", [1e-2, 5e-1])
+def test_a_slightly_wrong_pass_is_refused(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that the rounding of the weights hides: one product of one layer is too large."""
+    build = references.UnpackedWeights
+
+    class Changed(build):  # type: ignore[misc, valid-type]
+        def get(self, name: str) -> torch.Tensor:
+            found: torch.Tensor = super().get(name)
+            return found * (1 + share) if name == "model.layers.0.mlp.down_proj.weight" else found
+
+    monkeypatch.setattr(references, "UnpackedWeights", Changed)
+    model, ours = packed("llama", torch.float32)
+    reference = packed_reference(model, ours)
+    assert reference is not None
+    error = check(ours, reference).chain_error
+    assert 1e-4 < error < QUANTIZED_TOLERANCE["int4"]
+    if share == 5e-1:
+        with pytest.raises(NativeMismatchError, match="those of the same weights of 4 bits"):
+            lower_model(fresh("llama", **(SIZES | FAMILIES["llama"])), quantization="int4")
+
+
+def test_the_result_of_the_check_is_that_of_the_packed_weights() -> None:
+    loaded = lower_model(fresh("llama", **(SIZES | FAMILIES["llama"])), quantization="int4")
+    found = loaded.model.self_check
+    assert found is not None
+    assert found.tolerance == ROUNDED_TOLERANCE
+    assert found.chain_error < 1e-3
+    assert found.is_exact
+
+
+@pytest.mark.parametrize("size", [16, 32, 176])
+def test_inputs_are_rounded_as_in_the_products(size: int) -> None:
+    rows = torch.randn(5, size, generator=torch.Generator().manual_seed(3))
+    rows[1] = 0
+    rows[2] *= 1e-3
+    normed = rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True).clamp(min=1e-30))
+    wanted = rounded_inputs(rows)
+    wanted[1] = 0
+    assert (rounded(normed).double() - wanted).abs().max() < 1e-5
+    assert torch.equal(rounded(rows)[1], torch.zeros(size))
