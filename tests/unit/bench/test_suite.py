@@ -169,14 +169,14 @@ def test_intervals_cover_the_true_value_about_as_often_as_they_say() -> None:
     import numpy as np
 
     random, hits = np.random.default_rng(0), 0
-    for _ in range(200):
+    for _ in range(60):
         speeds = np.exp(random.normal(0.5, 0.3, 25))
         plain = {str(place): entry("x", 1.0) for place in range(25)}
         fast = {str(place): entry("x", float(speed)) for place, speed in enumerate(speeds)}
         score = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast").score
         assert score is not None
         hits += score.low <= math.exp(0.5) <= score.high
-    assert 176 <= hits <= 198
+    assert 51 <= hits <= 60
 
 
 def test_texts_that_were_not_timed_are_left_out_of_the_score_only() -> None:

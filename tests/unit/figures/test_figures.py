@@ -22,6 +22,7 @@ from draftree.figures.intervals import mean, ratio
 from draftree.figures.material import Material
 from draftree.figures.measures import acceptance, guesses, tokens_per_round
 from draftree.figures.replaying import best_first, chain, expansion, k_ary, replay, texts_of
+from drawn_values import drawn_columns, drawn_values
 
 PROMPT = '{{"id": "{0}", "category": "c", "prompt": "one two three one two {0}"}}\n'
 HEADER: dict[str, Any] = {
@@ -304,3 +305,19 @@ def test_all_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == FIGURES.names()
     assert len(lines) == 25
+
+
+def test_drawings_hold_the_numbers_of_their_files(material: Material) -> None:
+    """Columns of numbers are drawn completely, in all figures but a table and one with a single point here."""
+    columns = {}
+    for name in FIGURES.names():
+        figure = FIGURES.find(name)()
+        if material.has(figure.runs, figure.results):
+            data = figure.data(material)
+            columns[name] = drawn_columns(data, drawn_values(figure, data))
+    assert len(columns) > 15
+    assert {name for name, drawn in columns.items() if not drawn} <= {"acceptance-estimates", "what-if"}
+    assert {"length", "measured", "closed_form"} <= columns["expected-tokens"]
+    figure, data = FIGURES.find("expected-tokens")(), data_of("expected-tokens", material)
+    other = Data([{**row, "measured": row["measured"] + 0.37} for row in data.rows], data.measured, data.losing)
+    assert "measured" not in drawn_columns(other, drawn_values(figure, data)), "numbers that are not drawn are detected"
