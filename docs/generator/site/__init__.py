@@ -1,0 +1,1 @@
+"""The documentation as a static site: copies of the Markdown files, their navigation and the configuration."""
