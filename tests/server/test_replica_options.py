@@ -59,8 +59,8 @@ def test_wrong_variables_are_refused(name: str, value: str, part: str) -> None:
         from_environment({"DRAFTREE_SERVE_MODELS": "tiny", f"DRAFTREE_SERVE_{name}": value})
 
 
-def test_replicas_need_a_port() -> None:
-    for change in ({"port": 0}, {"uds": "/tmp/x"}):
+def test_replicas_need_a_port_and_share_processors() -> None:
+    for change in ({"port": 0}, {"uds": "/tmp/x"}, {"port": 1, "affinity": "0-1"}):
         settings = ServerSettings(models=(ModelChoice("m", "m"),), **change)
         with pytest.raises(ConfigurationError, match="replicas"):
             ReplicaOptions().require_fit(settings)

@@ -82,8 +82,8 @@ pymdownx.magiclink = {}
 permalink = true
 slugify = { object = "pymdownx.slugs.slugify", kwds = { case = "lower" } }
 """
-"""Anchors are those of a forge; `nav` is filled in. The plugin lets the search read its index from a file; with a script
-of that name it does not add one of another host."""
+"""Anchors are those of a forge; `nav` is filled in. The plugin lets the search read its index from a file; with a
+script of that name it does not add one of another host."""
 
 
 def config(nav: list[Item]) -> str:

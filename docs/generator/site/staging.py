@@ -73,7 +73,7 @@ def text_of(path: str, root: Path, folder: Path) -> str:
     copy(root / path, place.with_suffix(NOTEBOOK))
     for name, content in pictures.items():
         (place.parent / name).write_bytes(content)
-    return f"{text}\n<a href=\"{place.stem}{NOTEBOOK}\" download>The notebook as a file</a>\n"
+    return f'{text}\n<a href="{place.stem}{NOTEBOOK}" download>The notebook as a file</a>\n'
 
 
 def listing(target: str, root: Path, folder: Path) -> str:
