@@ -134,7 +134,9 @@ class ReplicaOptions:
         if count > 1 and "RANK" in os.environ:
             raise ConfigurationError("replicas start the processes of their models themselves: leave torchrun out")
         if settings.affinity not in (None, "none"):
-            raise ConfigurationError("replicas share the processors of their machines: leave out affinity, give threads")
+            raise ConfigurationError(
+                "replicas share the processors of their machines: leave out affinity, give threads"
+            )
         if settings.uds is not None:
             raise ConfigurationError("replicas listen on a port, not on a Unix socket: leave out uds")
         if settings.tls_certificate is not None:
