@@ -203,6 +203,16 @@ def header_of(given: argparse.Namespace) -> dict[str, Any]:
     return header | {"model": "paced" if given.paced else shown_name(given.model), "paced_ms": given.paced}
 
 
+def rounds_of(texts: Sequence[Text]) -> dict[str, Any]:
+    """Drafted and written tokens of every round of the replayed texts."""
+    return {
+        "rounds": [
+            [[len(tree), count] for tree, count in zip(text.trees, text.written, strict=True)] for text in texts
+        ],
+        "output": len(texts[0].output),
+    }
+
+
 def main() -> None:
     """Measure and write rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -234,9 +244,9 @@ def main() -> None:
         if given.passes:
             write_passes(given, recording, write)
             return
-        write(header_of(given) if given.paced else {"kind": "drafts"} | recording.line())
-        curve = PacedCurve(*(one / 1000 for one in given.paced)) if given.paced else MeasuredCurve.read(given.out)
         texts = replayed(recording, max(given.devices)) if given.paced else recording.texts
+        write(header_of(given) | rounds_of(texts) if given.paced else {"kind": "drafts"} | recording.line())
+        curve = PacedCurve(*(one / 1000 for one in given.paced)) if given.paced else MeasuredCurve.read(given.out)
         with serving(given) as url:
             os.sched_setaffinity(0, {given.client_core})  # the server keeps its core
             start = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,11 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
+READING = threading.RLock()
+"""Held while transformers reads a model: it replaces methods of its classes meanwhile, and readers in two threads would
+leave them replaced, after which no model of this process has tied weights."""
+
+
 def read_model(
     folder: Path,
     dtype: torch.dtype | str,
@@ -65,7 +71,7 @@ def read_model(
     if not getattr(reader, "takes_parts", False):
         _require_whole(folder)
     try:
-        with quiet():
+        with READING, quiet():
             loader: Any = reader or AutoModelForCausalLM
             model, report = loader.from_pretrained(
                 folder,
