@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from typing import Any
 
 import pytest
 
-from async_samples import PROMPTS, alone, asynchronous, opened, params
+from async_samples import PROMPTS, alone, asked, asynchronous, opened, params
 from draftree import BeamSearchParams
 from draftree.core.errors import EngineClosedError, InvalidRequestError, NonFiniteLogitsError
 from draftree.engine.serving.background import TimeShare
@@ -37,9 +38,13 @@ async def test_searches_share_their_passes() -> None:
     async with opened() as llm:
         await llm.beam_search(PROMPTS[0], WIDE)
         steps = llm.beam_counts.steps
-        await asyncio.gather(*(llm.beam_search(PROMPTS[0], WIDE) for _ in range(5)))
-        # all five may miss the first pass of the first
-        assert llm.beam_counts.steps - steps <= steps + 5
+        begin = threading.Event()
+        llm._driver.call(lambda: begin.wait(120))  # the thread begins none of them before all five have asked
+        searches = [asyncio.create_task(llm.beam_search(PROMPTS[0], WIDE)) for _ in range(5)]
+        await asked(llm, len(searches))
+        begin.set()
+        await asyncio.gather(*searches)
+        assert llm.beam_counts.steps == 2 * steps
 
 
 @asynchronous
