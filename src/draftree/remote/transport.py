@@ -24,6 +24,8 @@ PATH = "/v1/verify"
 """Path of the WebSocket, and of POST requests with one frame each."""
 CONTENT_TYPE = "application/msgpack"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+NO_KEY = b"missing_api_key"
+"""Code of the server's answer to a request without a key."""
 OK = 200
 SILENCE = 10.0
 """Seconds for connecting, and for the answer to a ping."""
@@ -273,6 +275,8 @@ def _refusal(status: int, body: bytes, *, websocket: bool = False) -> RefusedErr
     """Return the error of an HTTP answer other than a frame."""
     if status in (UNAUTHORIZED, FORBIDDEN):
         text = "the server refuses the API key: set the right one in DRAFTREE_API_KEY"
+        if NO_KEY in body:
+            text = "the server needs an API key: set it in DRAFTREE_API_KEY"
         return RefusedError(text, code="unauthorized")
     if websocket and status in NO_UPGRADE:
         return RefusedError(f"the server offers no WebSocket (status {status})", code="no_websocket")

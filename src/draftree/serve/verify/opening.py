@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from draftree.core.errors import InvalidRequestError
 from draftree.engine.given import GivenTrees
 from draftree.remote.errors import FrameError
 from draftree.remote.requests import read_params
@@ -38,6 +39,11 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
     vocab = model.llm.llm.model.vocab_size
     if any(token >= vocab for token in (*message["prompt"], *message["output"])) or not message["prompt"]:
         raise FrameError(f"the prompt is empty, or has a token beyond the vocabulary of {vocab}", code="bad_token")
+    if message["output"] and len(message["output"]) >= message["limit"]:
+        raise InvalidRequestError(
+            f"the text has {len(message['output'])} tokens, and its limit is {message['limit']}: it has ended, so it "
+            "cannot be opened"
+        )
     params = read_params(message["params"], seed=message["seed"], max_tokens=message["limit"])
     require_choices(server.settings, params, {})
     prompts = [list(message["prompt"])]
