@@ -120,6 +120,8 @@ SLOW = frozenset(
         "test_tune_layers",
         "test_tutorial",
         "test_verify",
+        "test_verify_admission",
+        "test_verify_farewell",
         "test_verify_faults",
         "test_verify_limits",
         "test_verify_process",

@@ -43,16 +43,21 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
     prompts = [list(message["prompt"])]
     params, (prompt,) = await within_limits(server.settings, model, prompts=prompts, params=params)
     name, given = f"verify-{uuid.uuid4().hex}", None if message["plain"] else GivenTrees()
-    server.meters[model.name].register(name, "none" if given is None else DRAFT_LABEL)
-    submission = await model.llm.submit(
-        prompt,
-        params,
-        draft=None if given is None else "none",
-        request_id=name,
-        trace=given is not None,
-        owner=session.key.name,
-        given=given,
-        written=message["output"],
-    )
+    meter = server.meters[model.name]
+    meter.register(name, "none" if given is None else DRAFT_LABEL)
+    try:
+        submission = await model.llm.submit(
+            prompt,
+            params,
+            draft=None if given is None else "none",
+            request_id=name,
+            trace=given is not None,
+            owner=session.key.name,
+            given=given,
+            written=message["output"],
+        )
+    except BaseException:
+        meter.release(name)
+        raise
     kind = WrittenAlone if given is None else DraftedByClient
     return kind(message["text"], model.llm, submission, now)
