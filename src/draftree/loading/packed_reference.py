@@ -131,7 +131,7 @@ class _Product:
         bias = None if linear.bias is None else self.weights.get(linear.bias).float()[: len(weight)]
         self.weights.release(linear.weight)
         found = F.linear(rounded(inputs), weight, bias)
-        if not (linear.is_interleaved or linear.groups):
+        if not linear.is_reordered:
             return found
         places = torch.arange(linear.outputs, dtype=torch.float32)[:, None]
         order = arranged(places, replace(linear, is_transposed=False), head_dim=self.head_dim)[:, 0].long()

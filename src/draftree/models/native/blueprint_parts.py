@@ -19,6 +19,8 @@ class LinearBlueprint:
         is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
         groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
             then all keys, then all values.
+        pairs: number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if
+            those of two halves do, as passes in C require.
     """
 
     weight: str
@@ -29,11 +31,17 @@ class LinearBlueprint:
     expert: int | None = None
     is_interleaved: bool = False
     groups: int = 0
+    pairs: int = 0
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the weight has its outputs in another order."""
+        return self.is_interleaved or self.groups > 0 or self.pairs > 0
 
     @property
     def is_arranged(self) -> bool:
-        """Whether the weight has its outputs in another order, or is not the whole parameter."""
-        return self.is_transposed or self.is_interleaved or self.groups > 0 or self.expert is not None
+        """Whether the weight has its outputs in another order, is transposed, or is not the whole parameter."""
+        return self.is_transposed or self.is_reordered or self.expert is not None
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -151,6 +151,7 @@ class PackedWeights:
             is_post_norm=plan.is_post_norm,
             is_gated=plan.is_gated,
             is_parallel=plan.is_parallel,
+            has_joint_norms=plan.has_joint_norms,
             logit_cap=plan.logit_cap or 0.0,
             gate_limit=plan.gate_limit,
             gate_slope=plan.gate_slope,

@@ -47,7 +47,8 @@ def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
 def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
     """Return a weight of shape (outputs, inputs), or a bias of shape (outputs,), from its parameter.
 
-    Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values.
+    Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values; of
+    pairs that rotate together the first number of each, then the second of each.
 
     Args:
         parameter: weight or bias as the model has it.
@@ -63,6 +64,10 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     if linear.groups:
         heads = found.unflatten(0, (linear.groups, -1, head_dim))
         found = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+    if linear.pairs:
+        heads = found.unflatten(0, (-1, head_dim))
+        turned, rest = heads[:, : linear.pairs], heads[:, linear.pairs :]
+        found = torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
     return found
 
 

@@ -89,7 +89,7 @@ class CDecoder(ctypes.Structure):
         ("feature_part", _size),
         ("all_heads", _size),
         ("first_head", _size),
-        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel")),
+        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel", "has_joint_norms")),
         *((name, _float) for name in ("logit_cap", "gate_limit", "gate_slope")),
         ("positions", _pointer),
         ("unplaced", _size),
