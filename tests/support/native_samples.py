@@ -69,12 +69,12 @@ DTYPES = {
 }
 QUANTIZED = ("int8", "int4")
 EXPERTS = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
-"""Families without weights of 4 bits."""
+"""Families with experts."""
 
 
 def kinds_of(families: Iterable[str]) -> list[tuple[str, str]]:
-    """Families with each kind of weights that they have."""
-    return [(family, kind) for family in families for kind in DTYPES if kind != "int4" or family not in EXPERTS]
+    """Families with each kind of weights."""
+    return [(family, kind) for family in families for kind in DTYPES]
 
 
 def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:

@@ -104,6 +104,13 @@ class LayerBlueprint:
         return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
 
     @property
+    def products(self) -> tuple[LinearBlueprint, ...]:
+        """All projections but routers; of experts, those of each one."""
+        source = () if self.source is None else (self.source.query, self.source.output)
+        perceptron = (*self.gate_up, self.down) if self.experts is None else self.experts.products
+        return (*self.qkv, self.output, *source, *perceptron)
+
+    @property
     def norms(self) -> tuple[str, ...]:
         """Names of all norms."""
         found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,18 @@ class ExpertsBlueprint:
         """All products; of the experts those of expert 0."""
         found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
         return tuple(linear for linear in found if linear is not None)
+
+    @property
+    def products(self) -> tuple[LinearBlueprint, ...]:
+        """The products of every expert, the shared one last; without the router and the shared expert's gate."""
+        each = [replace(part, expert=expert) for expert in range(self.count) for part in (self.gate_up, self.down)]
+        shared = () if self.shared_down is None else (*self.shared_gate_up, self.shared_down)
+        return (*each, *shared)
+
+    @property
+    def unquantized(self) -> tuple[LinearBlueprint, ...]:
+        """The products that are never quantized: the router, and the shared expert's gate."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
     @property
     def widest(self) -> int:

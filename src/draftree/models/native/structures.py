@@ -40,6 +40,12 @@ class CExperts(ctypes.Structure):
     )
 
 
+def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
+    """Return the products `gate_up` or `down` of all experts, the shared one last, as a view of their memory."""
+    array: ctypes.Array[CLinear] = (CLinear * (experts.count + experts.shared)).from_address(getattr(experts, name))
+    return array
+
+
 class CLayer(ctypes.Structure):
     """`Layer`."""
 
@@ -70,6 +76,15 @@ class CLayer(ctypes.Structure):
         ("sinks", _pointer),
         ("experts", _pointer),
     )
+
+
+def product_of(layer: CLayer, name: str) -> CLinear:
+    """Return a product of a layer by the name of its field; those of expert 3 are "gate_up.3" and "down.3"."""
+    field, _, expert = name.partition(".")
+    if not expert:
+        found: CLinear = getattr(layer, field)
+        return found
+    return expert_products(CExperts.from_address(layer.experts), field)[int(expert)]
 
 
 class CDecoder(ctypes.Structure):
