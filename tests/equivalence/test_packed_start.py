@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,8 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.loading import block_start, packed_start
 from draftree.loading.load import load_model
-from draftree.models.native import packed
+from draftree.models.native import library_files, packed
+from draftree.models.native.library_files import PACKING
 from second_starts import logits
 
 pytestmark = [
@@ -28,6 +32,13 @@ pytestmark = [
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return written(tmp_path, kind="Q4_0", others={"ffn_down": "Q8_0"})
+
+
+def ended() -> int:
+    """Number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +93,18 @@ def test_an_unfinished_copy_is_not_used(path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(packed_start, "write_store", lambda *a, **k: made.append(a) or pack(*a, **k))
     assert torch.equal(logits(load_model(path)), first)
     assert len(made) == 1
+
+
+def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
+    left = [
+        store.parent / "packed" / f"{PACKING}-{library_files._host()}-{process}-x" for process in (ended(), os.getpid())
+    ]
+    for one in left:
+        one.mkdir(parents=True)
+        (one / "weights.bin").write_bytes(bytes(1000))
+    load_model(path)
+    assert [one.exists() for one in left] == [False, True]
+    assert len(packed_start.packed_folders()) == 1
 
 
 def test_without_copies_every_start_packs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from draftree.models.check import NATIVE_LENGTHS, rounds_alike
 from draftree.models.memory import free_memory
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import library
+from draftree.models.native.library_files import PACKING, working_folder
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import parse_size
 from draftree.models.native.streaming.model import StreamedModel, resident_model
@@ -147,12 +147,11 @@ class OffloadedStart:
         return StreamedModel(blueprint, open_store(self._place), budget=self._budget, quantization=quantization)
 
     def _pack(self, blueprint: Blueprint, weights: Weights, *, quantization: str | None) -> None:
-        self._place.parent.mkdir(parents=True, exist_ok=True)
         with (
             Cache().locked(f"{PACKED}-{self._key.name}"),
-            tempfile.TemporaryDirectory(dir=self._place.parent, prefix=".work-") as work,
+            working_folder(self._place.parent, PACKING) as work,
         ):
-            fresh = Path(work) / "fresh"
+            fresh = work / "fresh"
             fresh.mkdir()
             logger.info("packing the weights of '%s' to '%s'", self._key.folder, self._place)
             write_store(fresh, library(), blueprint, weights, quantization=quantization)

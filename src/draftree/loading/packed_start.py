@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import library
+from draftree.models.native.library_files import PACKING, working_folder
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.model import resident_model
 from draftree.models.native.streaming.store import add_facts, open_store, publish, write_store
@@ -48,7 +48,7 @@ def keeps_packed() -> bool:
 def packed_folders() -> list[tuple[Path, int]]:
     """Return the folders of packed weights in the cache and their sizes in bytes, by name."""
     found = []
-    for folder in sorted((Cache().root / FOLDER).glob("*/")):
+    for folder in sorted((Cache().root / FOLDER).glob("[!.]*/")):
         found.append((folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())))
     return found
 
@@ -110,12 +110,11 @@ class PackedCopy:
             add_facts(open_store(self._place), self._facts)
 
     def _pack(self, blueprint: Blueprint, weights: Weights) -> None:
-        self._place.parent.mkdir(parents=True, exist_ok=True)
         with (
             Cache().locked(f"{FOLDER}-{self._place.name}"),
-            tempfile.TemporaryDirectory(dir=self._place.parent, prefix=".work-") as work,
+            working_folder(self._place.parent, PACKING) as work,
         ):
-            fresh = Path(work) / "fresh"
+            fresh = work / "fresh"
             fresh.mkdir()
             logger.info("packing weights to '%s'", self._place)
             write_store(fresh, library(), blueprint, weights, quantization=self._quantization)

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 SUFFIX = ".so"
 SUM_LENGTH = 32
-WORK, PRIVATE = ".build", "draftree-native"
-DEAD_SECONDS = 3600
+WORK, PRIVATE, PACKING = ".build", "draftree-native", ".packing"
+DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
 """Age in seconds after which a working folder of another machine is abandoned."""
 
 
@@ -90,8 +90,14 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
 
 
 @contextlib.contextmanager
-def working_folder(folder: Path) -> Iterator[Path]:
+def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     """Create a folder of this user inside `folder`, which is created if needed; remove it at the end.
+
+    Folders that ended processes left behind are removed, too.
+
+    Args:
+        folder: where it is made.
+        kind: WORK or PACKING.
 
     Raises:
         OSError: it cannot be created.
@@ -100,8 +106,8 @@ def working_folder(folder: Path) -> Iterator[Path]:
         missing.mkdir(
             mode=0o755, exist_ok=True
         )  # independent of the umask: a folder that others can write is not used again
-    remove_leftovers(folder, WORK)
-    work = Path(tempfile.mkdtemp(prefix=f"{WORK}-{_owner()}-", dir=folder))
+    remove_leftovers(folder, kind)
+    work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_owner()}-", dir=folder))
     try:
         yield work
     finally:
@@ -143,7 +149,7 @@ def remove_leftovers(folder: Path, kind: str) -> None:
             if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "geteuid") and status.st_uid != os.geteuid()):
                 continue
             is_gone = host == _host() and not _lives(int(process))
-            is_old = status.st_mtime < time.time() - DEAD_SECONDS
+            is_old = status.st_mtime < time.time() - DEAD_SECONDS[kind]
             if is_gone or (is_old and (kind == WORK or host != _host())):
                 logger.info("removing '%s' of an ended process", place)
                 shutil.rmtree(place, ignore_errors=True)
