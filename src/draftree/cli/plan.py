@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from draftree.analysis.fleet.calibration import calibrated_costs
 from draftree.analysis.fleet.curves import DEVICES
+from draftree.analysis.fleet.host import HostCosts
 from draftree.analysis.fleet.measured import Measurements
-from draftree.analysis.fleet.simulation import quantile
+from draftree.analysis.fleet.result import quantile
 from draftree.analysis.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
 from draftree.analysis.trace import read_trace
@@ -72,6 +74,13 @@ def plan(
             rich_help_panel=FLEET,
         ),
     ] = None,
+    host: Annotated[
+        Path | None,
+        typer.Option(
+            help="Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.",
+            rich_help_panel=FLEET,
+        ),
+    ] = None,
     max_batch: Annotated[int, typer.Option(help="Sequences of a batch, with --measured.", rich_help_panel=FLEET)] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -98,18 +107,11 @@ def plan(
         first_token=first_token_ms / 1000,
         per_token=None if per_token_ms is None else per_token_ms / 1000,
     )
+    costs = _costs(host, draft, found_file)
     if found_file is None:
-        found = plans(demand, device, devices)
+        found = plans(demand, device, devices, host=costs)
     else:
-        host = USUAL_HOST if draft is None else found_file.draft(draft).host
-        each = [
-            simulated(
-                demand, found_file.curve, device="measured", width=1, replicas=count, max_batch=max_batch, host=host
-            )
-            for count in range(1, devices + 1)
-        ]
-        served = next((place for place, one in enumerate(each) if not one.reason), len(each) - 1)
-        found = each[: served + 1]
+        found = _of_measured(demand, found_file, devices, max_batch=max_batch, host=costs)
     if as_json:
         typer.echo(json.dumps([_numbers(one) for one in found], indent=2))
         return
@@ -122,6 +124,33 @@ def plan(
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     source = "data sheets and assumed efficiencies" if measured is None else f"passes measured in {measured}"
     typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
+
+
+def _costs(path: Path | None, draft: str | None, measured: Measurements | None) -> HostCosts:
+    """Return the costs of the host: those of a file, of a measured drafter, or the usual ones."""
+    if path is not None:
+        try:
+            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
+        return calibrated_costs(rows)
+    return USUAL_HOST if draft is None or measured is None else measured.draft(draft).host
+
+
+def _of_measured(
+    demand: Demand, measured: Measurements, devices: int, *, max_batch: int, host: HostCosts
+) -> list[Plan]:
+    """Return fleets of measured servers with one more replica each, up to the first that serves the demand."""
+    found = list[Plan]()
+    for count in range(1, devices + 1):
+        found.append(
+            simulated(
+                demand, measured.curve, device="measured", width=1, replicas=count, max_batch=max_batch, host=host
+            )
+        )
+        if not found[-1].reason:
+            break
+    return found
 
 
 def _rounds(draft: str | None, trace: Path | None, measured: Measurements | None) -> tuple[RoundOutcome, ...]:
