@@ -15,6 +15,7 @@ from beam_methods import method_of, prompt_of
 from draftree import LLM, BeamSearchParams
 from draftree.beam.loop import BeamSearch
 from draftree.beam.state import TextSearch
+from draftree.bench.dark_svg import save_svg
 from draftree.core.tree import ROOT
 from draftree.models.base import Extend, LanguageModel, Pass
 
@@ -106,4 +107,4 @@ def plot(files: Sequence[Path], out: Path) -> None:
     axes.set_title(f"{steps[0]['width']} beams after {steps[0]['prompt']} tokens")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False)
-    figure.savefig(out, metadata={"Date": None})
+    save_svg(figure, out)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from draftree.bench.benchmark import prompts_of, tokenizer_of
+from draftree.bench.conversations import Prompt
 from draftree.bench.engines import OurWriter, RunParams
 from draftree.bench.methods import our_methods
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, DistributionRecord
-from draftree.bench.runner import Prompt
 from draftree.bench.settings import apply_threads, require_positive
 from draftree.bench.workload import SHIPPED, read_workload
 from draftree.core.errors import ConfigurationError

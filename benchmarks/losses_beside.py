@@ -5,7 +5,9 @@
         --peer 'llama.cpp Q4_0=PYTHON benchmarks/peers/llama_losses.py smollm2-q4_0.gguf --threads 2' \\
         --out benchmarks/results/four-bits-losses.jsonl
 
-The base are the model's own weights in float32. All read the same tokens once, without a token before the text.
+The base are the model's own weights in float32. All read the same tokens once, without a token before the text. A peer
+whose name ends with that of weights of ours is also compared with these: the share of positions with the same likeliest
+token.
 """
 
 from __future__ import annotations
@@ -77,7 +79,11 @@ def main() -> None:
         count = len(one["losses"])
         agreement = sum(a == b for a, b in zip(one["likeliest"], known, strict=True)) / count
         rows.append({"weights": name, "perplexity": math.exp(sum(one["losses"]) / count), "likeliest": agreement})
-        print(f"{name:24} {rows[-1]['perplexity']:8.3f} {100 * agreement:6.1f}%")
+        same = [own for own in found if own != name and name.endswith(f" {own}")]
+        if same:
+            pairs = zip(one["likeliest"], found[same[0]]["likeliest"], strict=True)
+            rows[-1]["likeliest_of_ours"] = sum(a == b for a, b in pairs) / count
+        print(f"{name:24} {rows[-1]['perplexity']:8.3f} {100 * agreement:6.1f}%", rows[-1].get("likeliest_of_ours", ""))
     if given.out is not None:
         header = {
             "job": "losses-beside",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.dark_svg import save_svg
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 
@@ -104,7 +105,7 @@ def draw(points: Sequence[Point], path: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    save_svg(figure, path)
     pyplot.close(figure)
 
 

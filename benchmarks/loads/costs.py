@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.dark_svg import save_svg
 from draftree.models.base import Commit, Extend, Pass
 
 
@@ -68,4 +69,4 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     panels[0].set_ylabel("milliseconds of a pass")
     panels[0].set_ylim(bottom=0)
     figure.tight_layout()
-    figure.savefig(file)
+    save_svg(figure, file)

@@ -1,12 +1,12 @@
 """Writes a Llama model folder as a GGUF file of 4 to 8 bits, for measurements beside llama.cpp.
 
-    python folder_to_gguf.py FOLDER q4_k_m FILE.gguf [plain]
+    python folder_to_gguf.py FOLDER q4_k_m FILE.gguf [plain | pure]
 
 Kinds are q8_0, q4_0, q4_1, q5_0, q5_1, q6_k, q4_k_m, q5_k_m, iq4_nl and iq4_xs. `q4_k_m` and `q5_k_m` have the layout
 of llama.cpp's: Q6_K for the output head, and for the values and the second projection of the perceptron in half of the
 layers, else Q4_K or Q5_K. Rows that are no multiple of 256 get the kinds that llama.cpp gives them. Blocks are those of
 llama.cpp's own quantizer, `ggml_quantize_chunk` of the package `xllamacpp`; with `plain`, q4_0 and q4_k_m are rounded
-here, without its search. Needs the package `gguf`.
+here, without its search. With `pure`, the output head has the kind of the other matrices. Needs the package `gguf`.
 """
 
 from __future__ import annotations
@@ -110,10 +110,12 @@ def packed(values: Array, kind: str, *, is_plain: bool) -> tuple[Array, GGMLQuan
     return (quantize(values, wanted) if found is None else found(values)), wanted
 
 
-def kind_of(name: str, layers: int, wanted: str) -> str:
+def kind_of(name: str, layers: int, wanted: str, *, is_pure: bool) -> str:
     """The kind of a matrix, about as llama.cpp chooses it."""
     parts = name.split(".")
     is_head = name in ("token_embd.weight", "output.weight")
+    if is_pure:
+        return MIXED.get(wanted, wanted.upper())
     if wanted in SIMPLE:
         return "Q8_0" if is_head and wanted in ("q8_0", "q4_0", "q4_1") else "Q6_K" if is_head else wanted.upper()
     if is_head:
@@ -194,8 +196,8 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, size: int) -> None:
 
 def main(source: str, wanted: str, target: str, rounding: str = "llama.cpp") -> None:
     """Write all matrices in the kind, and all vectors in float32."""
-    if wanted not in (*SIMPLE, *MIXED) or rounding not in ("llama.cpp", "plain"):
-        raise SystemExit(f"kinds are {', '.join((*SIMPLE, *MIXED))}; after the file may follow: plain")
+    if wanted not in (*SIMPLE, *MIXED) or rounding not in ("llama.cpp", "plain", "pure"):
+        raise SystemExit(f"kinds are {', '.join((*SIMPLE, *MIXED))}; after the file may follow: plain or pure")
     folder = Path(source)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     writer = GGUFWriter(target, "llama")
@@ -212,7 +214,7 @@ def main(source: str, wanted: str, target: str, rounding: str = "llama.cpp") -> 
                     writer.add_tensor(gguf_name(key), values)
                     continue
                 name = gguf_name(key)
-                own_kind = kind_of(name, config["num_hidden_layers"], wanted)
+                own_kind = kind_of(name, config["num_hidden_layers"], wanted, is_pure=rounding == "pure")
                 data, kind = packed(values, own_kind, is_plain=rounding == "plain")
                 writer.add_tensor(name, data, raw_dtype=kind)
     writer.write_header_to_file()

@@ -1,12 +1,14 @@
 """Drafting ahead and alternating batches beside drafting in turn: speed, hit rate of predicted stops, wasted drafts.
 
-The arms take turns, prompt by prompt (with `--batch`, batch by batch), in one process. An arm is a draft spec and a
+The arms take turns, batch by batch (`--batch`, one prompt by default), in one process. An arm is a draft spec and a
 number of threads of the target, `SPEC@THREADS`; a drafter in a process of its own has as many. With `--always` drafting
-ahead and alternating batches are on even where the measurement at start finds that they do not pay; without it, `note`
-in the output has the decision.
+ahead and alternating batches are on even where the measurement at start finds that they do not pay; `note` has what was
+measured. Every batch of an arm is a line of the output; `--summary` prints the sums of a file. A run goes on where an
+earlier run with the same file ended.
 
-python benchmarks/scale/ahead.py MODEL --prompts FILE --out FILE \\
-    --arms 'none@2;model:NAME,k=4@2;model:NAME,k=4,ahead=1@1' --always
+    python benchmarks/scale/ahead.py MODEL --prompts FILE --out FILE \\
+        --arms 'none@2;model:NAME,k=4@2;model:NAME,k=4,ahead=1@1' --always
+    python benchmarks/scale/ahead.py --summary FILE
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from text_sums import are_same, arms_of, speeds, total
 
 from draftree import LLM, SamplingParams
 from draftree.bench.workload import encode, read_workload
-from draftree.drafters.wrappers.ahead import AheadDrafter
+from draftree.core.types import RoundRecord
+from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter
 from draftree.drafters.wrappers.overlap import Overlap
 from draftree.engine.alternating import Alternation
 from draftree.loading.load import LoadedModel, load_model
@@ -31,51 +35,50 @@ from draftree.text.tokenizer import Tokenizer
 
 @dataclass
 class Arm:
-    """A drafter and its measurements."""
+    """A drafter with a number of threads.
+
+    Attributes:
+        name: as given.
+        threads: of the target.
+        llm: the engine.
+        records: of the rounds of the current batch, each with the time at its end.
+    """
 
     name: str
     threads: int
     llm: LLM
-    records: list[Any]
-    seconds: float = 0.0
-    texts: list[list[int]] = field(default_factory=list)
+    records: list[tuple[float, RoundRecord]]
 
-    def generate(self, prompts: list[list[int]], params: SamplingParams) -> None:
+    def generate(self, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
+        """Generate the texts of a batch; `seconds` include their prompts, `first_seconds` are those of a round."""
         torch.set_num_threads(self.threads)
-        start = time.perf_counter()
-        found = self.llm.generate(prompts, params)
-        self.seconds += time.perf_counter() - start
-        self.texts += [list(text.token_ids) for text in found]
-
-    def result(self, plain: Arm) -> dict[str, Any]:
-        tokens, rounds = sum(map(len, self.texts)), len(self.records)
-        rows = [row for record in self.records for row in record.sequences]
-        found: dict[str, Any] = {
-            "draft": self.name,
-            "threads": self.threads,
-            "tokens": tokens,
-            "tokens_per_second": round(tokens / self.seconds, 2),
-            "speedup": round(plain.seconds / self.seconds, 3),
-            "passes": rounds,
-            "tokens_per_sequence_and_pass": round(sum(row.num_written for row in rows) / max(1, len(rows)), 2),
-            "pass_ms": round(1000 * sum(record.score_seconds for record in self.records) / rounds, 1),
-            "draft_ms_waited": round(1000 * sum(record.draft_seconds for record in self.records) / rounds, 1),
-            "same_texts": self.texts == plain.texts,
+        self.records.clear()
+        before, start = self._counts(), time.perf_counter()
+        texts = [list(text.token_ids) for text in self.llm.generate(prompts, params)]
+        seconds = time.perf_counter() - start
+        records = [record for _, record in self.records]
+        rows = [row for record in records for row in record.sequences]
+        return {
+            "rounds": len(records),
+            "rounds_of_sequences": len(rows),
+            "tokens": sum(map(len, texts)),
+            "seconds": round(seconds, 4),
+            "first_seconds": round(self.records[0][0] - start, 4),
+            "first_tokens": sum(row.num_written for row in records[0].sequences),
+            "nodes": sum(row.num_drafted for row in rows),
+            "draft_seconds": round(sum(record.draft_seconds for record in records[1:]), 4),
+            "score_seconds": round(sum(record.score_seconds for record in records[1:]), 4),
+            **{name: value - before[name] for name, value in self._counts().items()},
             "note": self.llm.draft_note,
+            "token_ids": texts,
         }
+
+    def _counts(self) -> dict[str, int]:
+        """Return counters since the start: of drafts ahead, and of passes over halves of the batch."""
         ahead = _ahead_in(self.llm.engine.parts.drafter)
-        if ahead is not None and ahead.counts.hits + ahead.counts.misses:
-            counts = ahead.counts
-            ended = counts.hits + counts.misses
-            found |= {
-                "rounds_ahead": ended,
-                "stop_predicted": round(counts.stops / ended, 3),
-                "hit_rate": round(counts.hits / ended, 3),
-                "nodes_ahead": counts.drafted,
-                "wasted": round(counts.wasted / max(1, counts.drafted), 3),
-            }
         alternation = self.llm.engine.alternation
-        return found | ({} if alternation is None else {"alternated_passes": alternation.num_alternated})
+        passes = 0 if alternation is None else alternation.num_alternated
+        return asdict(AheadCounts() if ahead is None else ahead.counts) | {"alternated_passes": passes}
 
 
 def _ahead_in(drafter: Any) -> AheadDrafter | None:
@@ -87,28 +90,89 @@ def _ahead_in(drafter: Any) -> AheadDrafter | None:
 
 def build(loaded: LoadedModel, text: str, *, plan: str | None, is_always: bool) -> Arm:
     """Load the drafter of an arm, with its number of threads."""
-    spec, _, threads = text.partition("@")
+    spec, _, threads = text.rpartition("@")
     torch.set_num_threads(int(threads))
-    records: list[Any] = []
+    records: list[tuple[float, RoundRecord]] = []
     llm = LLM(
         loaded,
         None if spec == "none" else spec,
         plan=None if spec == "none" else plan,
-        on_round=records.append,
+        on_round=lambda record: records.append((time.perf_counter(), record)),
         prefix_cache_size=0,
     )
     if is_always and llm.engine.alternation is not None:
         llm.engine.alternation = Alternation(llm.engine.parts)
-    return Arm(spec, int(threads), llm, records)
+    return Arm(text, int(threads), llm, records)
+
+
+def summarize(path: Path) -> None:
+    """Print one line of JSON for each arm of a file; speeds are relative to the first one."""
+    arms = arms_of(path)
+    plain = next(iter(arms.values()))
+    for name, texts in arms.items():
+        rounds, ended = total(texts, "rounds"), total(texts, "hits") + total(texts, "misses")
+        later = max(1, rounds - len(texts))
+        row = {"arm": name, "batches": len(texts), "tokens": total(texts, "tokens"), "rounds": rounds}
+        row |= {"tokens_per_round": round(total(texts, "tokens") / total(texts, "rounds_of_sequences"), 2)}
+        row |= {"nodes_per_round": round(total(texts, "nodes") / total(texts, "rounds_of_sequences"), 1)}
+        row |= {"pass_ms": round(1000 * total(texts, "score_seconds") / later, 1)}
+        row |= {"draft_ms_waited": round(1000 * total(texts, "draft_seconds") / later, 1)}
+        row |= speeds(texts, plain) | {"same_texts": are_same(texts, plain), "note": texts[-1]["note"]}
+        if ended:
+            row |= {"stop_predicted": round(total(texts, "stops") / ended, 3)}
+            row |= {"hit_rate": round(total(texts, "hits") / ended, 3)}
+            row |= {"wasted": round(total(texts, "wasted") / max(1, total(texts, "drafted")), 3)}
+        print(json.dumps(row | {"alternated_passes": total(texts, "alternated_passes")}))
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Append a line for every batch of every arm."""
+    end = time.monotonic() + given.seconds
+    if given.always:
+        Overlap.pays = lambda self, hits=0.0: True  # type: ignore[method-assign]
+    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
+    assert loaded.folder is not None, "it was loaded by name"
+    tokenizer = Tokenizer.load(loaded.folder)
+    tasks = read_workload(given.prompts).choose(given.category, given.count).tasks
+    batches = [tasks[first : first + given.batch] for first in range(0, len(tasks), given.batch)]
+    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
+    done = {(line["arm"], line["prompt"]) for line in map(json.loads, lines)}
+    params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=1, ignore_eos=True)
+    arms = [build(loaded, arm, plan=given.plan, is_always=given.always) for arm in given.arms.split(";")]
+    facts = {
+        "model": given.model,
+        "kernels": loaded.kernels,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "quantization": given.quantization,
+        "temperature": given.temperature,
+        "batch": given.batch,
+        "always": given.always,
+    }
+    for arm in arms:  # pages of weights, and the first pass
+        arm.generate([encode(tasks[0], tokenizer)[0]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+    slowest = 0.0
+    with given.out.open("a", encoding="utf-8") as out:
+        for turn, batch in enumerate(batches):
+            start, name = time.monotonic(), ",".join(task.id for task in batch)
+            if start + slowest > end:
+                return
+            for place in range(len(arms)):
+                arm = arms[(turn + place) % len(arms)]
+                if (arm.name, name) in done:
+                    continue
+                found = arm.generate([encode(task, tokenizer)[0] for task in batch], params)
+                line = facts | {"arm": arm.name, "prompt": name, "category": batch[0].category} | found
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+            slowest = max(slowest, time.monotonic() - start)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument(
-        "--arms", required=True, help="SPEC@THREADS, separated by semicolons; the first is compared with"
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--summary", type=Path, help="print the sums of a file")
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--arms", help="SPEC@THREADS, separated by semicolons; the first is compared with")
     parser.add_argument("--always", action="store_true")
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--count", type=int, default=1, help="prompts of each category")
@@ -118,39 +182,15 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--plan", default="fixed")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=86400, help="no batch begins that would end later")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    if given.always:
-        Overlap.pays = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
-    assert loaded.folder is not None, "it was loaded by name"
-    tokenizer = Tokenizer.load(loaded.folder)
-    tasks = read_workload(given.prompts).choose(given.category, given.count).tasks
-    prompts = [encode(task, tokenizer)[0] for task in tasks]
-    params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=1, ignore_eos=True)
-    arms = [build(loaded, arm, plan=given.plan, is_always=given.always) for arm in given.arms.split(";")]
-    for arm in arms:  # pages of weights, and the measurement of a first pass
-        arm.generate(prompts[:1], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
-        arm.seconds, arm.texts = 0.0, []
-        arm.records.clear()
-    for turn, first in enumerate(range(0, len(prompts), given.batch)):
-        for place in range(len(arms)):
-            arms[(turn + place) % len(arms)].generate(prompts[first : first + given.batch], params)
-    facts = {
-        "model": given.model,
-        "kernels": loaded.kernels,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "quantization": given.quantization,
-        "temperature": given.temperature,
-        "prompts": len(prompts),
-        "batch": given.batch,
-        "always": given.always,
-    }
-    with given.out.open("a", encoding="utf-8") as out:
-        for arm in arms:
-            line = facts | arm.result(arms[0])
-            out.write(json.dumps(line) + "\n")
-            print(line, flush=True)
+    if given.summary:
+        summarize(given.summary)
+    elif given.model and given.prompts and given.arms and given.out:
+        measure(given)
+    else:
+        parser.error("give MODEL, --prompts, --arms and --out, or --summary")
 
 
 if __name__ == "__main__":

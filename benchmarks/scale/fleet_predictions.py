@@ -31,6 +31,7 @@ from draftree.analysis.fleet.result import quantile
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.sizing import Demand, Plan, shape_of, simulated
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
+from draftree.bench.dark_svg import save_svg
 
 Rounds = Sequence[RoundOutcome]
 MACHINE = {"prompt": 60, "output": 64, "parameters": 135e6}
@@ -194,7 +195,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         panel.legend(fontsize=7)
     panels[0][0].set_ylabel("milliseconds per token")
     figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
+    save_svg(figure, file)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 Bytes read per token do not depend on the machine; seconds do. Weights are read past the system's page cache where the
 file system supports that (`direct` in the output); otherwise each layer is dropped from the cache after it was read, so
-both arms read from the disk. Every line says whether the texts are those of plain decoding.
+all arms read from the disk. Arms take turns, prompt by prompt. Every text is a line of the output; `--summary` prints
+the sums of a file with 95% intervals over prompts. A run goes on where an earlier run with the same file ended.
 
-`--total` is the memory for all weights and the drafter's keys and values: plain decoding gives all of it to the target,
-a drafter takes its part first. With `--offload` it is the target's alone. A draft spec may name its planner after `@`.
+An arm is `SPEC@PLAN|MEMORY`; plan and memory may be left out. Memory is `total=SIZE`, for all weights and the drafter's
+keys and values (a drafter takes its part first), or `target=SIZE`, for the target's weights alone. The arm
+`none|target=1TB` has all weights in memory.
 
-python benchmarks/scale/offload.py MODEL --prompts FILE --total 550MB --drafts 'none;suffix;model:NAME,bits=int8' \
-    --out FILE
+    python benchmarks/scale/offload.py MODEL --prompts FILE --memory total=550MB --out FILE \\
+        --arms 'none;model:NAME,tree=best-64-8,k=10,bits=int8;none|target=1TB'
+    python benchmarks/scale/offload.py --summary FILE
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from offload_summary import summarize
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.resolve import resolve_model
+from draftree.bench.workload import Task, encode, read_workload
+from draftree.core.types import RoundRecord
+from draftree.loading.load import load_model
 from draftree.models.native.streaming.budget import parse_size
 from draftree.models.native.streaming.model import StreamedModel
 from draftree.text.tokenizer import Tokenizer
@@ -32,118 +37,164 @@ from draftree.text.tokenizer import Tokenizer
 MAX_NODES = 1024
 
 
-def drafter_bytes(target: str, spec: str, dtype: str, length: int) -> tuple[int, int]:
+def drafter_bytes(llm: LLM, length: int) -> tuple[int, int]:
     """Return the bytes of a drafter's weights, and of its keys and values for a text with its tree."""
-    draft, _, _ = spec.partition("@")
-    if draft == "none":
-        return 0, 0
-    llm = LLM(load_model(target, dtype=dtype, offload="1TB"), draft, plan="fixed", prefix_cache_size=0)
     drafter = llm.engine.parts.drafter
-    assert drafter is not None, "the spec names a drafter"
+    if drafter is None:
+        return 0, 0
     tree = min(llm.planner.default_nodes, MAX_NODES)
     return drafter.footprint.weights, drafter.footprint.token * (length + tree)
 
 
-def measure(loaded: LoadedModel, spec: str, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Generate the texts one after the other; seconds and bytes include their prompts."""
-    records: list[Any] = []
-    draft, _, plan = spec.partition("@")
+@dataclass
+class Arm:
+    """A drafter with a target of its own.
+
+    Attributes:
+        name: as given.
+        llm: the engine.
+        model: its target.
+        records: of the rounds of the current text, each with the time at its end.
+        facts: part of every line.
+    """
+
+    name: str
+    llm: LLM
+    model: StreamedModel
+    records: list[tuple[float, RoundRecord]]
+    facts: dict[str, Any]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it decodes plainly and reads weights."""
+        return self.facts["draft"] == "none" and bool(self.model.stream_stats.of_pass)
+
+    def generate(self, prompt: list[int], params: SamplingParams) -> dict[str, Any]:
+        """Generate a text; `seconds` and `read` include its prompt, `first_seconds` are those of its first round."""
+        self.records.clear()
+        before, start = self.model.stream_stats.read, time.perf_counter()
+        text = self.llm.generate([prompt], params)[0]
+        seconds = time.perf_counter() - start
+        records = [record for _, record in self.records]
+        return {
+            "rounds": len(records),
+            "tokens": len(text.token_ids),
+            "nodes": sum(row.num_drafted for record in records for row in record.sequences),
+            "read": self.model.stream_stats.read - before,
+            "seconds": round(seconds, 4),
+            "first_seconds": round(self.records[0][0] - start, 4),
+            "first_tokens": records[0].sequences[0].num_written,
+            "draft_seconds": round(sum(record.draft_seconds for record in records[1:]), 4),
+            "score_seconds": round(sum(record.score_seconds for record in records[1:]), 4),
+            "token_ids": list(text.token_ids),
+        }
+
+
+def build(given: argparse.Namespace, name: str, longest: int) -> Arm:
+    """Load the target and the drafter of an arm."""
+    rest, _, memory = name.partition("|")
+    draft, _, plan = rest.partition("@")
+    kind, _, size = (memory or given.memory).partition("=")
+    if kind not in ("total", "target"):
+        raise SystemExit(f"memory '{memory or given.memory}': write total=SIZE or target=SIZE")
+    drafter = None if draft == "none" else draft
+    budget, records = parse_size(size), list[tuple[float, RoundRecord]]()
+    if kind == "total" and drafter is not None:
+        whole = load_model(given.model, dtype=given.dtype, offload="1TB")
+        budget -= sum(drafter_bytes(LLM(whole, drafter, plan="fixed", prefix_cache_size=0), longest))
+    loaded = load_model(given.model, dtype=given.dtype, offload=budget)
+    model = loaded.model
+    assert isinstance(model, StreamedModel), "passes in C read the weights"
     start = time.perf_counter()
     llm = LLM(
         loaded,
-        None if draft == "none" else draft,
+        drafter,
         plan=plan or None,
-        on_round=records.append,
+        on_round=lambda record: records.append((time.perf_counter(), record)),
         prefix_cache_size=0,
     )
-    start_seconds, start_bytes = time.perf_counter() - start, _read_by(loaded)
-    assert isinstance(loaded.model, StreamedModel), "the benchmark is for weights that are read in every pass"
-    llm.generate([prompts[0]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
-    records.clear()
-    before, start = _read_by(loaded), time.perf_counter()
-    texts = [llm.generate([prompt], params)[0] for prompt in prompts]
-    seconds = time.perf_counter() - start
-    read = _read_by(loaded) - before
-    written = sum(len(text.token_ids) for text in texts)
-    drafting = sum(record.draft_seconds for record in records)
-    scoring = sum(record.score_seconds for record in records)
-    return {
-        "draft": spec,
-        "start_seconds": round(start_seconds, 1),
-        "start_bytes": start_bytes,
-        "rounds": len(records),
-        "tokens": written,
-        "tokens_per_round": round(written / len(records), 2),
-        "nodes_per_round": round(sum(r.num_drafted for one in records for r in one.sequences) / len(records), 1),
-        "bytes_per_token": round(read / written),
-        "ms_per_token": round(1000 * seconds / written, 1),
-        "draft_share": round(drafting / seconds, 3),
-        "draft_ms_per_round": round(1000 * drafting / len(records), 1),
-        "pass_ms_per_round": round(1000 * scoring / len(records), 1),
-        "token_ids": [list(text.token_ids) for text in texts],
+    weights, cache = drafter_bytes(llm, longest)
+    stats = model.stream_stats
+    facts = {
+        "model": given.model,
+        "arm": name,
+        "draft": draft,
+        "plan": plan or ("" if draft == "none" else "auto"),
+        "kernels": loaded.kernels,
+        "threads": torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "temperature": given.temperature,
+        "direct": model.reads_directly,
+        "weight_bytes": stats.file,
+        "target_bytes": stats.memory,
+        "drafter_bytes": weights,
+        "drafter_cache_bytes": cache,
+        "pass_bytes": stats.of_pass,
     }
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+    facts |= {"start_seconds": round(time.perf_counter() - start, 1), "start_bytes": model.stream_stats.read}
+    return Arm(name, llm, model, records, facts)
 
 
-def _read_by(loaded: LoadedModel) -> int:
-    assert isinstance(loaded.model, StreamedModel), "the benchmark is for weights that are read in every pass"
-    return loaded.model.stream_stats.read
+def chosen(given: argparse.Namespace) -> list[Task]:
+    workload = read_workload(given.prompts)
+    return list(workload.choose(given.category, given.count).tasks if given.category else workload.tasks[: given.count])
+
+
+def measure(given: argparse.Namespace) -> None:
+    end = time.monotonic() + given.seconds
+    loaded = load_model(given.model, dtype=given.dtype, offload="1TB")
+    assert loaded.folder is not None, "it was loaded by name"
+    tokenizer, tasks = Tokenizer.load(loaded.folder), chosen(given)
+    del loaded
+    prompts = {task.id: encode(task, tokenizer)[0] for task in tasks}
+    longest = max(map(len, prompts.values())) + given.max_tokens
+    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
+    done = {(line["arm"], line["prompt"]) for line in map(json.loads, lines)}
+    names = given.arms.split(";")
+    tasks = [task for task in tasks if any((name, task.id) not in done for name in names)]
+    if not tasks:
+        return
+    arms, slowest = [build(given, name, longest) for name in names], 0.0
+    with given.out.open("a", encoding="utf-8") as out:
+        for turn, task in enumerate(tasks):
+            start = time.monotonic()
+            if start + slowest > end:
+                return
+            for place in range(len(arms)):
+                arm = arms[(turn + place) % len(arms)]
+                if (arm.name, task.id) in done:
+                    continue
+                length = given.plain_tokens if arm.is_plain and given.plain_tokens else given.max_tokens
+                params = SamplingParams(max_tokens=length, temperature=given.temperature, seed=1, ignore_eos=True)
+                text = {"prompt": task.id, "category": task.category, "prompt_tokens": len(prompts[task.id])}
+                out.write(json.dumps(arm.facts | text | arm.generate(prompts[task.id], params)) + "\n")
+                out.flush()
+            slowest = max(slowest, time.monotonic() - start)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--prompts", type=Path, required=True)
-    memory = parser.add_mutually_exclusive_group(required=True)
-    memory.add_argument("--offload", help="memory for the target's weights")
-    memory.add_argument("--total", help="memory for the weights of target and drafter, and the drafter's cache")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--summary", type=Path, help="print the sums of a file")
+    parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--memory", default="total=1TB", help="of arms that name none")
     parser.add_argument("--category", action="append", default=[], help="of the prompts; default all")
-    parser.add_argument("--drafts", required=True, help="specs, separated by semicolons; the first is none")
+    parser.add_argument("--arms", help="separated by semicolons")
     parser.add_argument("--count", type=int, default=2, help="prompts of each category; without one, of the file")
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--plain-tokens", type=int, help="of arms that decode plainly and read weights")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=86400, help="no prompt begins that would end later")
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    tokenizer = Tokenizer.load(resolve_model(given.model))
-    workload = read_workload(given.prompts)
-    tasks = workload.choose(given.category, given.count).tasks if given.category else workload.tasks[: given.count]
-    prompts = [encode(task, tokenizer)[0] for task in tasks]
-    params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=1, ignore_eos=True)
-    longest = max(map(len, prompts)) + given.max_tokens
-    wanted, plain_ms, plain_bytes = None, 0.0, 0
-    with given.out.open("a", encoding="utf-8") as out:
-        for spec in given.drafts.split(";"):
-            weights, cache = drafter_bytes(given.model, spec, given.dtype, longest) if given.total else (0, 0)
-            target_memory = given.offload or parse_size(given.total) - weights - cache
-            loaded = load_model(given.model, dtype=given.dtype, offload=target_memory)
-            assert isinstance(loaded.model, StreamedModel), "the memory holds all weights"
-            stats = loaded.model.stream_stats
-            facts = {
-                "model": given.model,
-                "kernels": loaded.kernels,
-                "threads": torch.get_num_threads(),
-                "dtype": str(loaded.model.dtype).removeprefix("torch."),
-                "temperature": given.temperature,
-                "prompts": len(prompts),
-                "direct": loaded.model.reads_directly,
-                "weight_bytes": stats.file,
-                "target_bytes": stats.memory,
-                "drafter_bytes": weights,
-                "drafter_cache_bytes": cache,
-                "memory_share": round((stats.memory + weights + cache) / stats.file, 4),
-                "pass_bytes": stats.of_pass,
-            }
-            found = measure(loaded, spec, prompts, params)
-            texts = found.pop("token_ids")
-            wanted, plain_ms = wanted or texts, plain_ms or found["ms_per_token"]
-            plain_bytes = plain_bytes or found["bytes_per_token"]
-            line = facts | found
-            line |= {"speedup": round(plain_ms / found["ms_per_token"], 2), "same_text": texts == wanted}
-            line["fewer_bytes"] = round(plain_bytes / found["bytes_per_token"], 2)
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            print(line, flush=True)
-            del loaded
+    if given.summary:
+        summarize(given.summary)
+    elif given.model and given.prompts and given.arms and given.out:
+        measure(given)
+    else:
+        parser.error("give MODEL, --prompts, --arms and --out, or --summary")
 
 
 if __name__ == "__main__":

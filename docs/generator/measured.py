@@ -26,6 +26,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "drafter head": ("smollm2-auto-head-greedy", "smollm2-auto-head-0.8"),
     "drafter layer-skip": ("smollm2-self-drafting-zen4", "tinyllama-self-drafting-bfloat16"),
     "drafter lookahead": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-lookahead"),
+    "drafter prediction": ("smollm2-predictions",),
     "drafter model": ("tinyllama-widths-story-greedy", "tinyllama-chat-greedy", "smollm2-kinds-spec-bench"),
     "drafter ngram": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
     "drafter quantized": ("offload-tinyllama",),
@@ -36,23 +37,29 @@ FILES: dict[str, tuple[str, ...]] = {
     "verifier match": RULES,
     "verifier multistep": RULES,
     "verifier recursive": RULES,
+    "verifier soft": ("smollm2-lossy-rules",),
     "verifier token": RULES,
     "verifier traversal": RULES,
+    "verifier typical": ("smollm2-lossy-rules",),
     "planner additive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
     "planner auto": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy", "smollm2-auto"),
     "planner fixed": ("smollm2-ngram-planners", "smollm2-auto"),
     "planner heuristic": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
     "planner threshold": ("tinyllama-lengths-story-greedy",),
+    "planner watch": ("smollm2-lossy-rules",),
 }
 """Results files of a method; a method without any is not measured in a run."""
 
 NOTES: dict[str, str] = {
-    "drafter prediction": "Speed was not measured in a run with a model. Tokens per round of replayed texts: "
+    "drafter prediction": "Rewritten code, with the code of the prompt as prediction. `suffix` reads the prompt as "
+    "well and is faster in this run: 8.89 tokens/round. Tokens per round of replayed texts: "
     "[lab note](../lab/2026-11-21-suffix.md).",
     "drafter quantized": "The target's weights are streamed from a file here. With the target in memory: accepted "
     "tokens only, [lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
     "drafter synthetic": "A drafter that is always wrong, to measure what a planner loses on it.",
-    "planner watch": "Nothing to measure: the text is that of plain decoding, and every draft is an additional cost.",
+    "planner watch": "It scores no draft: the text is that of plain decoding, and every draft is an additional cost.",
+    "verifier soft": "More tokens per round of a lossy rule are other texts.",
+    "verifier typical": "More tokens per round of a lossy rule are other texts.",
 }
 """What is known beyond the rows, or instead of them."""
 
@@ -69,7 +76,7 @@ def blocks(seam: str, name: str) -> Iterator[str]:
     rows = [row for file in FILES.get(key, ()) for row in rows_of(file, seam, name)]
     if rows:
         yield (
-            "Batch 1, two cores; decoding relative to plain decoding of the same run. Files are in "
+            "Batch 1, two threads unless named; decoding relative to plain decoding of the same run. Files are in "
             "[benchmarks/results](../../benchmarks/results), conditions and spread in the "
             "[lab notes](../lab/README.md). Rows of other machines cannot be compared; a few percent are within "
             "the spread."
@@ -78,13 +85,13 @@ def blocks(seam: str, name: str) -> Iterator[str]:
             yield "Equal texts are promised by `coupled` and `match` only ([guarantees](../lossless.md#guarantees))."
         yield table(HEAD, rows)
     swept = sweep(name) if seam == "verifier" else []
-    if swept and not rows:
+    if swept:
         yield (
-            "Speed was not measured. Tokens per round in the temperature sweep of the "
+            "Tokens per round in the temperature sweep of the "
             "[gallery](../gallery.md#acceptance) "
-            "([numbers](../figures/temperature-rules.csv)); more tokens of a lossy rule are other texts:"
+            "([numbers](../figures/temperature-rules.csv)):"
         )
-        yield table(("temperature", code(name), code("coupled")), swept)
+        yield table(("temperature", code(name), *([code("coupled")] if name != "coupled" else ())), swept)
     if key in NOTES:
         yield NOTES[key]
     elif not rows and not swept:
@@ -95,7 +102,8 @@ def sweep(rule: str) -> list[tuple[str, ...]]:
     """Tokens per round of a rule and of `coupled` by temperature, in the data of the gallery's figure."""
     with SWEEP.open(encoding="utf-8", newline="") as lines:
         found = {(row["rule"], row["temperature"]): f"{float(row['tokens']):.2f}" for row in csv.DictReader(lines)}
-    return [(heat, tokens, found["coupled", heat]) for (name, heat), tokens in found.items() if name == rule]
+    beside = {heat: (found["coupled", heat],) for name, heat in found if name == rule and name != "coupled"}
+    return [(heat, tokens, *beside.get(heat, ())) for (name, heat), tokens in found.items() if name == rule]
 
 
 def rows_of(file: str, seam: str, name: str) -> list[tuple[str, ...]]:
@@ -105,7 +113,7 @@ def rows_of(file: str, seam: str, name: str) -> list[tuple[str, ...]]:
         ValueError: the file has no row of the method.
     """
     path = RESULTS / f"{file}.jsonl"
-    read = {"smollm2-grammar": grammar_rows, "offload-tinyllama": offload_rows}.get(file, text_rows)
+    read = READERS.get(file, text_rows)
     found = [cells for method, cells in read(path) if belongs(method, seam, name)]
     if not found:
         raise ValueError(f"{path} has no row of {seam} '{name}'")
@@ -137,7 +145,8 @@ def text_rows(path: Path) -> Found:
     temperature = "greedy" if header["temperature"] == 0 else f"temperature {header['temperature']:g}"
     categories = list(dict.fromkeys(record.category for record in results.records))
     texts = " and ".join(categories) if len(categories) < 3 else f"{len(categories)} categories"
-    run = f"{header['model']['name']}, {kind}, {temperature}, {texts}, {cpu}"
+    threads = ", one thread" if header.get("threads") == 1 else ""
+    run = f"{header['model']['name']}, {kind}, {temperature}, {texts}, {cpu}{threads}"
     ours = [row for row in Report(results).rows() if row.method["engine"] == OURS and row.method["job"] != "plain"]
     return [(row.method["name"], (run, *cells(row))) for row in ours]
 
@@ -149,16 +158,25 @@ def cells(row: Row) -> tuple[str, ...]:
     return code(row.method["name"]), speed, f"{row.acceptance_length:.2f}", ratio, equal
 
 
-@functools.cache
 def grammar_rows(path: Path) -> Found:
-    """Rows of `benchmarks/grammar.py`: medians over repeats of whole texts."""
+    """Rows of `benchmarks/grammar.py`."""
+    return repeat_rows(path, "smollm2-135m-instruct, bfloat16, greedy, records under a JSON schema, AMX")
+
+
+def prediction_rows(path: Path) -> Found:
+    """Rows of `benchmarks/predictions.py`."""
+    return repeat_rows(path, "smollm2-135m-instruct, bfloat16, greedy, rewrite-code, no AMX, one thread")
+
+
+@functools.cache
+def repeat_rows(path: Path, run: str) -> Found:
+    """Rows of a file with a line for each method and repeat: sums over repeats of whole texts."""
     lines = parsed(path)
     sums: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         if "texts" in line and "method" in line:
             sums.setdefault(line["method"], []).append(line)
     plain = sums["plain"]
-    run = "smollm2-135m-instruct, bfloat16, greedy, records under a JSON schema, AMX"
     found: Found = []
     for method, repeats in sums.items():
         tokens, rounds = total(repeats, "tokens"), total(repeats, "rounds")
@@ -189,6 +207,14 @@ def offload_rows(path: Path) -> Found:
         cell = (code(line["draft"]), speed, f"{line['tokens_per_round']:.2f}", f"{line['speedup']:.2f}", equal)
         found.append((line["draft"], (run, *cell)))
     return found
+
+
+READERS = {
+    "offload-tinyllama": offload_rows,
+    "smollm2-grammar": grammar_rows,
+    "smollm2-predictions": prediction_rows,
+}
+"""Readers of files that are not of `draftree bench run`."""
 
 
 def parsed(path: Path) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ class AsyncSpeech:
     async def detect_speech(
         self, audio: Any, speech: Speech, *, always: bool = False
     ) -> tuple[FeatureSource, Detection | None]:
-        """Return the source of samples or features, for `submit`, and what the model says about it.
+        """Return the source of samples or features, for `submit`, and what the model detects in it.
 
         Args:
             audio: as for `LLM.transcribe`, one item.

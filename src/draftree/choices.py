@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AutoChoice:
-    """What `draft="auto"` stands for with one target, verifier and planner.
+    """The methods in the place of `draft="auto"` for one target, verifier and planner.
 
     Attributes:
         draft: spec of the drafter; "none" if no drafter can be used.

@@ -55,7 +55,7 @@ class LongSpeech:
         work: the parts of a transcription.
         features: shape (channels, frames), any number of frames.
         speech: how it is transcribed; timestamps are always written.
-        detected: what the model says about the first window, if the language is to be detected.
+        detected: the model's detection on the first window, if the language is to be detected.
         conditioned: whether the model is given the text of the windows before.
 
     Raises:

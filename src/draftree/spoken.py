@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a model says about audio before it transcribes it.
+    """Language and absence of speech, as a model detects them before the transcription.
 
     Attributes:
         language: code of the most likely language; None if the model knows one only.

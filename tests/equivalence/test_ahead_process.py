@@ -18,7 +18,7 @@ from families import drafter_folder, fresh, prompts
 
 @pytest.mark.parametrize("pays", [True, False])
 def test_texts_are_those_of_plain_decoding(pays: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overlap, "pays", property(lambda self: pays))
+    monkeypatch.setattr(Overlap, "pays", lambda self, hits=0.0: pays)
     started = []
     popen = apart.subprocess.Popen
     monkeypatch.setattr(apart.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
@@ -38,7 +38,7 @@ def test_texts_are_those_of_plain_decoding(pays: bool, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("option", ["ahead=1", "alternate=true"])
 def test_texts_go_on_when_the_process_is_killed(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overlap, "pays", property(lambda self: True))
+    monkeypatch.setattr(Overlap, "pays", lambda self, hits=0.0: True)
     started = []
     popen = apart.subprocess.Popen
     monkeypatch.setattr(apart.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])

@@ -25,7 +25,7 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh, prompts
 from native_builds import BUILDS, built
-from native_samples import DTYPES, EXPERTS, FAMILIES, QUANTIZED, SIZES, kinds_of, lower, lowered, native, text
+from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
@@ -212,12 +212,6 @@ def test_models_with_an_attention_of_their_own(name: str, kind: str) -> None:
 def test_scores_that_depend_on_distances_are_refused() -> None:
     with pytest.raises(NativeUnavailableError, match="adds distances to scores"):
         facts_of(fresh("falcon-alibi"))
-
-
-@pytest.mark.parametrize("family", EXPERTS)
-def test_experts_have_no_weights_of_four_bits(family: str) -> None:
-    with pytest.raises(NativeUnavailableError, match="experts have no weights of 4 bits"):
-        lowered(family, "int4")
 
 
 def test_experts_have_no_copy_with_fewer_bits() -> None:

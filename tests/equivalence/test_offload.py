@@ -32,7 +32,7 @@ SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True
 
 @pytest.mark.parametrize("resident", [0, 1, 3])
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "qwen2_moe", "gpt_oss"])
 def test_streamed_logits_have_the_same_bits(family: str, kind: str, resident: int, tmp_path: Path) -> None:
     ours = streamed(family, tmp_path / "model", kind, resident=resident)
     whole = lowered(family, kind, **sizes(family))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,19 +11,24 @@ import torch
 
 from block_kinds import rounded_inputs
 from draftree.loading import packed_reference as references
-from draftree.loading.load import lower_model
-from draftree.loading.packed_reference import ROUNDED_TOLERANCE, packed_reference, rounded
-from draftree.models.check import QUANTIZED_TOLERANCE, check
+from draftree.loading.load import load_model, lower_model
+from draftree.loading.lowering_seq2seq import lower_encoder_decoder
+from draftree.loading.packed_products import PackedExperts, rounded
+from draftree.loading.packed_reference import ROUNDED_TOLERANCE, packed_reference, whole_reference
+from draftree.loading.packed_start import packed_folders, remove_packed
+from draftree.models.check import QUANTIZED_TOLERANCE, check, reference_logits
 from draftree.models.native.build import NativeMismatchError
 from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
+from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from families import fresh
-from native_samples import EXPERTS, FAMILIES, SIZES
+from native_samples import FAMILIES, SIZES
+from native_seq2seq import FAMILIES as SOURCED
+from native_seq2seq import model_of
+from streamed import least_budget, sizes
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-DENSE = [family for family in FAMILIES if family not in EXPERTS]
 
 
 def packed(family: str, dtype: torch.dtype) -> tuple[Any, NativeModel]:
@@ -30,17 +36,19 @@ def packed(family: str, dtype: torch.dtype) -> tuple[Any, NativeModel]:
     return model, NativeModel(plan_model(model), ModelWeights(model), quantization="int4")
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_passes_are_those_of_the_packed_weights_and_rounded_inputs(family: str) -> None:
     model, ours = packed(family, torch.float32)
     reference = packed_reference(model, ours)
     assert reference is not None
     found = check(ours, reference)
-    assert max(found.chain_error, found.tree_error) < 1e-3
+    # packed embeddings, read without a norm, have many values in the middle of two codes of inputs: ties go either way
+    has_ties = ours.blueprint.layers[0].attention_norm is None
+    assert max(found.chain_error, found.tree_error) < (2e-2 if has_ties else 1e-3)
     assert found.is_exact
 
 
-@pytest.mark.parametrize("family", DENSE)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_keys_of_fewer_bits_stay_within_the_tolerance(family: str) -> None:
     model, ours = packed(family, torch.bfloat16)
     reference = packed_reference(model, ours)
@@ -89,3 +97,70 @@ def test_inputs_are_rounded_as_in_the_products(size: int) -> None:
     wanted[1] = 0
     assert (rounded(normed).double() - wanted).abs().max() < 1e-5
     assert torch.equal(rounded(rows)[1], torch.zeros(size))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_a_wrong_expert_is_refused(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = PackedExperts._product
+    monkeypatch.setattr(PackedExperts, "_product", lambda self, name, inputs: 1.6 * own(self, name, inputs))
+    model, ours = packed(family, torch.float32)
+    reference = packed_reference(model, ours)
+    assert reference is not None
+    assert check(ours, reference).chain_error > ROUNDED_TOLERANCE
+
+
+@pytest.mark.parametrize("name", SOURCED)
+def test_decoders_with_sources_are_those_of_the_packed_weights(name: str) -> None:
+    assert lowered_with_sources(name, torch.float32) < 0.1 * ROUNDED_TOLERANCE
+    assert lowered_with_sources(name, torch.bfloat16) < 0.3 * ROUNDED_TOLERANCE
+
+
+def lowered_with_sources(name: str, dtype: torch.dtype) -> float:
+    ours = lower_encoder_decoder(model_of(name, dtype=dtype), name, quantization="int4")
+    assert ours.self_check is not None
+    assert ours.self_check.tolerance == ROUNDED_TOLERANCE
+    return max(ours.self_check.chain_error, ours.self_check.tree_error)
+
+
+def test_a_wrong_product_with_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "ROUNDED_TOLERANCE", 0.01)  # random models differ little, trained ones more
+    lower_encoder_decoder(model_of("bart"), "bart", quantization="int4")
+    own = UnpackedWeights.get
+
+    def changed(self: Any, name: str) -> torch.Tensor:
+        return own(self, name) * (4 if name.endswith(("out_proj.weight", "fc2.weight")) else 1)
+
+    monkeypatch.setattr(references.UnpackedWeights, "get", changed)
+    with pytest.raises(NativeMismatchError, match="those of the same weights of 4 bits"):
+        lower_encoder_decoder(model_of("bart"), "bart", quantization="int4")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_streamed_weights_are_compared_with_themselves(family: str, tmp_path: Path, store: Path) -> None:
+    fresh(family, **sizes(family)).save_pretrained(tmp_path / "model")
+    options: dict[str, Any] = {"dtype": "float32", "quantization": "int4"}
+    load_model(tmp_path / "model", **options)
+    (folder,) = (found for found, _ in packed_folders())
+    budget = least_budget(folder)
+    remove_packed()
+    loaded = load_model(tmp_path / "model", **options, offload=budget)
+    assert loaded.model.streams_weights
+    found = loaded.model.self_check
+    assert found is not None
+    assert found.tolerance == ROUNDED_TOLERANCE
+    assert found.chain_error < 1e-3
+    assert loaded.model.is_exact
+
+
+def test_the_reference_of_shares_leaves_the_model_as_it_is() -> None:
+    model = fresh("llama", **(SIZES | FAMILIES["llama"])).eval().requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rough = reference_logits(model)
+    plan = plan_model(model)
+    found = whole_reference(model, plan, rough)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    again = reference_logits(model)
+    assert all(torch.equal(again.logits[branch], rough.logits[branch]) for branch in rough.logits)
+    wanted = packed_reference(model, NativeModel(plan, ModelWeights(model), quantization="int4"))
+    assert wanted is not None
+    assert all(torch.equal(found.logits[branch], wanted.logits[branch]) for branch in wanted.logits)

@@ -18,7 +18,8 @@ PROMPTS = [[(7 * place) % 50 + 3 for place in range(70)], [4, 5, 6, 4, 5, 6, 4, 
 PARAMS = [{"max_tokens": 12, "temperature": 0.7 * (place % 2), "seed": place} for place in range(len(PROMPTS))]
 DRAFTS = [None, "suffix,min=1", "early-exit:1,tree=1-2"]
 KINDS = [("llama", "float32", None), ("gemma3_text", "bfloat16", None), ("phi3", "bfloat16", "int8")]
-"""Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own."""
+KINDS.append(("qwen3", "bfloat16", "int4"))
+"""Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own; groups."""
 
 
 def job(folder: Path, family: str, dtype: str, quantization: str | None, **options: Any) -> dict[str, Any]:

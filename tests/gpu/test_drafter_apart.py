@@ -26,7 +26,7 @@ PROMPTS = prompts(5, 9, 17, 3)
 def test_texts_are_those_of_the_target_alone(
     option: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Overlap, "pays", property(lambda self: True))
+    monkeypatch.setattr(Overlap, "pays", lambda self, hits=0.0: True)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
     target = wrap_model(fresh("llama").cuda())
     plain = [one.token_ids for one in LLM(target).generate(PROMPTS, params)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ import openai
 import pytest
 
 from draftree import BeamResult, BeamSearchParams
-from serving import NAME, Running, running_server, send, settings, slow_rounds, tiny_llm
+from draftree.async_beams import BeamCounts
+from operated import held, num_calls, wait_for
+from serving import NAME, Running, running_server, send, settings, tiny_llm
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
@@ -215,47 +218,59 @@ def test_a_text_beyond_the_context_is_refused(http: httpx.Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def slow() -> Iterator[Running]:
-    given = settings(max_beam_tokens=4000)
-    with running_server(settings_given=given) as running, slow_rounds(running.llm, seconds=0.005):
+def long() -> Iterator[Running]:
+    """A server that takes searches of many tokens."""
+    with running_server(settings_given=settings(max_beam_tokens=4000)) as running:
         yield running
 
 
-def test_a_client_that_leaves_ends_its_search(slow: Running) -> None:
+def test_a_client_that_leaves_ends_its_search(long: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     body = {"model": NAME, "prompt": PROMPT, "n": 8, "max_tokens": 480, "ignore_eos": True, **BEAMS}
-    connection = send(slow, PLAIN, body)
-    deadline = time.monotonic() + 30
-    while not slow.llm.beam_counts.running:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    finished = slow.llm.beam_counts.finished
+    goes_on, step, before = threading.Event(), long.llm._beams.step, long.llm.beam_counts
+
+    def one_step(*, is_alone: bool) -> None:
+        step(is_alone=is_alone)
+        goes_on.wait(60)
+
+    monkeypatch.setattr(long.llm._beams, "step", one_step)
+    connection = send(long, PLAIN, body)
+    wait_for(lambda: long.llm.beam_counts.running)
     connection.close()
-    while slow.llm.beam_counts.running:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    assert slow.llm.beam_counts.finished == finished, "it was not searched to the end"
-    while slow.server.num_active:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for(lambda: num_calls(long))
+    goes_on.set()
+    wait_for(lambda: not long.llm.beam_counts.running)
+    wait_for(lambda: not long.server.num_active)
+    after = long.llm.beam_counts
+    assert (after.finished, after.steps) == (before.finished, before.steps + 1), "it was not searched to the end"
 
 
-def test_streams_go_on_beside_a_search(slow: Running) -> None:
-    long = {"model": NAME, "prompt": PROMPT, "n": 8, "max_tokens": 400, "ignore_eos": True, **BEAMS}
-    connection = send(slow, PLAIN, long)
-    while not slow.llm.beam_counts.running:
-        time.sleep(0.001)
-    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
-        before = slow.llm.beam_counts.steps
-        chunks = list(
-            client.completions.create(
-                model=NAME, prompt=PROMPT, max_tokens=20, seed=1, stream=True, extra_body={"ignore_eos": True}
-            )
-        )
-        steps = slow.llm.beam_counts.steps - before
+def test_streams_go_on_beside_a_search(long: Running) -> None:
+    body = {"model": NAME, "prompt": PROMPT, "n": 8, "max_tokens": 400, "ignore_eos": True, **BEAMS}
+    counts: list[BeamCounts] = []
+    chunks: list[Any] = []
+
+    def read() -> None:
+        with openai.OpenAI(base_url=f"{long.url}/v1", api_key="none", max_retries=0) as client:
+            options: Any = {"seed": 1, "stream": True, "extra_body": {"ignore_eos": True}}
+            chunks.extend(client.completions.create(model=NAME, prompt=PROMPT, max_tokens=20, **options))
+
+    reader, remove = (
+        threading.Thread(target=read),
+        long.llm.on_round(lambda record: counts.append(long.llm.beam_counts)),
+    )
+    with held(long):
+        connection = send(long, PLAIN, body)
+        wait_for(lambda: num_calls(long) == 1)
+        reader.start()
+        wait_for(lambda: num_calls(long) == 2)
+    reader.join(60)
+    remove()
     assert chunks
-    assert slow.llm.beam_counts.running, "the stream has ended before the search"
-    assert steps <= 2 * 20 + 10
+    assert counts[-1].running, "the stream has ended before the search"
+    steps = [each.steps for each in counts]
+    assert max(late - early for early, late in itertools.pairwise(steps)) == 1
     connection.close()
+    wait_for(lambda: not long.server.num_active)
 
 
 def test_a_server_may_refuse_searches() -> None:

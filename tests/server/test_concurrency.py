@@ -12,8 +12,9 @@ import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.serve.pool import ServedModel
+from operated import num_calls, paused, wait_for
 from real_weights import loaded_float32
-from serving import NAME, Running, running_server, slow_rounds, tiny_llm
+from serving import NAME, Running, running_server, tiny_llm
 
 PROMPTS = [
     "The quick brown fox",
@@ -85,36 +86,31 @@ def in_thread(server: Running, body: dict[str, Any]) -> tuple[threading.Thread, 
     return thread, answers
 
 
-def on_loop(server: Running, work: Any) -> Any:
-    """Run a coroutine on the server's event loop."""
-    return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
-
-
-def wait_for_one(server: Running) -> None:
-    for _ in range(1000):
-        if server.llm.num_running:
-            return
-        threading.Event().wait(0.005)
-    raise AssertionError("the request runs")
+def close(server: Running, goes_on: threading.Event) -> None:
+    """Close a server whose engine is paused: the engine's thread ends after the round in which it waits."""
+    closing = asyncio.run_coroutine_threadsafe(server.server.close(), server.loop)
+    wait_for(lambda: num_calls(server) or closing.done())
+    goes_on.set()
+    closing.result(60)
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_draining_refuses_new_requests_and_lets_others_finish(waits: bool) -> None:
     body = {"model": NAME, "prompt": "hello", "max_tokens": 60, "ignore_eos": True, "seed": 1}
-    with running_server() as running, slow_rounds(running.llm, seconds=0.01):
+    with running_server() as running, paused(running) as goes_on:
         thread, answers = in_thread(running, body)
-        wait_for_one(running)
+        wait_for(lambda: running.llm.num_running)
         running.loop.call_soon_threadsafe(running.server.begin_drain)
-        while running.server.is_ready:
-            threading.Event().wait(0.001)
+        wait_for(lambda: not running.server.is_ready)
         refused = httpx.post(f"{running.url}/v1/completions", json=body)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "shutting_down"
         assert int(refused.headers["retry-after"]) > 0
         assert httpx.get(f"{running.url}/v1/models").status_code == 200
         if waits:
+            goes_on.set()
             thread.join()
-        on_loop(running, running.server.close())
+        close(running, goes_on)
         thread.join()
         assert answers[0].status_code == (200 if waits else 503), answers[0].text
         assert running.server.num_active == 0
@@ -123,13 +119,13 @@ def test_draining_refuses_new_requests_and_lets_others_finish(waits: bool) -> No
 def test_an_error_after_the_stream_began_is_its_last_event() -> None:
     body = {"model": NAME, "prompt": "hello", "max_tokens": 200, "ignore_eos": True, "stream": True}
     with (
-        running_server() as running,
-        slow_rounds(running.llm, seconds=0.01),
+        running_server(draft=None) as running,
+        paused(running, rounds=50) as goes_on,
         httpx.stream("POST", f"{running.url}/v1/completions", json=body, timeout=60) as answer,
     ):
         lines = answer.iter_lines()
         assert next(lines).startswith('data: {"id"')
-        on_loop(running, running.server.close())
+        close(running, goes_on)
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert '"error"' in rest[-2]

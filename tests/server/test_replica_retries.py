@@ -13,7 +13,7 @@ from draftree.serve.ray.prefixes import prefix_blocks
 from draftree.serve.ray.proxy import Proxy, ReplicaLostError, prepared
 from draftree.serve.ray.wire import HttpRequest, Part
 from replica_streams import TEXTS, chat_events, data_of, sse, summary_of
-from scripted_replicas import QUICK, STREAM, Scripted, ask, scope_of, started, streamed
+from scripted_replicas import IMPATIENT, PATIENT, STREAM, Scripted, ask, scope_of, started, streamed
 
 CHAT = {"messages": [{"role": "user", "content": "x" * 100}], "stream": True}
 LOST = ReplicaLostError("the actor died")
@@ -97,16 +97,16 @@ def test_a_client_gets_an_error_if_no_replica_is_left() -> None:
             raise LOST
             yield b""
 
-    status, headers, body = ask(Dead(), CHAT)
+    status, headers, body = ask(Dead(), CHAT, retry=IMPATIENT)
     assert (status, headers[b"retry-after"]) == (503, b"5")
     assert json.loads(body)["error"]["code"] == "no_replica"
 
 
 def test_a_stream_that_cannot_be_completed_ends_with_an_error_event() -> None:
     other = chat_events(2, ["Once upon a night", TEXTS[1]])
-    for then, code in (([LOST], "no_replica"), (streamed(other), "diverged")):
+    for then, code, retry in (([LOST], "no_replica", IMPATIENT), (streamed(other), "diverged", PATIENT)):
         scripts: list[list[Part | Exception]] = [[*streamed(chat_events(1)[:-4]), LOST], *([then] * 200)]
-        _, _, body = ask(Scripted(*scripts), CHAT)
+        _, _, body = ask(Scripted(*scripts), CHAT, retry=retry)
         *_, error, done, empty = body.decode().split("\n\n")
         assert (data_of([error])[0]["error"]["code"], done, empty) == (code, "data: [DONE]", "")
 
@@ -152,8 +152,8 @@ def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
         async def send(message: Any) -> None:
             pass
 
-        proxy = Proxy(Endless(), max_body_bytes=100, body_timeout=5, retry=QUICK)
-        await asyncio.wait_for(proxy(scope_of("/v1/chat/completions"), receive, send), 5)
+        proxy = Proxy(Endless(), max_body_bytes=100, body_timeout=60, retry=PATIENT)
+        await asyncio.wait_for(proxy(scope_of("/v1/chat/completions"), receive, send), 60)
         return is_closed.is_set()
 
     assert asyncio.run(run())

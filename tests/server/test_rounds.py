@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -79,10 +78,9 @@ def test_a_slow_reader_misses_old_rounds_and_delays_nothing() -> None:
         feed = RoundFeed(size=4)
         task = await started(feed, feed.read())
         push = feed.listener("m")
-        start = time.perf_counter()
-        for _ in range(10_000):
+        for _ in range(10_000):  # the reader gets no turn before the end
             push(record())
-        assert time.perf_counter() - start < 2.0
+        assert len(feed._kept) == 4
         assert [one.number for one in await task] == [9997, 9998, 9999, 10_000]
 
     run(test())

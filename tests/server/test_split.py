@@ -206,17 +206,19 @@ def test_devices_share_a_pass(server: Running, folder: Path, expected: list[list
 
     def run(place: int) -> None:
         with split_device(server, folder, plan="fixed") as llm:
-            barrier.wait(60)
+            joined.wait(60)
+            held.wait(60)
             found[place] = texts_of(llm, [PROMPTS[place]], [PARAMS[place]])[0]
 
-    barrier = threading.Barrier(3)
+    joined, held = threading.Barrier(3), threading.Barrier(3)
     threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
     for thread in threads:
         thread.start()
-    barrier.wait(60)
+    joined.wait(60)
     ((passes, _, _),) = service.layers._passes.values()
     free = threading.Event()
     holding = server.llm._driver.call(lambda: free.wait(60))
+    held.wait(60)
     wait_for(lambda: len(passes._queue) == 2)
     before = passes.num_works - passes.num_passes
     free.set()

@@ -146,6 +146,7 @@ def test_wrong_frames_are_refused(raw: Raw, message: Any, code: str, text: str) 
         ({"output": [10**6]}, "vocabulary"),
         ({"prompt": [5] * 600}, "context"),
         ({"limit": 0}, "max_tokens"),
+        ({"output": [5, 6], "limit": 2}, "it has ended, so it cannot be opened"),
         ({"limit": 10**6}, "max_tokens"),
     ],
 )
@@ -238,8 +239,8 @@ def test_keys_are_needed_and_sessions_belong_to_them() -> None:
             token = llm.model.link._session
             assert other.send({"t": "ping", "id": 1, "s": token})["code"] == "session_lost"
             other.close()
-        for key in (None, "secret-three"):
-            with pytest.raises(RefusedError, match="refuses the API key"), device(server, key=key):
+        for key, reason in ((None, "needs an API key"), ("secret-three", "refuses the API key")):
+            with pytest.raises(RefusedError, match=reason), device(server, key=key):
                 pass
             headers = {"content-type": "application/msgpack"} | ({} if key is None else {"Authorization": key})
             assert httpx.post(f"{server.url}/v1/verify", content=b"", headers=headers).status_code == 401

@@ -52,13 +52,35 @@ async def asked(llm: AsyncLLM, count: int) -> None:
         await asyncio.sleep(0.001)
 
 
-class Gate:
-    """Blocks an engine in its first round until it is opened: calls in between find it busy."""
+@asynccontextmanager
+async def held(llm: AsyncLLM) -> AsyncIterator[None]:
+    """No call inside the block is processed before its end."""
+    gate = threading.Event()
+    holding = llm._driver.call(lambda: gate.wait(120))
+    while len(llm._driver._mailbox):
+        await asyncio.sleep(0.001)
+    try:
+        yield
+    finally:
+        gate.set()
+    assert await asyncio.wrap_future(holding)
 
-    def __init__(self) -> None:
+
+class Gate:
+    """Blocks an engine in a round until it is opened: calls in between find it busy.
+
+    Args:
+        rounds: number of rounds before that one.
+    """
+
+    def __init__(self, rounds: int = 0) -> None:
+        self._rounds = rounds
         self._is_reached, self._is_open = threading.Event(), threading.Event()
 
     def __call__(self, record: RoundRecord) -> None:
+        self._rounds -= 1
+        if self._rounds >= 0:
+            return
         self._is_reached.set()
         self._is_open.wait(120)  # a test that fails ends, too
 

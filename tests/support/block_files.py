@@ -37,10 +37,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def written(folder: Path, family: str = "llama", kind: str = "Q8_0", *, others: dict[str, str] | None = None) -> Path:
+def written(
+    folder: Path,
+    family: str = "llama",
+    kind: str = "Q8_0",
+    *,
+    others: dict[str, str] | None = None,
+    sizes: dict[str, Any] | None = None,
+) -> Path:
     """A file of random weights; `others` are kinds of matrices whose name contains a word."""
     model_type, changes, keys = FAMILIES[family]
-    config = AutoConfig.for_model(model_type, **(SIZES | changes))
+    config = AutoConfig.for_model(model_type, **(SIZES | changes | (sizes or {})))
     model = random_weights(AutoModelForCausalLM.from_config(config), seed=5)
     with torch.no_grad():
         for parameter in model.parameters():

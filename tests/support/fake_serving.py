@@ -14,6 +14,7 @@ import random
 import re
 import socket
 import threading
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,7 +86,8 @@ def rounds_of(tokens: list[str], *, is_plain: bool) -> Iterator[dict[str, Any]]:
 
 
 def _node(text: str, parent: int, *, accepted: bool) -> dict[str, Any]:
-    return {"id": hash(text) % 1000, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
+    number = zlib.crc32(text.encode()) % 1000
+    return {"id": number, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
 
 
 def fake_app(*, delay: float, key: str | None, hides_metrics: bool = False) -> FastAPI:

@@ -209,7 +209,7 @@ def fresh(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> A
     """A new transformers model of a family, always with the same weights; `changes` go into its configuration."""
     kind = KINDS.get(name, name.split("-")[0])
     common = {key: value for key, value in COMMON.items() if kind != "xlnet" or key in ("vocab_size", "pad_token_id")}
-    config = AutoConfig.for_model(kind, **(common | FAMILIES[name] | changes))
+    config = AutoConfig.for_model(kind, **(common | FAMILIES.get(name, {}) | changes))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _fill(model)
     return model.to(dtype).eval()

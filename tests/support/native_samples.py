@@ -38,6 +38,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 3.0,
         "tie_word_embeddings": True,
     },
+    "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
+    "cohere2": {**WINDOW, "tie_word_embeddings": True, "logit_scale": 0.5},
+    "glm": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "glm4": {"partial_rotary_factor": 0.5},
+    "helium": {},
+    "ernie4_5": {},
+    "nemotron": {},
+    "arcee": {},
+    "olmo2": {},
+    "olmo3": WINDOW,
+    "exaone4": {**WINDOW, "sliding_window_pattern": 2},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 3, "head_dim": 16},
     "mixtral": {},
     "qwen3_moe": {"moe_intermediate_size": 32, "num_local_experts": 6, "num_experts": 6, "num_experts_per_tok": 3},
     "qwen2_moe": {
@@ -56,13 +68,13 @@ DTYPES = {
     "int4": torch.bfloat16,
 }
 QUANTIZED = ("int8", "int4")
-EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
-"""Families without weights of 4 bits."""
+EXPERTS = ("olmoe", "mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss")
+"""Families with experts."""
 
 
 def kinds_of(families: Iterable[str]) -> list[tuple[str, str]]:
-    """Families with each kind of weights that they have."""
-    return [(family, kind) for family in families for kind in DTYPES if kind != "int4" or family not in EXPERTS]
+    """Families with each kind of weights."""
+    return [(family, kind) for family in families for kind in DTYPES]
 
 
 def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:

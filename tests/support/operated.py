@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from draftree.core.types import RoundRecord
 from serving import NAME, Running
 
 
@@ -33,13 +35,44 @@ def wait_for(condition: Any) -> None:
 
 
 @contextmanager
-def paused(running: Running) -> Iterator[None]:
-    """The engine waits in its first round until the block ends."""
-    (model,) = running.pool
+def paused(running: Running, *, rounds: int = 0, texts: int = 1) -> Iterator[threading.Event]:
+    """The engine of the first model waits in a round until the event is set or the block ends.
+
+    Args:
+        running: the server.
+        rounds: rounds that are not delayed.
+        texts: the engine waits in rounds of at least so many texts; in rounds of fewer it waits for the next call.
+    """
+    goes_on, numbers = threading.Event(), itertools.count()
+
+    def wait(record: RoundRecord) -> None:
+        if next(numbers) >= rounds:
+            if len(record.sequences) < texts:
+                wait_for(lambda: goes_on.is_set() or num_calls(running))
+            else:
+                goes_on.wait(60)
+
+    remove = running.llm.on_round(wait)
+    try:
+        yield goes_on
+    finally:
+        goes_on.set()
+        remove()
+
+
+@contextmanager
+def held(running: Running) -> Iterator[None]:
+    """The engine's thread processes no call until the block ends."""
     goes_on = threading.Event()
-    remove = model.llm.on_round(lambda record: goes_on.wait(60) and None)
+    holding = running.llm._driver.call(lambda: goes_on.wait(60))
+    wait_for(lambda: num_calls(running) == 0)
     try:
         yield
     finally:
         goes_on.set()
-        remove()
+    assert holding.result(60)
+
+
+def num_calls(running: Running) -> int:
+    """Number of calls that wait for the engine's thread."""
+    return len(running.llm._driver._mailbox)

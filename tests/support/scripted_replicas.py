@@ -11,7 +11,9 @@ from draftree.serve.ray.proxy import Proxy, RetryPolicy
 from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part
 
 STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-QUICK = RetryPolicy(window=0.5, first_pause=0.01, longest_pause=0.02)
+PATIENT = RetryPolicy(window=600.0, first_pause=0.001, longest_pause=0.001)
+IMPATIENT = RetryPolicy(window=0.05, first_pause=0.001, longest_pause=0.001)
+"""For requests that no replica completes."""
 
 
 class Scripted:
@@ -48,7 +50,13 @@ def scope_of(path: str, method: str = "POST") -> dict[str, Any]:
 
 
 def ask(
-    replicas: Any, body: object, *, path: str = "/v1/chat/completions", method: str = "POST", limit: int = 10**6
+    replicas: Any,
+    body: object,
+    *,
+    path: str = "/v1/chat/completions",
+    method: str = "POST",
+    limit: int = 10**6,
+    retry: RetryPolicy = PATIENT,
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     """Send one request through the proxy."""
     messages: list[Any] = []
@@ -69,7 +77,7 @@ def ask(
             await asyncio.Event().wait()
             raise AssertionError
 
-        await Proxy(replicas, max_body_bytes=limit, body_timeout=5, retry=QUICK)(scope_of(path, method), receive, send)
+        await Proxy(replicas, max_body_bytes=limit, body_timeout=60, retry=retry)(scope_of(path, method), receive, send)
 
     asyncio.run(run())
     assert [m["type"] for m in messages].count("http.response.start") == 1

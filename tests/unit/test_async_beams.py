@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from typing import Any
 
 import pytest
 
-from async_samples import PROMPTS, alone, asked, asynchronous, opened, params
+from async_samples import PROMPTS, alone, asked, asynchronous, held, opened, params
 from draftree import BeamSearchParams
 from draftree.core.errors import EngineClosedError, InvalidRequestError, NonFiniteLogitsError
 from draftree.engine.serving.background import TimeShare
@@ -38,11 +37,9 @@ async def test_searches_share_their_passes() -> None:
     async with opened() as llm:
         await llm.beam_search(PROMPTS[0], WIDE)
         steps = llm.beam_counts.steps
-        begin = threading.Event()
-        llm._driver.call(lambda: begin.wait(120))  # the thread begins none of them before all five have asked
-        searches = [asyncio.create_task(llm.beam_search(PROMPTS[0], WIDE)) for _ in range(5)]
-        await asked(llm, len(searches))
-        begin.set()
+        async with held(llm):
+            searches = [asyncio.create_task(llm.beam_search(PROMPTS[0], WIDE)) for _ in range(5)]
+            await asked(llm, len(searches))
         await asyncio.gather(*searches)
         assert llm.beam_counts.steps == 2 * steps
 
@@ -62,16 +59,18 @@ async def test_texts_beside_searches_are_unchanged() -> None:
 async def test_rounds_go_on_between_the_steps_of_a_search() -> None:
     async with opened() as llm:
         steps: list[int] = []
-        stop = llm.on_round(lambda record: steps.append(llm.beam_counts.steps))
+        llm.on_round(lambda record: steps.append(llm.beam_counts.steps))
         long = BeamSearchParams(beam_width=8, max_new_tokens=200, ignore_eos=True)
-        search = asyncio.create_task(llm.beam_search([1], long))
-        while not llm.beam_counts.running:
-            await asyncio.sleep(0.001)
-        await llm.generate([1, 2], params(1, 40, ignore_eos=True))
-        stop()
+        async with held(llm):
+            search = asyncio.create_task(llm.beam_search([1], long))
+            text = asyncio.create_task(llm.generate([1, 2], params(1, 40, ignore_eos=True)))
+            await asked(llm, 2)
+        await text
         jumps = [late - early for early, late in itertools.pairwise(steps)]
-        assert max(jumps, default=0) <= 1, "at most one step of the search between two rounds"
+        assert len(jumps) == 39
+        assert max(jumps) == 1, "at most one step of the search between two rounds"
         search.cancel()
+        await asyncio.gather(search, return_exceptions=True)
 
 
 @asynchronous
@@ -134,10 +133,12 @@ async def test_wrong_requests_are_refused() -> None:
 @asynchronous
 async def test_a_drain_waits_for_searches_and_refuses_new_ones() -> None:
     async with opened() as llm:
-        task = asyncio.create_task(llm.beam_search([1], BeamSearchParams(beam_width=6, max_new_tokens=60)))
-        while not llm.beam_counts.running and not task.done():
-            await asyncio.sleep(0.001)
-        await llm.drain()
+        async with held(llm):
+            task = asyncio.create_task(llm.beam_search([1], BeamSearchParams(beam_width=6, max_new_tokens=60)))
+            await asked(llm, 1)
+            draining = asyncio.create_task(llm.drain())
+            await asked(llm, 2)
+        await draining
         assert len((await task).hypotheses) == 1
         with pytest.raises(EngineClosedError):
             await llm.beam_search([1], WIDE)

@@ -213,9 +213,9 @@ async def test_a_ping_waits_for_the_running_step_and_fails_after_the_end() -> No
             task = asyncio.ensure_future(llm.generate([1], params(1, 50)))
             await gate.reached()
             pinged = asyncio.ensure_future(llm.ping())
-            await asyncio.sleep(0.05)
+            await asked(llm, 1)
             assert not pinged.done()
-            await gate.open_behind(llm, 1)
+            gate.open()
             await pinged
             await task
     with pytest.raises(EngineClosedError):

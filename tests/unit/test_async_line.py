@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from threading import Event
 
 import pytest
 
-from async_samples import Gate, asked, asynchronous, opened, params
+from async_samples import Gate, asked, asynchronous, held, opened, params
 from draftree import AsyncLLM
 from draftree.core.errors import EngineClosedError, InvalidRequestError, QueueFullError
 from draftree.core.types import RoundRecord
-
-
-@asynccontextmanager
-async def held(llm: AsyncLLM) -> AsyncIterator[None]:
-    """No call inside the block is processed before its end."""
-    gate = Event()
-    holding = llm._driver.call(lambda: gate.wait(120))
-    while len(llm._driver._mailbox):
-        await asyncio.sleep(0.001)
-    try:
-        yield
-    finally:
-        gate.set()
-    assert await asyncio.wrap_future(holding)
 
 
 async def in_line(llm: AsyncLLM) -> int:
@@ -99,21 +82,25 @@ async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
 
 @asynchronous
 async def test_a_cancelled_request_leaves_the_line_immediately() -> None:
-    async with opened(max_batch_size=1, max_waiting=0) as llm:
-        async with held(llm):
-            tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
+    with Gate() as gate:
+        async with opened(max_batch_size=1, max_waiting=0, on_round=gate) as llm:
+            async with held(llm):
+                tasks = [asyncio.ensure_future(llm.generate([1], params(0, 4000)))]
+                await asked(llm, 1)
+                tasks += [asyncio.ensure_future(llm.generate([1], params(seed, 4))) for seed in range(1, 4)]
+                await asked(llm, 4)
+            await gate.reached()
+            counts = [asyncio.ensure_future(in_line(llm))]
             await asked(llm, 1)
-            tasks += [asyncio.ensure_future(llm.generate([1], params(seed, 4))) for seed in range(1, 4)]
-            await asked(llm, 4)
-        while await in_line(llm) > 2:  # until a step has admitted the first request, three are in line
-            await asyncio.sleep(0)
-        assert await in_line(llm) == 2
-        tasks[2].cancel()
-        await asyncio.gather(tasks[2], return_exceptions=True)
-        assert await in_line(llm) == 1
-        tasks[0].cancel()
-        done = await asyncio.gather(tasks[1], tasks[3])
-        assert await in_line(llm) == 0
+            tasks[2].cancel()
+            await asyncio.gather(tasks[2], return_exceptions=True)
+            counts.append(asyncio.ensure_future(in_line(llm)))
+            await asked(llm, 3)
+            tasks[0].cancel()
+            await gate.open_behind(llm, 4)  # all four are processed before the next round
+            assert await asyncio.gather(*counts) == [2, 1]
+            done = await asyncio.gather(tasks[1], tasks[3])
+            assert await in_line(llm) == 0
     assert all(len(texts[0].token_ids) == 4 for texts in done)
 
 

@@ -15,12 +15,12 @@ from generator.site.navigation import Item
 __all__ = ["SCRIPT", "STYLE", "config"]
 
 STYLE = """.md-typeset table:not([class]) { font-size: 0.68rem; }
-.md-typeset img { background: #fff; border-radius: 0.4rem; }
+.md-typeset img { border-radius: 0.4rem; }
 .md-typeset table:not([class]) td:first-child code { white-space: nowrap; }
 .md-grid { max-width: 76rem; }
 iframe.playground { width: 100%; height: 80vh; border: 1px solid var(--md-default-fg-color--lightest); }
 """
-"""Style sheet of the site: figures keep their white ground in dark mode."""
+"""Style sheet of the site. Figures have a ground of their own, in the colours of the page's scheme."""
 
 SCRIPT = Path(__file__).parent / "iframe-worker.js"
 """Makes the search work where the pages are opened as files."""

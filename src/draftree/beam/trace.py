@@ -16,7 +16,7 @@ ROOT = -1
 
 
 class Status(StrEnum):
-    """What became of a token of a beam."""
+    """State of a token of a beam."""
 
     COMMITTED = "committed"
     """Common to all live beams."""

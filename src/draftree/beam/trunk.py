@@ -16,7 +16,7 @@ from draftree.models.base import Slot
 
 
 class Row(NamedTuple):
-    """What a pass returned for a node.
+    """The results of a pass for one node.
 
     Attributes:
         logits: logits of the pass, shape (rows, vocab).

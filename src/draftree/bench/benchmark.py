@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from draftree.assembly import choose_methods
+from draftree.bench.conversations import Prompt, following, with_room
 from draftree.bench.divergence import explain
 from draftree.bench.engines import OnRound, OurWriter, RunParams, Writer
 from draftree.bench.methods import (
@@ -25,7 +26,7 @@ from draftree.bench.methods import (
 from draftree.bench.peer import PeerWriter
 from draftree.bench.provenance import load_average, machine, model_facts, now, versions
 from draftree.bench.records import FORMAT, OURS, PEER, Record
-from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped
+from draftree.bench.runner import WARM_UP_TOKENS, Runner, grouped
 from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
@@ -138,7 +139,10 @@ def prepare(
         fetch(name)
     target = target or load_for(settings)
     tokenizer = tokenizer_of(target)
-    prompts, notes = prompts_of(workload, tokenizer, target.model.max_length - settings.max_tokens)
+    room = target.model.max_length - settings.max_tokens
+    prompts, notes = prompts_of(workload, tokenizer, room)
+    prompts, too_long = with_room(prompts, tokenizer, room=room, answer=settings.max_tokens)
+    notes += too_long
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
     run_params = RunParams(settings.max_tokens, settings.temperature, settings.seed)
@@ -150,6 +154,7 @@ def prepare(
         run_params=run_params,
         repeats=settings.repeats,
         explain=partial(_explain, target, run_params),
+        follow=partial(following, tokenizer),
     )
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
     header = _header(settings, target, workload, runner=runner, prompts=prompts)
@@ -254,7 +259,7 @@ def _header(
             "name": workload.name,
             "sha256": workload.sha256,
             "shipped": settings.prompts is None,
-            "written": len(prompts),
+            "written": sum(len(prompt.task.ids) for prompt in prompts),
             "limit": settings.limit,
             "categories": list(dict.fromkeys(prompt.task.category for prompt in prompts)),
         },

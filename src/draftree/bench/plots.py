@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.dark_svg import save_svg
 from draftree.bench.records import DistributionRecord, Results
 from draftree.bench.replay import hit_rates, mean_kept
 from draftree.bench.summary import PHASES, Report, Row
@@ -31,7 +32,7 @@ def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
         figure, axes = pyplot.subplots(figsize=SIZE, layout="constrained")
         draw(axes)
         path = folder / f"{name}.svg"
-        figure.savefig(path, metadata={"Date": None})
+        save_svg(figure, path)
         pyplot.close(figure)
         drawn.append(path)
     if not drawn:

@@ -55,6 +55,7 @@ class Record:
         equal_to_other_plain: the same for the other engine's plain method; None also if that does not run.
         divergence: first difference from its own engine's plain text.
         stats: all of `CompletionStats`; for transformers the externally visible ones.
+        first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
 
     task: str
@@ -72,6 +73,7 @@ class Record:
     equal_to_other_plain: bool | None
     divergence: Divergence | None
     stats: dict[str, Any]
+    first_turn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

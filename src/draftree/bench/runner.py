@@ -1,7 +1,8 @@
 """The order of measurements: every prompt with every method, interleaved in a rotating order; then the records.
 
 Methods alternate within each repeat of each prompt, so that background load affects all of them, and no method
-always follows the same other one. A warm-up round is not counted; the garbage collector is off.
+always follows the same other one. A warm-up round is not counted; the garbage collector is off. Later turns of a
+conversation follow its first one; the answers in it are those of our plain decoding, for all methods.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from draftree.bench.conversations import Prompt
 from draftree.bench.engines import Outcome, RunParams, Writer
 from draftree.bench.methods import Method
 from draftree.bench.records import OURS, Divergence, Record, sha256_of
-from draftree.bench.workload import Task
 
 WARM_UP_TOKENS = 32
 
 Explain = Callable[[Sequence[int], Sequence[int], Sequence[int]], Divergence | None]
 """Function of (prompt, plain text, other text) that returns place and gap of their first difference."""
 
+Follow = Callable[[Prompt, str], Prompt | None]
+"""Function of (prompt, answer) that returns the next turn of the conversation; None after the last one."""
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A task with its tokens."""
 
-    task: Task
-    ids: tuple[int, ...]
-    form: str
+def no_turns(prompt: Prompt, answer: str) -> None:
+    """Return None: the conversation ends with its first answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,7 @@ class Runner:
         run_params: generation parameters of every text.
         repeats: number of repetitions of each text.
         explain: examines a text that differs from the plain one.
+        follow: returns the next turn after an answer.
     """
 
     methods: Sequence[Method]
@@ -60,6 +60,7 @@ class Runner:
     run_params: RunParams
     repeats: int
     explain: Explain
+    follow: Follow = no_turns
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Run every method once on few tokens."""
@@ -70,20 +71,31 @@ class Runner:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 
     def run(self, groups: Sequence[Sequence[Prompt]], *, numbers: Sequence[int] = ()) -> Iterator[list[Record]]:
-        """Yield all records of each group; prompts of a group run concurrently.
+        """Yield all records of each group and of its later turns; prompts of a group run concurrently.
 
         Args:
             groups: groups of prompts.
             numbers: number of each group, which the order of methods and the records depend on; 0, 1, … if empty.
         """
         for number, group in zip(numbers or range(len(groups)), groups, strict=True):
-            with collector_off():
-                turns = [
-                    self._turn(group, method, repeat, place)
-                    for repeat in range(self.repeats)
-                    for place, method in enumerate(rotated(self.methods, number * self.repeats + repeat))
-                ]
-            yield self._records(number, group, turns)
+            records: list[Record] = []
+            current, later = list(group), 0
+            while current:
+                with collector_off():
+                    turns = [
+                        self._turn(current, method, repeat, place)
+                        for repeat in range(self.repeats)
+                        for place, method in enumerate(rotated(self.methods, (number + later) * self.repeats + repeat))
+                    ]
+                records += self._records(number, current, turns)
+                current, later = self._next(current, turns), later + 1
+            yield records
+
+    def _next(self, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Prompt]:
+        """Return the next turns of the group's conversations, after our plain answers."""
+        plain = next(t for t in turns if t.method.is_plain and t.method.engine == OURS and t.repeat == 0)
+        found = [self.follow(prompt, one.text) for prompt, one in zip(group, plain.outcomes, strict=True)]
+        return [prompt for prompt in found if prompt is not None]
 
     def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> Turn:
         prompts = [prompt.ids for prompt in group]
@@ -122,6 +134,7 @@ class Runner:
             equal_to_other_plain=other if greedy else None,
             divergence=divergence,
             stats=outcome.stats,
+            first_turn=prompt.task.first_turn,
         )
 
 

@@ -1,7 +1,7 @@
 """Workloads: prompts from a JSON lines file, each with a category.
 
 A line is one of: ours (`id`, `category`, and `prompt` or `messages`; only the last is required), a Spec-Bench
-question (`question_id`, `category`, `turns`; only the first turn is used), a HumanEval task (`task_id`, `prompt`).
+question (`question_id`, `category`, `turns`, the messages of the user), a HumanEval task (`task_id`, `prompt`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,21 @@ class Task:
         category: kind of the task.
         prompt: a text to continue; None for messages.
         messages: a conversation to answer; None for a prompt.
+        turns: later messages of the user, each sent after the model's answer to what was before it.
+        first_turn: id of the task that began the conversation; None if this is the first turn.
     """
 
     id: str
     category: str
     prompt: str | None = None
     messages: tuple[dict[str, str], ...] | None = None
+    turns: tuple[str, ...] = ()
+    first_turn: str | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of this task and of its later turns."""
+        return (self.id, *(f"{self.id}/{number}" for number in range(2, len(self.turns) + 2)))
 
     @property
     def text(self) -> str:
@@ -105,7 +114,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
     tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
     if not tasks:
         raise ConfigurationError(f"prompts file '{path}' holds no prompts: write one JSON object per line")
-    for task_id, count in Counter(task.id for task in tasks).items():
+    for task_id, count in Counter(one for task in tasks for one in task.ids).items():
         if count > 1:
             raise ConfigurationError(
                 f"prompts file '{path}' has {count} prompts with the id '{task_id}': ids are unique"
@@ -150,7 +159,8 @@ def _task_of(fields: dict[str, Any], kind: str, number: int) -> Task:
         turns = fields["turns"]
         if not isinstance(turns, list) or not turns:
             raise ValueError("'turns' must be a list of texts")
-        return Task(task_id, category, messages=({"role": "user", "content": _text(turns[0], "the first turn")},))
+        first, *later = [_text(turn, f"turn {place}") for place, turn in enumerate(turns, start=1)]
+        return Task(task_id, category, messages=({"role": "user", "content": first},), turns=tuple(later))
     messages = fields["messages"]
     if not isinstance(messages, list) or not messages:
         raise ValueError("'messages' must be a list of objects with 'role' and 'content'")

@@ -80,6 +80,11 @@ def leave(leaving: SystemExit) -> int:
         drop_output()
         return PIPE_CLOSED
     if leaving.code == TERMINATED:
+        from draftree.parallel.lifeline import ALONE, lost_process
+
+        reason = lost_process()  # torchrun ends all processes when one has ended
+        if reason is not None:
+            return complain(f"error: {reason}; {ALONE}", FAILED)
         return complain("terminated", TERMINATED)
     raise leaving
 

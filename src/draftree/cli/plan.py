@@ -21,6 +21,8 @@ from draftree.core.errors import ConfigurationError
 __all__ = ["plan"]
 
 DEMAND, FLEET = "Demand", "Fleet"
+DEVICE, MAX_BATCH = "h100", 32
+"""Defaults."""
 HEADINGS = (
     "devices",
     "replicas",
@@ -65,7 +67,9 @@ def plan(
     per_token_ms: Annotated[
         float | None, typer.Option(help="Largest time per token (p95).", rich_help_panel=DEMAND)
     ] = None,
-    device: Annotated[str, typer.Option(help=f"One of {', '.join(DEVICES)}.", rich_help_panel=FLEET)] = "h100",
+    device: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(DEVICES)}; default {DEVICE}.", rich_help_panel=FLEET)
+    ] = None,
     devices: Annotated[int, typer.Option(help="Devices at most.", rich_help_panel=FLEET)] = 8,
     measured: Annotated[
         Path | None,
@@ -81,7 +85,10 @@ def plan(
             rich_help_panel=FLEET,
         ),
     ] = None,
-    max_batch: Annotated[int, typer.Option(help="Sequences of a batch, with --measured.", rich_help_panel=FLEET)] = 32,
+    max_batch: Annotated[
+        int | None,
+        typer.Option(help=f"Sequences of a batch, with --measured; default {MAX_BATCH}.", rich_help_panel=FLEET),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate the devices that serve a rate of requests, from data sheets or measured passes."""
@@ -107,16 +114,17 @@ def plan(
         first_token=first_token_ms / 1000,
         per_token=None if per_token_ms is None else per_token_ms / 1000,
     )
-    costs = _costs(host, draft, found_file)
+    require_used(found_file, device=device, devices=devices, max_batch=max_batch)
+    costs = host_costs_of(host, draft, found_file)
     if found_file is None:
-        found = plans(demand, device, devices, host=costs)
+        found = plans(demand, device or DEVICE, devices, host=costs)
     else:
-        found = _of_measured(demand, found_file, devices, max_batch=max_batch, host=costs)
+        found = measured_plans(demand, found_file, devices=devices, max_batch=max_batch or MAX_BATCH, host=costs)
     if as_json:
         typer.echo(json.dumps([_numbers(one) for one in found], indent=2))
         return
     if not found:
-        typer.echo(f"the weights do not fit into {devices} {device} with room for a sequence")
+        typer.echo(f"the weights do not fit into {devices} {device or DEVICE} with room for a sequence")
         return
     rows = [HEADINGS, *(_row(one) for one in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -126,7 +134,7 @@ def plan(
     typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
 
 
-def _costs(path: Path | None, draft: str | None, measured: Measurements | None) -> HostCosts:
+def host_costs_of(path: Path | None, draft: str | None, measured: Measurements | None) -> HostCosts:
     """Return the costs of the host: those of a file, of a measured drafter, or the usual ones."""
     if path is not None:
         try:
@@ -137,11 +145,31 @@ def _costs(path: Path | None, draft: str | None, measured: Measurements | None) 
     return USUAL_HOST if draft is None or measured is None else measured.draft(draft).host
 
 
-def _of_measured(
-    demand: Demand, measured: Measurements, devices: int, *, max_batch: int, host: HostCosts
+def require_used(measured: Measurements | None, *, device: str | None, devices: int, max_batch: int | None) -> None:
+    """Check the options of the fleet, and that each that is given has an effect.
+
+    Raises:
+        ConfigurationError: a number is below 1, or an option belongs to the other source of passes.
+    """
+    for name, value in (("--devices", devices), ("--max-batch", max_batch)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+    if measured is None and max_batch is not None:
+        raise ConfigurationError(
+            f"--max-batch {max_batch} is for measured passes, and the memory of a data sheet limits the batch: add "
+            "--measured, or leave it out"
+        )
+    if measured is not None and device is not None:
+        raise ConfigurationError(
+            f"--device {device} has a data sheet, and --measured replaces it: leave one of them out"
+        )
+
+
+def measured_plans(
+    demand: Demand, measured: Measurements, *, devices: int, max_batch: int, host: HostCosts
 ) -> list[Plan]:
-    """Return fleets of measured servers with one more replica each, up to the first that serves the demand."""
-    found = list[Plan]()
+    """Return fleets of one replica and more of the measured device, up to the first that serves the demand."""
+    found: list[Plan] = []
     for count in range(1, devices + 1):
         found.append(
             simulated(

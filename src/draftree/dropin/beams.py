@@ -43,7 +43,7 @@ from draftree.models.source import EncoderDecoder
 from draftree.models.torch.context import turning_length
 
 BeamOutput = GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
-"""What `generate` returns with `return_dict_in_generate`."""
+"""Return values of `generate` with `return_dict_in_generate`."""
 _SEEDS = 2**63 - 1
 _BY_ROW = (
     GeneratedNgramsProcessor,

@@ -1,4 +1,4 @@
-"""Which drafter a `generate` call asks for, and what of its sampling settings the drafter follows."""
+"""The drafter that a `generate` call names, and the sampling settings that the drafter follows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftree.sampling.params import SamplingParams
 
 DEFAULT_DRAFT = "ngram"
 ASSISTANT = "assistant"
-"""Name under which the drafter asks for the model that the user has given."""
+"""Name of the user's `assistant_model` in the drafter's spec."""
 
 
 LONGEST = 64
@@ -37,7 +37,7 @@ class Drafting:
 
 
 def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:
-    """What `draft`, `assistant_model` or `prompt_lookup_num_tokens` asks for; prompt lookup where none of them does.
+    """Return the specs for `draft`, `assistant_model` or `prompt_lookup_num_tokens`; prompt lookup if all are None.
 
     Args:
         draft: a drafter's spec, or None.
@@ -46,13 +46,13 @@ def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config:
         config: the generation config.
 
     Raises:
-        ConfigurationError: more than one of them says what drafts, or the assistant's settings are wrong.
+        ConfigurationError: more than one of them is given, or the assistant's settings are wrong.
     """
     lookup = config.prompt_lookup_num_tokens
     given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise ConfigurationError(f"{' and '.join(names)} were given, and each says what drafts: keep one of them")
+        raise ConfigurationError(f"{' and '.join(names)} were given, and each selects a drafter: keep one of them")
     if assistant is not None:
         return _with_assistant(plan, assistant.generation_config, config)
     if lookup is not None:

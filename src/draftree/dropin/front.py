@@ -1,4 +1,4 @@
-"""What `generate` of transformers calls in the place of its own loop."""
+"""The function that `generate` of transformers calls in the place of its own loop."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def generate(
 def _written_plainly(
     model: Any, input_ids: Tensor, config: Any, calls: Callbacks, inputs: Mapping[str, Any]
 ) -> Tensor | DraftreeOutput:
-    """What transformers writes by its own loop."""
+    """Return the result of transformers' own loop."""
     written = model._sample(
         input_ids,
         logits_processor=calls.processors,

@@ -1,4 +1,4 @@
-"""What `generate` returns with `return_dict_in_generate=True`."""
+"""Return values of `generate` with `return_dict_in_generate=True`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftree.dropin.steps import Callbacks, Row, Steps
 
 @dataclass
 class DraftreeOutput(GenerateDecoderOnlyOutput):
-    """What `generate` returns with `return_dict_in_generate=True`, and the statistics of each row.
+    """Return value of `generate` with `return_dict_in_generate=True`, and the statistics of each row.
 
     `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
     end of a row. `stats` is None where transformers wrote the text by itself.

@@ -24,7 +24,7 @@ from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import ReadPrompt
 
 NOT_READ = frozenset({"attention_mask", "past_key_values", "use_cache", "logits_to_keep"})
-"""What `generate` hands over and the first pass here has in another way."""
+"""Arguments of `generate` for its first pass that the first pass here does not read."""
 
 
 def read_prompts(

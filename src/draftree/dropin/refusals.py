@@ -48,7 +48,7 @@ _OTHER_MEDIA = ("video", "audio", "input_features", "input_values", "speech")
 
 
 def how_to_bind(*names: str) -> str:
-    """The part of a message that says how arguments reach us that transformers drops."""
+    """Return the part of a message on how to pass arguments that transformers drops."""
     bound = ", ".join(f"{name}=..." for name in names)
     return (
         f"transformers does not pass {' and '.join(names)} to a custom_generate callable; "
@@ -108,7 +108,7 @@ def refuse_model(model: Any) -> None:
 
 
 def refuse_config(config: Any, *, without_cache: bool = False) -> None:
-    """Raise where the generation config asks for what Draftree does not do.
+    """Raise if the generation config has a setting that Draftree does not support.
 
     Args:
         config: complete.

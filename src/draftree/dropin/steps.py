@@ -49,7 +49,7 @@ ROW_WISE = frozenset(
         stopping.EosTokenCriteria,
     }
 )
-"""Functions of one row's ids and scores, whatever rows stand beside it."""
+"""Functions of one row's ids and scores, which do not depend on the other rows."""
 BY_PLACE = frozenset(
     {
         processing.RepetitionPenaltyLogitsProcessor,
@@ -101,7 +101,7 @@ def callbacks_of(config: Any, processors: Any, criteria: Any, streamer: Any) -> 
 
 
 def pad_id_of(config: Any, calls: Callbacks) -> int | None:
-    """What stands after finished rows; as in `generate` nothing, where no criterion knows an end-of-text token."""
+    """Return the token after finished rows; None, as in `generate`, if no criterion has an end-of-text token."""
     if not any(hasattr(criterion, "eos_token_id") for criterion in calls.criteria):
         return None
     pad = config._pad_token_tensor
@@ -109,7 +109,7 @@ def pad_id_of(config: Any, calls: Callbacks) -> int | None:
 
 
 class Steps:
-    """What has been chosen at each step. Mutated by `take`.
+    """Tokens, scores and logits of all steps. Mutated by `take`.
 
     Args:
         input_ids: shape (batch, length).
@@ -170,7 +170,7 @@ class Steps:
         return torch.tensor([row.place for row in rows], device=self._ids.device)
 
     def _seen(self, rows: Sequence[Row], *, whole: bool) -> list[int]:
-        """Rows of the batch that a call gets; in the place of one that is not asked for stands the first asked one."""
+        """Return the rows of the batch for a call; the first wanted row replaces rows that are not wanted."""
         asked = {row.place for row in rows}
         if not whole:
             return [row.place for row in rows]

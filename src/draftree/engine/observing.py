@@ -1,4 +1,4 @@
-"""What the drafter and the sink are told of a pass: tokens read, verdicts, and hidden states where it needs them."""
+"""The report of a pass to the drafter and the sink: tokens read, verdicts, and hidden states if they need them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftree.models.base import PassResult
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What the target's slot of one sequence gains in a pass.
+    """The nodes that a pass adds to the prefix of one sequence's slot.
 
     Attributes:
         sequence: whose slot it is.

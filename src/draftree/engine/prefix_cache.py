@@ -22,7 +22,7 @@ MIN_SHARED = 16
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """What was reused so far; raw counts.
+    """Raw counts of reused tokens and sequences.
 
     Attributes:
         sequences: sequences that began.

@@ -1,4 +1,4 @@
-"""Who has which slot: opening, sharing, giving back, and whether there is memory for one more.
+"""The slots of sequences: opening, sharing, giving back, and whether there is memory for one more.
 
 Memory is counted by what the texts are now and a little ahead, not by what they may become: most end early. If they
 grow into each other the youngest gives its slot back and reads again later.
@@ -30,7 +30,7 @@ AHEAD = 256
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """What is there of a prompt's beginning.
+    """The part of a prompt's beginning that is in memory.
 
     Attributes:
         slot: a slot that holds the beginning; None if none does.
@@ -77,7 +77,7 @@ class SlotAllocator:
 
     @property
     def stats(self) -> PrefixStats:
-        """What was reused so far."""
+        """Counts of reused tokens and sequences."""
         return PrefixStats(
             sequences=self._sequences,
             hits=self._hits,
@@ -256,7 +256,7 @@ class SlotAllocator:
 
     def check_integrity(self, running: Sequence[WritingSequence], waiting: Sequence[WritingSequence]) -> None:
         """Raise AssertionError if a slot has no owner or two, or holds what was not verified."""
-        assert all(s.slot is None and s.draft_state is None for s in waiting), "who waits has no slot"
+        assert all(s.slot is None and s.draft_state is None for s in waiting), "waiting sequences have no slot"
         slots = [s.slot for s in running if s.slot is not None]
         for sequence in running:
             if sequence.slot is not None:

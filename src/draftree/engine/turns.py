@@ -16,7 +16,7 @@ from draftree.models.base import Slot
 
 @dataclass(slots=True)
 class Turn:
-    """What one sequence does in a round. Filled in phase by phase."""
+    """One sequence in a round. Each phase fills in its part."""
 
     sequence: WritingSequence
     pending: list[int]
@@ -24,7 +24,7 @@ class Turn:
     drafted: TokenTree = EMPTY
     """As it was drafted."""
     tree: TokenTree = EMPTY
-    """What of it is scored."""
+    """The part of it that is scored."""
     nodes: NodeMap | None = None
     """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
     verdict: Verdict | None = None

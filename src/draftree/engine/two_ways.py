@@ -71,7 +71,7 @@ class TwoWays:
 
     @property
     def note(self) -> str:
-        """What was measured last; empty before both ways were."""
+        """The last measurement; empty until both ways were measured."""
         if not all(self._rates):
             return ""
         rates = " and ".join(f"{rate:.1f} tokens/s {name}" for name, rate in zip(self._names, self._rates, strict=True))

@@ -8,15 +8,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.dark_svg import save_svg
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 from draftree.figures.base import Data, Figure
 
-__all__ = ["INK", "band", "legend", "printable", "write_figure"]
+__all__ = ["CELLS", "INK", "SERIES", "band", "dodged", "ink_on", "legend", "printable", "write_figure"]
 
 DPI = 110
-INK = {"measured": "#1f6feb", "theory": "#57606a", "losing": "#cf222e", "other": "#8250df", "good": "#1a7f37"}
-"""Colours by meaning: they differ in lightness, too."""
+INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}
+"""Colours by meaning: any two can be told apart with each kind of colour blindness (`tests/unit/figures`)."""
+SERIES = (
+    (INK["measured"], "o", "-"),
+    (INK["other"], "s", "--"),
+    (INK["good"], "^", "-."),
+    ("#b58900", "D", ":"),
+    (INK["theory"], "v", "-"),
+    ("#2a97b5", "P", "--"),
+)
+"""Colour, marker and line of the first, second, … line of a drawing: colour is not the only difference."""
+CELLS = ("#010101", "#fefefe")
+"""Ink on light and on dark cells of heat maps, which are the same in the dark scheme."""
 STYLE = {
     "svg.hashsalt": "draftree",
     "svg.fonttype": "none",
@@ -51,7 +63,7 @@ def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Pa
         FigureCanvasAgg(sheet)
         figure.draw(sheet, data)
         _notes(sheet, figure, data)
-        sheet.savefig(paths[0], metadata={"Date": None})
+        save_svg(sheet, paths[0])
         sheet.savefig(paths[1], dpi=DPI, metadata={"Software": None})
     write_rows(paths[2], data.rows)
     return paths
@@ -89,12 +101,38 @@ def legend(axes: Any, **given: Any) -> None:
     axes.legend(fontsize=7.5, **given)
 
 
+def dodged(x: Sequence[float], place: int, number: int, *, step: float = 0.06) -> list[float]:
+    """Return the places of one of several lines, moved a little so that error bars do not hide one another.
+
+    Args:
+        x: places on the axis.
+        place: index of the line.
+        number: number of lines.
+        step: distance between two lines.
+    """
+    return [value + step * (place - (number - 1) / 2) for value in x]
+
+
+def ink_on(image: Any, value: float) -> str:
+    """Return the ink of a label on the cell of a heat map that has this value."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    return CELLS[0] if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else CELLS[1]
+
+
 def band(
-    axes: Any, x: Sequence[float], estimates: Sequence[Any], *, label: str, colour: str, marker: str = "o"
+    axes: Any,
+    x: Sequence[float],
+    estimates: Sequence[Any],
+    *,
+    label: str,
+    colour: str,
+    marker: str = "o",
+    line: str = "-",
 ) -> None:
     """Draw estimates as points with error bars, joined by a line."""
     errors = list(zip(*(estimate.errors for estimate in estimates), strict=True))
     values = [estimate.value for estimate in estimates]
     axes.errorbar(
-        x, values, yerr=errors, label=label, color=colour, marker=marker, markersize=4, capsize=2, linewidth=1.2
-    )
+        x, values, yerr=errors, label=label, color=colour, marker=marker, linestyle=line, markersize=4, capsize=2,
+        linewidth=1.2,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.heads.shipped.catalogue import ShippedHead, config_facts, shipped_heads
 from draftree.loading.load import LoadedModel
 from draftree.loading.tuned import tuned_for
+from draftree.remote.address import is_remote
 
 __all__ = ["FALLBACK_DRAFTS", "TRAINED_DRAFTS", "AutoCandidate", "auto_candidates"]
 
@@ -16,6 +17,7 @@ TRAINED_DRAFTS = ("head:{name}+suffix", "head:{name}")
 FALLBACK_DRAFTS = ("suffix", "suffix,width=1")
 """Without one: lossless and without a second model; as a chain for targets and verifiers without trees."""
 NO_RESULT = "this package has no trained drafter for this model"
+ON_A_SERVER = "trained drafters are not chosen for a model on a verify server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]
 
 def _trained_head(loaded: LoadedModel) -> tuple[ShippedHead | None, str]:
     """Return the head of this package for a target, or None and the reason."""
+    if is_remote(loaded.name):
+        return None, ON_A_SERVER
     fingerprint = loaded.model.fingerprint
     try:
         config = None if loaded.folder is None else config_facts(loaded.folder)

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.heap import return_free_memory
 from draftree.loading.endings import eos_ids_in
 from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
 from draftree.loading.packed_start import PackedCopy
@@ -27,7 +28,8 @@ from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.native_start import SOURCES, digest
 from draftree.loading.warm_start.store import digest_of
-from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike
+from draftree.models.base import Extend, Pass
+from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.groups import RowBlocks
@@ -132,6 +134,7 @@ def start(
         model, known = _first_start(folder, source, dtype, identity=identity, copy=copy, quantization=quantization)
         _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
         copy.complete()
+        return_free_memory()  # of the dequantized layers
     model.is_exact, model.self_check = known.check.is_exact, known.check
     return model, known.eos_ids
 
@@ -175,8 +178,20 @@ def _first_start(
     _require_blocks(layers, source)
     blueprint = replace(few, layers=layers, fingerprint=identity[:16])
     model = copy.build(blueprint, BlockWeights(source))
+    _require_finite(model, folder)
     found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
     return model, Record(blueprint, {}, found, eos_ids, digest(model))
+
+
+def _require_finite(model: NativeModel, folder: Path) -> None:
+    """Raise ModelLoadError if weights of later layers, which were not compared, give logits that are not finite."""
+    slot, tokens = model.open(), tokens_of_check(model.vocab_size)
+    found = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))])).logits.tensor()
+    model.close(slot)
+    if not bool(torch.isfinite(found).all()):
+        raise ModelLoadError(
+            f"the weights of '{folder.name}' are damaged: its logits are not finite; get the file again"
+        )
 
 
 def _short_config(folder: Path) -> tuple[Any, list[int]]:

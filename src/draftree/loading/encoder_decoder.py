@@ -95,7 +95,7 @@ def refuse_offload(offload: str | int | None, name: str) -> None:
 
 
 class SourceTraits(Protocol):
-    """What a drafter does with models and sources."""
+    """Facts about a drafter: its use of models and of sources."""
 
     @property
     def runs_model(self) -> bool:

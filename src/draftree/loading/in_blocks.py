@@ -20,6 +20,7 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.model import NativeModel
 from draftree.weights.cache import Cache
 from draftree.weights.gguf_blocks import describe_blocks
+from draftree.weights.gguf_file import forget_gguf
 from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of
 from draftree.weights.progress import silent
 
@@ -99,6 +100,8 @@ def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightCh
     except NativeUnavailableError as reason:
         logger.warning("'%s' is converted to a folder once: %s", name, reason)
         return None
+    finally:
+        forget_gguf()
     return InBlocks(model, folder, eos_ids, GGUF)
 
 

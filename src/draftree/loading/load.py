@@ -14,6 +14,7 @@ import torch
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.heap import return_free_memory
 from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.encoder_decoder import (
@@ -247,7 +248,7 @@ def lower_model(
     result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
-    if quantization == "int4" and compares:
+    if quantization == "int4":
         result = checked_packed(model, ours, result)
     is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
     result = replace(result, is_exact=result.is_exact and is_alike)
@@ -256,6 +257,8 @@ def lower_model(
         save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
     if start is not None:
         start.record(ours, eos_ids)
+    if quantization is not None:
+        return_free_memory()  # of the weights before rounding
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 
 

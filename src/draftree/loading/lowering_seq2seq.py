@@ -7,6 +7,7 @@ from typing import Any
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.loading.packed_reference import packed_source_reference, require_packed
 from draftree.loading.reading import first_line
 from draftree.loading.upcast import in_float32
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, ReferenceLogits, check, rounds_alike
@@ -59,6 +60,8 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
     result = check(ours, reference, tolerance=QUANTIZED_TOLERANCE.get(quantization or ""))
     if not (result.chains_ok and result.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    if quantization == "int4":
+        result = require_packed(ours, packed_source_reference(model, ours), result)
     ours.self_check = result
     ours.is_exact = result.is_exact and rounds_alike(ours, NATIVE_LENGTHS)
     if rules.note:

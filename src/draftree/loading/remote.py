@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,8 @@ def load_remote(
         model = _split_target(address, key, kind=kind, device=where, kernels=kernels, quantization=quantization)
     else:
         model = RemoteModel(Link(address, key, patience=Patience(total=address.wait)), where, kind)
+    # at the end of the process, or of the model: without it, the session counts until its lease ends
+    weakref.finalize(model, model.link.close)
     welcome = model.link.welcome
     model.fingerprint = f"remote-{welcome.model}-{welcome.tokenizer}"
     folder = _tokenizer_folder(address, key, welcome.tokenizer)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
 from draftree.core.paths import expanded, home_folder
+from draftree.remote.address import is_remote
 from draftree.weights.cache import DISK_FULL, Cache
 from draftree.weights.catalogue import CATALOGUE
 from draftree.weights.folder_check import check_model_folder
@@ -49,6 +50,11 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
     if isinstance(name, str) and name in CATALOGUE:
         return install_entry(CATALOGUE[name], cache, fetch=fetch, progress=progress)
     spelled = os.fspath(name)
+    if is_remote(name):
+        raise ModelNotFoundError(
+            f"'{spelled}' is a model on a verify server, and this needs a model on this machine: generate, chat and "
+            "serve can use a server's model; name a folder or a model of the catalogue here"
+        )
     if not spelled.strip():
         raise ModelNotFoundError(f"no model was named: {ways_to_name()}")
     path = expanded(spelled)

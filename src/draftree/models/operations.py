@@ -35,7 +35,7 @@ class Slot(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """What a model that applies controls itself must know of a text.
+    """Facts about a text for a model that applies controls itself.
 
     Attributes:
         history: prompt and written tokens, read only.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftree.parallel.options import ParallelOptions
-from draftree.parallel.world import own_rank
+from draftree.parallel.world import own_rank, require_one_process
 
 if TYPE_CHECKING:
     from draftree.core.errors import RankError
@@ -58,9 +58,13 @@ def leave_to_rank_zero(
 
     Raises:
         SystemExit: on other ranks than 0, when rank 0 has ended.
-        ConfigurationError: the process was not started by torchrun.
+        ConfigurationError: the process was not started by torchrun, or torchrun started several processes for a model
+            that is not divided.
     """
-    if not division.is_parallel or own_rank(division) == 0:
+    if not division.is_parallel:
+        require_one_process(division)
+        return
+    if own_rank(division) == 0:
         return
     from draftree.parallel.load import load_together
     from draftree.parallel.settings import LoadSettings

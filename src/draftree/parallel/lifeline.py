@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 from draftree.core.plain_text import harmless
 
-__all__ = ["FAILED", "GRACE_SECONDS", "Lifelines"]
+__all__ = ["ALONE", "FAILED", "GRACE_SECONDS", "Lifelines", "lost_process"]
 
 GRACE_SECONDS = 2.0
 """Time from a lost connection to the end of the process."""
@@ -27,9 +27,24 @@ LISTENED_GRACE_SECONDS = 10.0
 FAILED = 1
 """Exit status of a process that ends because another one ended."""
 POLL_SECONDS = 0.2
+NOTICE_SECONDS = 0.5
+"""Time within which the end of another process is noticed here, if it is what a launcher ends this process for."""
+ALONE = "this process ends, because it cannot go on alone"
 CLEAN = b"."
 LENGTH = struct.Struct("<q")
 MAX_TEXT = 1 << 16
+
+
+_current: Lifelines | None = None
+
+
+def lost_process() -> str | None:
+    """Return why this process has to end if another one of its job ended; None if none did.
+
+    A launcher that ends this process because another one ended may be faster than the thread that watches, so it is
+    waited for.
+    """
+    return None if _current is None else _current.noticed()
 
 
 class Lifelines:
@@ -42,7 +57,8 @@ class Lifelines:
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
         self._rank, self._peers = rank, dict(peers)
-        self._ended = threading.Event()
+        global _current  # noqa: PLW0603, a process belongs to one job
+        self._ended, self._has_failed = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
         self.releases: list[Callable[[], None]] = []
@@ -53,6 +69,13 @@ class Lifelines:
         """Whether the failure was raised as an error, which its reader shows."""
         self._thread = threading.Thread(target=self._watch, name="draftree-lifelines", daemon=True)
         self._thread.start()
+        _current = self
+
+    def noticed(self) -> str | None:
+        """Return `failure`, after a short wait unless the connections were closed here."""
+        if not self._ended.is_set():
+            self._has_failed.wait(NOTICE_SECONDS)
+        return self.failure
 
     def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Add a function that gets `failure` when it occurs, on the thread that watches; it must return soon.
@@ -137,6 +160,7 @@ class Lifelines:
     def _lose(self, reason: str) -> None:
         with self._lock:
             self.failure, listeners = reason, tuple(self._listeners)
+        self._has_failed.set()
         self._release()
         for listener in listeners:
             listener(reason)
@@ -146,7 +170,7 @@ class Lifelines:
                 return
             self._release()  # again: a pass may have begun after the last time
         if not self.is_told and self._rank == 0 and sys.stderr is not None:
-            sys.stderr.write(harmless(f"error: {reason}; this process ends, because it cannot go on alone\n"))
+            sys.stderr.write(harmless(f"error: {reason}; {ALONE}\n"))
             sys.stderr.flush()
         leave(FAILED)
 

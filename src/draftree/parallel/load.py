@@ -106,6 +106,10 @@ def attend(
         member.fail(str(error))
         _leave()
     except Exception as error:
+        lost = member.lifelines.noticed()
+        if lost is not None:  # then this is the error of a collective operation that another rank left
+            logger.info("%s, so rank %d ends", lost, world.rank)
+            _leave()
         logger.exception("rank %d failed", world.rank)
         member.fail(first_line(error))
         _leave()

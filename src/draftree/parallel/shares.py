@@ -17,6 +17,7 @@ from draftree.core.trust import code_named_in
 from draftree.loading.choices import require_known, resolve_dtype
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.endings import eos_ids_in
+from draftree.loading.packed_reference import ROUNDED_TOLERANCE, whole_reference
 from draftree.loading.reading import read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
@@ -122,9 +123,11 @@ def _load_native(
     blueprint, eos_ids = plan_lowering(HFModel(model)), eos_ids_in(model)
     memory = team_memory(world)
     share = divide(blueprint, world.rank, world.size, memory)
+    tolerance = QUANTIZED_TOLERANCE.get(settings.quantization or "")
+    if settings.quantization == "int4" and world.rank == 0:
+        reference, tolerance = whole_reference(model, blueprint, reference), ROUNDED_TOLERANCE
     ours = NativeModel(blueprint, ModelWeights(model), quantization=settings.quantization, share=share)
     facts = {"max_length": ours.max_length}
-    tolerance = QUANTIZED_TOLERANCE.get(settings.quantization or "")
     kernels = f"native ({ours.instructions})"
     how = (True, kernels, settings.quantization, tolerance, (memory.release,))
     return LoadedShare(ours, folder, reference, facts, eos_ids, *how)

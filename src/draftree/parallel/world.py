@@ -9,10 +9,12 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 from draftree.parallel.options import ParallelOptions
 
-__all__ = ["World", "current_world", "own_rank"]
+__all__ = ["World", "current_world", "own_rank", "require_one_process"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Set by torchrun for each process."""
+LAUNCHER = "TORCHELASTIC_RUN_ID"
+"""Set by torchrun, and by accelerate with several processes; clusters may set the others for any process."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,20 @@ def own_rank(options: ParallelOptions) -> int:
             f"start with 'torchrun --standalone --nproc-per-node {count} -m draftree …'"
         )
     return int(os.environ["RANK"])
+
+
+def require_one_process(options: ParallelOptions) -> None:
+    """Check that torchrun did not start several processes for a command that uses one.
+
+    Raises:
+        ConfigurationError: it did; each of them would run the whole command.
+    """
+    count = os.environ.get("WORLD_SIZE", "1")
+    if LAUNCHER in os.environ and count.isdigit() and int(count) > 1:
+        raise ConfigurationError(
+            f"{count} processes were started, and {options} needs one: divide the model with --tp {count} or "
+            f"--pp {count}, or start one process"
+        )
 
 
 _current: World | None = None

@@ -21,7 +21,7 @@ from draftree.remote.errors import (
 )
 from draftree.remote.latency import Latency
 from draftree.remote.protocol import MAX_REPLY_BYTES, VERSION, decode, encode
-from draftree.remote.transport import Transport, open_transport
+from draftree.remote.transport import SILENCE, Transport, open_transport
 
 __all__ = ["Connector", "Link", "Patience", "Welcome"]
 
@@ -33,6 +33,7 @@ MAX_STALE = 1000
 """Late replies in a row after which a connection counts as broken."""
 LOST_CODES = frozenset({"session_lost", "text_lost", "out_of_step"})
 """Codes of errors after which texts must be opened again."""
+LEAST_SILENCE = 2.0
 MAX_VOCAB = 1 << 24
 PINGS = 2
 """Requests that measure the round trip of a new client."""
@@ -55,6 +56,11 @@ class Patience:
     first: float = 5.0
     first_pause: float = 0.05
     longest_pause: float = 2.0
+
+    @property
+    def silence(self) -> float:
+        """For a connection, and for the answer to a ping, so that a server that hangs is noticed within `total`."""
+        return min(SILENCE, max(LEAST_SILENCE, self.total / 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,8 @@ class Link:
                 f"the API key would be sent to {address} unencrypted: use https, or a tunnel to this machine"
             )
         self._patience = patience or Patience()
-        self._connector = connector or (lambda: open_transport(address, key, timeout=self._patience.reply))
+        seconds = {"timeout": self._patience.reply, "silence": self._patience.silence}
+        self._connector = connector or (lambda: open_transport(address, key, **seconds))
         self._address, self._clock, self._sleep = address, clock, sleep
         self._takes_bytes = takes_bytes
         self._transport: Transport | None = None
@@ -277,7 +284,9 @@ class Link:
             transport.close()
 
     def close(self) -> None:
-        """End the session, without waiting for a server that does not answer."""
+        """End the session, without waiting long for a server that does not answer."""
+        if self._transport is not None:
+            self._transport.hasten()
         self._leave()
         self._disconnect()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ JSON_FILES = (
 TEXT_FILES = ("merges.txt", "vocab.txt", "chat_template.jinja")
 FILES = frozenset((*JSON_FILES, *TEXT_FILES))
 MAX_BYTES = 64 << 20
+OTHER = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
+"""Characters of a model's name that the name of its folder does not have."""
+MAX_NAME, DIGITS = 64, 32
 PROBE = "The café – 12,345 naïve façades.\n\tdef f(x): return x  # 東京 😀\r\n  end"
 """Text whose tokens are part of the fingerprint: tokenizers with one vocabulary may split it differently."""
 
@@ -47,17 +51,18 @@ def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
 
 
 def install_files(content: bytes, where: Path) -> Path:
-    """Write the files of a server into a folder, after checks; the folder is named after their content.
+    """Write the files of a server into a folder, after checks; the folder is named after the model and their content.
 
     Args:
-        content: JSON object with `files`, a map from names to texts.
+        content: JSON object with `files`, a map from names to texts, and the name of the `model` for messages.
         where: parent folder.
 
     Raises:
         ModelLoadError: unknown names, or files that are not JSON.
     """
-    files = _checked(content)
-    folder = where / hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:32]
+    model, files = _checked(content)
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:DIGITS]
+    folder = where / f"{OTHER.sub('-', model)[:MAX_NAME]}-{digest}"
     if (folder / "complete").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,10 +72,11 @@ def install_files(content: bytes, where: Path) -> Path:
     return folder
 
 
-def _checked(content: bytes) -> Mapping[str, str]:
+def _checked(content: bytes) -> tuple[str, Mapping[str, str]]:
     try:
         found: Any = json.loads(content)
-        files = found["files"]
+        model, files = found["model"], found["files"]
+        assert isinstance(model, str)
         assert isinstance(files, dict)
         assert all(name in FILES and isinstance(text, str) for name, text in files.items())
         for name in files:
@@ -80,4 +86,4 @@ def _checked(content: bytes) -> Mapping[str, str]:
         raise ModelLoadError(
             "the server's tokenizer files cannot be used: name a local copy, remote:URL?tokenizer=FOLDER"
         ) from error
-    return files
+    return model, files

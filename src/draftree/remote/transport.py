@@ -18,13 +18,19 @@ from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import ConnectionLostError, RefusedError
 from draftree.remote.protocol import MAX_REPLY_BYTES
 
-__all__ = ["PATH", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
+__all__ = ["PATH", "SILENCE", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
 
 PATH = "/v1/verify"
 """Path of the WebSocket, and of POST requests with one frame each."""
 CONTENT_TYPE = "application/msgpack"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
+NO_KEY = b"missing_api_key"
+"""Code of the server's answer to a request without a key."""
 OK = 200
+SILENCE = 10.0
+"""Seconds for connecting, and for the answer to a ping."""
+FAREWELL = 2.0
+"""Seconds for the reply to the end of a session."""
 NO_UPGRADE = frozenset({400, 404, 405, 426, 500, 501, 502})
 """Answers of servers and proxies that do not pass WebSockets."""
 
@@ -40,8 +46,9 @@ class Transport(ABC):
     needs_session = False
     """Whether every frame must name its session."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float = 0.0) -> None:
         self.bytes_up = self.bytes_down = 0
+        self._timeout = timeout
 
     @abstractmethod
     def exchange(self, frame: bytes) -> bytes:
@@ -56,6 +63,10 @@ class Transport(ABC):
     def receive(self) -> bytes:
         """Return one more reply to the last frame; raises as `exchange`."""
 
+    def hasten(self) -> None:
+        """Wait for later replies for `FAREWELL` seconds at most."""
+        self._timeout = FAREWELL
+
     @abstractmethod
     def close(self) -> None:
         """End the connection."""
@@ -68,23 +79,26 @@ class WebSocketTransport(Transport):
     Args:
         address: the server.
         key: API key; None for none.
-        timeout: seconds for connecting and for each reply.
+        timeout: seconds for each reply.
+        silence: seconds for connecting, and for the answer to a ping. A server whose replies take long answers pings
+            in the meantime; one that hangs, or whose packets are lost, does not.
 
     Raises:
         ConnectionLostError: the server cannot be reached.
         RefusedError: it refuses the connection; code "no_websocket" if it offers none.
     """
 
-    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float) -> None:
-        super().__init__()
-        self._timeout = timeout
+    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> None:
+        super().__init__(timeout)
         self._stack = ExitStack()
         try:
             opening = connect(
                 address.url(PATH, websocket=True),
                 additional_headers=_headers(key),
                 compression=None,
-                open_timeout=timeout,
+                open_timeout=silence,
+                ping_interval=silence,
+                ping_timeout=silence,
                 close_timeout=1.0,
                 max_size=MAX_REPLY_BYTES,
                 user_agent_header=None,
@@ -133,19 +147,21 @@ class PostTransport(Transport):
         address: the server.
         key: API key; None for none.
         timeout: seconds for each reply.
+        silence: seconds for connecting.
     """
 
     needs_session = True
 
-    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float) -> None:
-        super().__init__()
+    def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> None:
+        super().__init__(timeout)
         self._address, self._headers = address, _headers(key)
-        self._connection = _connection(address, timeout)
+        self._connection = _connection(address, silence)
 
     def exchange(self, frame: bytes) -> bytes:
         """Send a frame and return its reply."""
         headers = {**self._headers, "content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
         try:
+            self._connect()
             self._connection.request("POST", f"{self._address.path}{PATH}", body=frame, headers=headers)
             response = self._connection.getresponse()
             body = response.read(MAX_REPLY_BYTES + 1)
@@ -160,6 +176,12 @@ class PostTransport(Transport):
             raise _refusal(response.status, body)
         return body
 
+    def _connect(self) -> None:
+        """Connect if there is no connection; connecting and replies have limits of their own."""
+        if self._connection.sock is None:
+            self._connection.connect()
+        self._connection.sock.settimeout(self._timeout)
+
     def receive(self) -> bytes:
         """Raise: a POST request has one reply."""
         raise ConnectionLostError("the reply belongs to another request")
@@ -169,7 +191,7 @@ class PostTransport(Transport):
         self._connection.close()
 
 
-def open_transport(address: RemoteAddress, key: str | None, *, timeout: float) -> Transport:
+def open_transport(address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> Transport:
     """Connect by the transport of the address: for "auto" by WebSocket, or by POST if the server offers none.
 
     Raises:
@@ -177,13 +199,13 @@ def open_transport(address: RemoteAddress, key: str | None, *, timeout: float) -
         RefusedError: it refuses the connection.
     """
     if address.transport == "post":
-        return PostTransport(address, key, timeout=timeout)
+        return PostTransport(address, key, timeout=timeout, silence=silence)
     try:
-        return WebSocketTransport(address, key, timeout=timeout)
+        return WebSocketTransport(address, key, timeout=timeout, silence=silence)
     except RefusedError as error:
         if error.code != "no_websocket" or address.transport == "websocket":
             raise
-        return PostTransport(address, key, timeout=timeout)
+        return PostTransport(address, key, timeout=timeout, silence=silence)
 
 
 def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float, max_bytes: int) -> bytes:
@@ -253,6 +275,8 @@ def _refusal(status: int, body: bytes, *, websocket: bool = False) -> RefusedErr
     """Return the error of an HTTP answer other than a frame."""
     if status in (UNAUTHORIZED, FORBIDDEN):
         text = "the server refuses the API key: set the right one in DRAFTREE_API_KEY"
+        if NO_KEY in body:
+            text = "the server needs an API key: set it in DRAFTREE_API_KEY"
         return RefusedError(text, code="unauthorized")
     if websocket and status in NO_UPGRADE:
         return RefusedError(f"the server offers no WebSocket (status {status})", code="no_websocket")

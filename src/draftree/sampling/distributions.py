@@ -46,7 +46,7 @@ class DistributionRows:
 
 
 class _Search(NamedTuple):
-    """What is searched, and whether its memory may be used."""
+    """The logits and the noise of a search, and whether it may overwrite the logits' memory."""
 
     logits: Logits
     noise: RowNoise

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class BeamRequest:
-    """What a body asks of a beam search.
+    """The parameters of a beam search in a body.
 
     Attributes:
         params: of the search, whose limit of tokens is 1 if the body has none.

@@ -1,4 +1,4 @@
-"""What drafters learned from verified texts, as metrics and for the status. Without any text or owner."""
+"""Counts of what drafters learned from verified texts, as metrics and for the status; no texts, no owners."""
 
 from __future__ import annotations
 

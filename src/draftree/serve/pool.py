@@ -1,4 +1,4 @@
-"""The served models: names, aliases, and who may use them."""
+"""The served models: names, aliases, and the clients that may use them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ServedModel:
 
     @property
     def draft_note(self) -> str:
-        """What `auto` stands for and why, and the drafters' decisions; empty if there are none."""
+        """The choice of `auto` with its reason, and the drafters' decisions; empty without both."""
         return self.llm.llm.draft_note
 
     def named_draft(self, draft: str | None) -> str | None:

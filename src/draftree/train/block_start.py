@@ -46,7 +46,7 @@ VARIANTS = (
 
 @dataclass(frozen=True, slots=True)
 class BlockOptions:
-    """What a block head looks like.
+    """Options of a block head.
 
     Attributes:
         head: options that it shares with other heads; `start` is a block head to continue, or a head of kind `eagle3`

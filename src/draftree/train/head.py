@@ -37,7 +37,7 @@ LEAST_COVERAGE = 0.97
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """What a new head looks like.
+    """Options of a new head.
 
     Attributes:
         shape: sizes and variants.

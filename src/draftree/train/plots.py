@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from draftree.bench.dark_svg import save_svg
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 
@@ -47,7 +48,7 @@ def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False)
         paths.append(folder / f"{name}.svg")
-        figure.savefig(paths[-1], metadata={"Date": None})
+        save_svg(figure, paths[-1])
         pyplot.close(figure)
     return paths
 

@@ -1,4 +1,4 @@
-"""What every training needs before it starts: the data, the target's parts, and a folder for the results."""
+"""Preparation of every training: the data, the target's parts, and a folder for the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop of training reads and reports: the drafter in training, the progress, and the log."""
+"""Input and output of the training loop: the drafter in training, the progress, and the log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Progress", "RunState", "Trainee", "append_line", "read_log", "trim_l
 
 
 class Trainee(Protocol):
-    """What is trained, and its data."""
+    """A drafter in training, and its data."""
 
     @property
     def module(self) -> nn.Module:

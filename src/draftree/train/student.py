@@ -24,7 +24,7 @@ __all__ = ["StudentOptions", "new_student"]
 
 @dataclass(frozen=True, slots=True)
 class StudentOptions:
-    """What the student looks like.
+    """Options of a student.
 
     Attributes:
         start: name of a model that training starts from; None for a new one of the sizes below.

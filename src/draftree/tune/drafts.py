@@ -14,8 +14,8 @@ from typing import Any
 
 from draftree.assembly import choose_methods
 from draftree.bench.benchmark import prompts_of, tokenizer_of
+from draftree.bench.conversations import Prompt
 from draftree.bench.provenance import now
-from draftree.bench.runner import Prompt
 from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import SHIPPED, read_workload
 from draftree.core.clock import SYSTEM_CLOCK, Clock

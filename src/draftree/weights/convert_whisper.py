@@ -26,7 +26,7 @@ SYMBOLS = (
     "「", "」", "『", "』", "<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("', "((", "))", "(((", ")))",
     "[[", "]]", "{{", "}}", "♪♪", "♪♪♪", "♩", "♪", "♫", "♬", "♭", "♮", "♯",
 )  # fmt: skip
-"""What is never written (arXiv 2212.04356): symbols of transcripts that are not spoken."""
+"""Symbols of transcripts that are not spoken and never written (arXiv 2212.04356)."""
 
 
 def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:

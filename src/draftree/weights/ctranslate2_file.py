@@ -69,7 +69,7 @@ class Ctranslate2File:
             self._take(size)
         self.aliases = {self._name(): self._name() for _ in range(self._number("I"))}
         self.rest = bytes(self._bytes[self._place :])
-        """What follows the model in the file."""
+        """The bytes after the model in the file."""
 
     def values(self, name: str) -> np.ndarray:
         """Return a variable, float32 if it holds floats.

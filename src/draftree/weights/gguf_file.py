@@ -20,7 +20,7 @@ import numpy as np
 from draftree.core.errors import ModelLoadError, WeightsError
 from draftree.core.extras import import_extra
 
-__all__ = ["Dtype", "GgufFile", "GgufTensor", "is_gguf", "read_gguf", "require_gguf"]
+__all__ = ["Dtype", "GgufFile", "GgufTensor", "forget_gguf", "is_gguf", "read_gguf", "require_gguf"]
 
 DEFAULT_ALIGNMENT = 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -28,6 +28,10 @@ STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
 FLOAT32, FLOAT16 = 0, 1
 MAX_QUOTED = 300
+MAX_ITEMS = 1 << 24
+"""Items of a list of the metadata; the largest known vocabularies have a million."""
+MAX_NESTED = 4
+"""Lists inside lists."""
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 
@@ -157,13 +161,19 @@ class GgufFile:
         num_tensors, num_keys = self._scalar("Q"), self._scalar("Q")
         for _ in range(num_keys):
             key = self._string()
+            if key in self.metadata:
+                raise self.broken(f"it has the key '{key}' twice")
             self.metadata[key] = self._value(self._scalar("I"))
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-        if alignment <= 0:
-            raise self.broken(f"it declares an alignment of tensors to {alignment} bytes")
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment <= 0:
+            raise self.broken(f"it declares an alignment of tensors to {str(alignment)[:MAX_QUOTED]} bytes")
         start = -(-self._position // alignment) * alignment
         for name, shape, kind, offset in infos:
+            if name in self.tensors:
+                raise self.broken(f"it has the tensor '{name}' twice")
+            if offset % alignment:
+                raise self.broken(f"tensor '{name}' does not begin at a multiple of {alignment} bytes")
             self.tensors[name] = self._place(name, shape, kind=kind, first_byte=start + offset)
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -181,7 +191,7 @@ class GgufFile:
             block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         except (ValueError, KeyError):
             raise self.broken(f"tensor '{name}' has blocks of the unknown type {kind}") from None
-        if not shape or shape[-1] % block_values:
+        if not shape or 0 in shape or shape[-1] % block_values:
             raise self.broken(f"tensor '{name}' of shape {list(shape)} is not made of blocks of {block_values}")
         num_bytes = math.prod(shape) // block_values * block_bytes
         if first_byte + num_bytes > len(self._bytes):
@@ -204,18 +214,20 @@ class GgufFile:
     def _string(self) -> str:
         return self._take(self._scalar("Q")).decode("utf-8", errors="replace")
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self._string()
         if kind == ARRAY:
             item, count = self._scalar("I"), self._scalar("Q")
+            # larger lists mean damage, and would only exhaust the memory
+            if count > MAX_ITEMS:
+                raise self.broken(f"a list claims {count} items, of {MAX_ITEMS} at most")
+            if item == ARRAY and depth == MAX_NESTED:
+                raise self.broken(f"lists are nested more than {MAX_NESTED} times")
             if item in SCALARS:
                 code = SCALARS[item]
                 return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize("<" + code))))
-            # No item is smaller than a byte: a larger count means damage, and would only exhaust the memory.
-            if count > len(self._bytes):
-                raise self.broken(f"a list claims {count} items")
-            return self._strings(count) if item == STRING else [self._value(item) for _ in range(count)]
+            return self._strings(count) if item == STRING else [self._value(item, depth + 1) for _ in range(count)]
         if kind in SCALARS:
             return self._scalar(SCALARS[kind])
         raise self.broken(f"a value has the unknown type {kind}")
@@ -237,6 +249,11 @@ class GgufFile:
 @functools.lru_cache(maxsize=1)
 def _read(path: Path, facts: tuple[int, ...]) -> GgufFile:
     return GgufFile(path)
+
+
+def forget_gguf() -> None:
+    """Release the header that `read_gguf` keeps; the vocabulary of a large model takes tens of megabytes."""
+    _read.cache_clear()
 
 
 def read_gguf(path: Path) -> GgufFile:

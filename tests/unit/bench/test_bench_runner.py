@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from draftree.bench.conversations import Prompt
 from draftree.bench.engines import Outcome, RunParams, Writer
 from draftree.bench.methods import Method, OurMethod, PeerMethod
 from draftree.bench.records import OURS, PEER, Divergence, sha256_of
-from draftree.bench.runner import WARM_UP_TOKENS, Prompt, Runner, grouped, rotated
+from draftree.bench.runner import WARM_UP_TOKENS, Runner, grouped, rotated
 from draftree.bench.workload import Task
 
 PLAIN = Method("plain", "plain", OurMethod("none", "coupled", None, draft_is_pass=False))

@@ -37,7 +37,7 @@ def test_foreign_formats_are_read(tmp_path):
         {"prompt": "Once"},
     )
     assert read_workload(path).tasks == (
-        Task("81", "writing", messages=({"role": "user", "content": "Compose a post."},)),
+        Task("81", "writing", messages=({"role": "user", "content": "Compose a post."},), turns=("Again.",)),
         Task("HumanEval/0", "code-completion", prompt="def f():\n"),
         Task("4", "prompts", prompt="Once"),
     )
@@ -54,6 +54,8 @@ def test_foreign_formats_are_read(tmp_path):
         (['{"prompt": " "}'], "line 1: 'prompt' must be a non-empty text"),
         (['{"prompt": 3}'], "line 1: 'prompt' must be a non-empty text"),
         (['{"turns": []}'], "line 1: 'turns' must be a list"),
+        (['{"turns": ["a", " "]}'], "line 1: turn 2 must be a non-empty text"),
+        (['{"id": "x", "turns": ["a", "b"]}', '{"id": "x/2", "prompt": "b"}'], "2 prompts with the id 'x/2'"),
         (['{"messages": [{"role": "user"}]}'], "line 1: a message has only"),
         (['{"messages": "hello"}'], "line 1: 'messages' must be a list"),
         (['{"prompt": "a", "category": 3}'], "line 1: 'category' must be a name"),

@@ -51,13 +51,14 @@ def test_a_run_writes_a_submission_that_the_schema_and_the_check_accept(
     assert [one["name"] for one in submission["sets"]] == ["spec-bench", "humaneval"]
     assert [one["name"] for one in submission["methods"]] == ["plain", "ngram@fixed", "suffix@fixed"]
     ids = [prompt["id"] for prompt in submission["prompts"]]
-    assert ids == ["spec-bench/81", "spec-bench/82", "spec-bench/83", "humaneval/HumanEval/0"]
+    assert ids == ["spec-bench/81", "spec-bench/81/2", "spec-bench/82", "spec-bench/83", "humaneval/HumanEval/0"]
+    assert [prompt.get("first_turn") for prompt in submission["prompts"]] == [None, "spec-bench/81", None, None, None]
     categories = {one["category"] for one in submission["scores"]}
     assert categories == {"all", "spec-bench/writing", "spec-bench/math", "humaneval/code-completion"}
     assert all(one["exact"] == one["prompts"] for one in submission["scores"])
     assert str(home) not in output.read_text()
     assert run(["bench", "suite-check", str(output)]) == 0
-    assert "valid, 3 methods on 4 prompts" in capsys.readouterr().out
+    assert "valid, 3 methods on 5 prompts" in capsys.readouterr().out
 
 
 def test_the_methods_of_a_suite_without_named_ones(home: Path, tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_schema_with_unknown_keywords_is_no_silent_pass() -> None:
         violations([1, 2], {"type": "array", "maxItems": 1})
 
 
-@pytest.mark.parametrize("change", ["score", "exact", "missing", "added", "method", "twice", "version"])
+@pytest.mark.parametrize("change", ["score", "exact", "missing", "added", "method", "twice", "version", "turn"])
 def test_scores_that_do_not_follow_from_the_prompts_are_detected(
     submission: dict[str, Any], change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,11 +181,14 @@ def test_scores_that_do_not_follow_from_the_prompts_are_detected(
         changed["scores"].append(changed["scores"][0] | {"category": "poems"})
     elif change == "method":
         del changed["prompts"][0]["methods"]["ngram@fixed"]
+    elif change == "turn":
+        changed["prompts"][1]["first_turn"] = "spec-bench/80"
     elif change == "twice":
         changed["prompts"].append(changed["prompts"][0])
     else:
         changed["version"] = 2
     words = {"added": "has no prompts", "missing": "is missing", "version": "reads version 1", "twice": "once"}
+    words |= {"turn": "follows 'spec-bench/80', which is not in the document"}
     words |= {"method": "exactly the methods", "score": "does not follow", "exact": "does not follow"}
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     assert run(["bench", "suite-check", str(tmp_path / "changed.json")]) == 1

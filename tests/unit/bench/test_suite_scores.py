@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -59,3 +60,21 @@ def test_texts_that_were_not_timed_are_left_out_of_the_score_only() -> None:
     assert found[0].tokens_per_pass.value == pytest.approx(2.0)
     (alone, _) = (one for one in scores_of({"plain": {"b": plain["b"]}}))
     assert alone.score is None
+
+
+def test_turns_of_a_conversation_are_resampled_together() -> None:
+    speeds = {"a": 2.0, "b": 8.0}
+    plain = {name + turn: entry("x", 1.0) for name in speeds for turn in ("", "/2")}
+    fast = {name + turn: entry("x", speed) for name, speed in speeds.items() for turn in ("", "/2")}
+    apart = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast")
+    joined = [
+        {key: replace(one, first_turn=key[:-2] if key.endswith("/2") else None) for key, one in entries.items()}
+        for entries in (plain, fast)
+    ]
+    together = next(one for one in scores_of({"plain": joined[0], "fast": joined[1]}) if one.method == "fast")
+    assert apart.score is not None
+    assert together.score is not None
+    assert (together.score.value, apart.score.value) == pytest.approx((4.0, 4.0))
+    assert (together.prompts, together.exact) == (4, 4)
+    assert (together.score.low, together.score.high) == pytest.approx((2.0, 8.0)), "one of two conversations twice"
+    assert apart.score.high < 8.0, "all four prompts are rarely of one conversation"

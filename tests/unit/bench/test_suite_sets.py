@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ def test_a_digest_names_prompts_and_not_files(home: Path, tmp_path: Path) -> Non
     other, _ = read_sets([PromptSet("spec-bench", tmp_path / "copy.jsonl")])
     assert digest_of(one.tasks) == digest_of(other.tasks)
     assert digest_of(one.tasks) != digest_of(one.tasks[:-1])
+    first, *others = one.tasks
+    assert first.turns == ("and again",)
+    assert digest_of(one.tasks) != digest_of([replace(first, turns=()), *others]), "later turns are prompts as well"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord, SequenceRecord
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+SMALL = ["--model-size", "135M", "--rate", "1"]
+MEASURED = ["--measured", str(RESULTS / "costs-smollm2.jsonl")]
 DEMAND = ["plan", "--model-size", "8B", "--rate", "2", "--prompt", "100", "--output", "50"]
 
 
@@ -67,9 +69,19 @@ def test_files_without_costs_of_the_host_are_refused(name: str, capsys: pytest.C
     ("options", "reason"),
     [
         (["--model-size", "eight", "--rate", "1"], "model size is 'eight'"),
+        (["--model-size", "8", "--rate", "1"], "model size is '8'"),
         (["--model-size", "8B", "--rate", "0"], "rate is 0"),
         (["--model-size", "8B", "--rate", "1", "--device", "h1000"], "unknown device"),
         (["--model-size", "8B", "--rate", "1", "--tokens-per-round", "3"], "from 1 to 1"),
+        ([*SMALL, "--devices", "0"], "--devices is 0"),
+        ([*SMALL, *MEASURED, "--devices", "0"], "--devices is 0"),
+        ([*SMALL, *MEASURED, "--max-batch", "0"], "--max-batch is 0"),
+        ([*SMALL, "--max-batch", "4"], "is for measured passes"),
+        ([*SMALL, *MEASURED, "--device", "h100"], "leave one of them out"),
+        ([*SMALL, "--nodes", "-1"], "-1 drafted tokens"),
+        ([*SMALL, "--draft-ms", "-1"], "takes -0.001 s"),
+        ([*SMALL, "--first-token-ms", "0"], "to the first token is 0.0 s"),
+        ([*SMALL, "--per-token-ms", "nan"], "to a token is nan s"),
     ],
 )
 def test_impossible_plans_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,6 +53,12 @@ class Bench:
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=known, stdout=pipe, stderr=pipe, text=True)
 
+    def wait_until_started(self, process: subprocess.Popen[str]) -> None:
+        """Wait until a compiler of `_compiler` runs in a process."""
+        while not (self.folder / "started").exists():
+            assert process.poll() is None, "the compiler runs"
+            time.sleep(0.05)
+
     @property
     def temporary(self) -> Path:
         place = self.folder / "tmp"
@@ -214,10 +220,7 @@ def _compiler(folder: Path, body: str) -> str:
 def test_leftovers_of_a_killed_build_are_removed(bench: Bench) -> None:
     waiting = _compiler(bench.folder, f"echo started > {bench.folder}/started; exec sleep 60")
     process = bench.start(CC=waiting)
-    for _ in range(300):
-        if (bench.folder / "started").exists():
-            break
-        time.sleep(0.1)
+    bench.wait_until_started(process)
     (left,) = bench.native.iterdir()
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -243,10 +246,7 @@ def _children_in(folder: Path) -> list[int]:
 def test_the_folder_of_a_running_build_is_kept(bench: Bench) -> None:
     slow = _compiler(bench.folder, f'echo started > {bench.folder}/started; sleep 8; exec cc "$@"')
     process = bench.start(CC=slow)
-    for _ in range(300):
-        if (bench.folder / "started").exists():
-            break
-        time.sleep(0.1)
+    bench.wait_until_started(process)
     bench.load()
     out, log = process.communicate(timeout=120)
     assert process.returncode == 0, log

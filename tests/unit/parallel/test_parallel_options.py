@@ -12,10 +12,12 @@ import torch
 from transformers import AutoConfig
 
 from draftree import LLM
+from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.models.native.shares import TeamMemory
 from draftree.models.torch.hf import HFModel
 from draftree.parallel import load
+from draftree.parallel.entry import leave_to_rank_zero
 from draftree.parallel.groups import group_rank
 from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.parallel.plans import own_part
@@ -68,6 +70,26 @@ def test_sums_of_experts_cannot_be_ordered() -> None:
     require_divisible("name", config("qwen3"), ParallelOptions(tp=2, strict_sums=True))
     with pytest.raises(UnsupportedModelError, match="cannot order the sums"):
         require_divisible("name", config("mixtral", **EXPERTS), ParallelOptions(tp=2, strict_sums=True))
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "bench"])
+def test_several_processes_for_a_model_that_is_not_divided_are_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them would run the whole command."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert run([command, "stories15m", *(["Hello"] if command == "generate" else [])]) == 1
+    assert "2 processes were started, and tp=1, pp=1 needs one: divide the model with --tp 2" in capsys.readouterr().err
+
+
+def test_variables_of_clusters_start_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    leave_to_rank_zero("stories15m", SINGLE, {})
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    leave_to_rank_zero("stories15m", SINGLE, {})
 
 
 def test_without_torchrun_the_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

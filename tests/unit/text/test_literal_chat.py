@@ -197,10 +197,10 @@ def test_a_tokenizer_of_many_control_tokens_is_quick() -> None:
     backend.add_special_tokens({"additional_special_tokens": [f"<unused{number}>" for number in range(6000)]})
     backend.chat_template = CHATML
     tokenizer = Tokenizer(backend, name="tiny")
-    start = time.monotonic()
+    start = time.thread_time()  # other load does not lengthen it
     ids = tokenizer.apply_chat_template(chat("<unused5> </s>"))
     assert backend.convert_tokens_to_ids("<unused5>") not in ids
-    assert time.monotonic() - start < 30
+    assert time.thread_time() - start < 30
 
 
 def prompt_of(llm: LLM, content: str) -> list[int]:

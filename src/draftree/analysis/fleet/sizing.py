@@ -23,6 +23,8 @@ SHAPES: Mapping[float, tuple[int, int, int]] = {
 }
 """Layers, width and bytes of keys and values per token (16 bits) of the Llama 3 models, by parameters."""
 SCALES = {"": 1.0, "M": 1e6, "B": 1e9, "T": 1e12}
+LEAST_WEIGHTS = 1e5
+"""Fewer are a number without its letter."""
 SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([MBT]?)", re.ASCII)
 RESERVED = 0.1
 """Share of a device's memory for activations, graphs and fragmentation. An assumption."""
@@ -75,6 +77,14 @@ class Demand:
         wrong = next((name for name in positive if not 0 < getattr(self, name) < math.inf), None)
         if wrong is not None:
             raise ConfigurationError(f"{wrong} is {getattr(self, wrong)}: it must be above 0")
+        if self.nodes < 0 or not 0 <= self.draft_seconds < math.inf:
+            raise ConfigurationError(
+                f"the drafter has {self.nodes} drafted tokens and takes {self.draft_seconds} s: both must be 0 or more"
+            )
+        limits = {"the first token": self.first_token, "a token": self.per_token}
+        for name, seconds in limits.items():
+            if seconds is not None and not seconds > 0:
+                raise ConfigurationError(f"the limit of the time to {name} is {seconds} s: it must be above 0")
         if not 1 <= self.tokens_per_round <= self.nodes + 1:
             raise ConfigurationError(
                 f"tokens per round are {self.tokens_per_round} with {self.nodes} drafted tokens: they must be from 1 "
@@ -119,10 +129,10 @@ def parse_parameters(text: str) -> float:
     """Return the number of weights in "8B", "70B" or "135M".
 
     Raises:
-        ConfigurationError: malformed.
+        ConfigurationError: malformed, or smaller than any model.
     """
     found = SIZE.fullmatch(text.strip().upper())
-    if found is None or not float(found[1]):
+    if found is None or float(found[1]) * SCALES[found[2]] < LEAST_WEIGHTS:
         raise ConfigurationError(f"model size is '{text}': write a number of weights such as 8B or 135M")
     return float(found[1]) * SCALES[found[2]]
 

@@ -37,7 +37,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What a strategy may read about a step.
+    """Facts about a step that a strategy may read.
 
     Attributes:
         groups: live beams of each group; the rows of tensors are in their order.

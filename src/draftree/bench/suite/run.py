@@ -144,7 +144,8 @@ def complete_groups(earlier: Results, ready: Benchmark) -> dict[int, list[Record
         groups.setdefault(record.group, []).append(record)
     runner = ready.runner
     each = len(runner.methods) * runner.repeats
-    return {number: own for number, own in groups.items() if len(own) == each * len(ready.groups[number])}
+    wanted = [each * sum(len(prompt.task.ids) for prompt in group) for group in ready.groups]
+    return {number: own for number, own in groups.items() if len(own) == wanted[number]}
 
 
 def as_json(value: Any) -> Any:

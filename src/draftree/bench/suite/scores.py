@@ -4,7 +4,8 @@ The score of a method on a category is the geometric mean over its prompts of de
 of the same prompt, first rounds excluded. Its companion that depends on no hardware is tokens per pass: tokens divided
 by passes of the target, over all prompts of the category. The suite's value is the geometric mean of the categories'
 values, so that a category with many prompts counts as much as one with few. Intervals are 95% percentile intervals of
-the bootstrap; prompts are resampled within their category (Efron and Tibshirani, 1993).
+the bootstrap; prompts are resampled within their category (Efron and Tibshirani, 1993). The turns of one conversation
+are prompts that are resampled together, because they are not independent.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Entry:
         accepted: drafted tokens that were written.
         tokens_per_second: decode speed, the first round excluded; None if the text ended in the first round.
         equal: whether the text equals plain decoding's.
+        first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
 
     category: str
@@ -46,6 +48,7 @@ class Entry:
     accepted: int
     tokens_per_second: float | None
     equal: bool
+    first_turn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +123,16 @@ def _score(
     entries: Mapping[str, Entry],
     plain: Mapping[str, Entry],
 ) -> MethodScore:
-    chosen = [[entries[prompt] for prompt in prompts] for prompts in strata]
-    each = [entry for stratum in chosen for entry in stratum]
+    each = [entries[prompt] for prompts in strata for prompt in prompts]
     drafted = sum(entry.drafted for entry in each)
-    logs = [
-        np.log([fast / slow for prompt in prompts if (fast := entries[prompt].tokens_per_second) is not None
-                and (slow := plain[prompt].tokens_per_second) is not None])
-        for prompts in strata
-    ]  # fmt: skip
-    timed = [np.asarray(values) for values in logs if len(values)]
-    counts = [np.asarray([(entry.tokens, entry.rounds) for entry in stratum], float) for stratum in chosen]
+    talks = [_conversations(prompts, plain) for prompts in strata]
+    timed = [logs for stratum in talks if len(logs := _log_sums(stratum, entries, plain))]
+    counts = [
+        np.asarray(
+            [(sum(entries[p].tokens for p in talk), sum(entries[p].rounds for p in talk)) for talk in stratum], float
+        )
+        for stratum in talks
+    ]
     return MethodScore(
         method=name,
         category=category,
@@ -141,19 +144,43 @@ def _score(
     )
 
 
+def _conversations(prompts: Sequence[str], plain: Mapping[str, Entry]) -> list[list[str]]:
+    """Return the prompts of each conversation; a prompt without later turns is one by itself."""
+    found: dict[str, list[str]] = {}
+    for prompt in prompts:
+        found.setdefault(plain[prompt].first_turn or prompt, []).append(prompt)
+    return list(found.values())
+
+
+def _log_sums(talks: Sequence[Sequence[str]], entries: Mapping[str, Entry], plain: Mapping[str, Entry]) -> np.ndarray:
+    """Return the sum of the logarithms of speed ratios and their number, for every conversation with a timed text."""
+    found = []
+    for talk in talks:
+        logs = [
+            np.log(fast / slow)
+            for prompt in talk
+            if (fast := entries[prompt].tokens_per_second) is not None
+            and (slow := plain[prompt].tokens_per_second) is not None
+        ]
+        if logs:
+            found.append((sum(logs), len(logs)))
+    return np.asarray(found, float)
+
+
 def _mean_log(values: np.ndarray) -> np.ndarray:
-    """Return the mean of each draw, shape (draws, prompts) to (draws,)."""
-    return np.asarray(values.mean(axis=1))
+    """Return the mean over prompts of each draw, shape (draws, conversations, 2) to (draws,)."""
+    sums = values.sum(axis=1)
+    return np.asarray(sums[:, 0] / sums[:, 1])
 
 
 def _log_ratio(values: np.ndarray) -> np.ndarray:
-    """Return the logarithm of tokens by rounds of each draw, shape (draws, prompts, 2) to (draws,)."""
+    """Return the logarithm of tokens by rounds of each draw, shape (draws, conversations, 2) to (draws,)."""
     sums = values.sum(axis=1)
     return np.asarray(np.log(sums[:, 0] / sums[:, 1]))
 
 
 def _estimate(strata: Sequence[np.ndarray], log_value: Callable[[np.ndarray], np.ndarray]) -> Estimate:
-    """Return the geometric mean over strata of a value, and its interval by resampling prompts within each."""
+    """Return the geometric mean over strata of a value, and its interval by resampling conversations."""
     draws = np.random.default_rng(SEED)
     value = np.mean([log_value(values[None])[0] for values in strata])
     drawn = [log_value(values[draws.integers(0, len(values), (DRAWS, len(values)))]) for values in strata]

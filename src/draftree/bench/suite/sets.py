@@ -1,7 +1,7 @@
 """Prompt sets of a suite: the shipped prompts, Spec-Bench and HumanEval, as one workload.
 
 A set is read from a file of the user. Ids and categories get the set's name before them, as in `spec-bench/writing`.
-Of Spec-Bench, whose questions may have several turns, the first turn is used.
+Questions of Spec-Bench may have several turns; later ones are run after the model's own answers.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def digest_of(tasks: Iterable[Task]) -> str:
     """Return the sha256 of ids, categories and texts: equal for the same prompts, whatever the tokenizer."""
     digest = hashlib.sha256()
     for task in tasks:
-        content = [task.id, task.category, task.prompt, None if task.messages is None else list(task.messages)]
+        content: list[Any] = [task.id, task.category, task.prompt]
+        content += [None if task.messages is None else list(task.messages), *([list(task.turns)] if task.turns else [])]
         digest.update((json.dumps(content, ensure_ascii=False, sort_keys=True) + "\n").encode())
     return digest.hexdigest()

@@ -59,6 +59,7 @@ def submission_of(results: Results) -> dict[str, Any]:
         {
             "id": prompt,
             "category": entry.category,
+            **({} if entry.first_turn is None else {"first_turn": entry.first_turn}),
             "methods": {name: counts_of(own[prompt]) for name, own in entries.items()},
         }
         for prompt, entry in entries["plain"].items()
@@ -88,11 +89,12 @@ def entry_of(repeats: Sequence[Record]) -> Entry:
         accepted=first.stats["accepted_tokens"],
         tokens_per_second=statistics.median(timed) if timed else None,
         equal=all(record.equal_to_plain for record in repeats),
+        first_turn=first.first_turn,
     )
 
 
 def counts_of(entry: Entry) -> dict[str, Any]:
-    """Return the fields of an entry without its category."""
+    """Return the fields of an entry without its category and its conversation."""
     speed = entry.tokens_per_second
     return {
         "tokens": entry.tokens,
@@ -108,7 +110,11 @@ def entries_of(submission: Mapping[str, Any]) -> dict[str, dict[str, Entry]]:
     """Return what every method did on every prompt."""
     return {
         method["name"]: {
-            prompt["id"]: Entry(category=prompt["category"], **prompt["methods"][method["name"]])
+            prompt["id"]: Entry(
+                category=prompt["category"],
+                first_turn=prompt.get("first_turn"),
+                **prompt["methods"][method["name"]],
+            )
             for prompt in submission["prompts"]
         }
         for method in submission["methods"]
@@ -149,6 +155,8 @@ def check(submission: Any) -> list[str]:
     for prompt in submission["prompts"]:
         if set(prompt["methods"]) != set(names):
             return [f"prompts: '{prompt['id']}' does not have exactly the methods of 'methods'"]
+        if prompt.get("first_turn", prompt["id"]) not in ids:
+            return [f"prompts: '{prompt['id']}' follows '{prompt['first_turn']}', which is not in the document"]
     return score_problems(submission)
 
 

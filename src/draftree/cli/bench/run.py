@@ -35,9 +35,9 @@ from draftree.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
     from draftree.bench.benchmark import Benchmark, BenchSettings
+    from draftree.bench.conversations import Prompt
     from draftree.bench.records import Record as BenchRecord
     from draftree.bench.records import RecordFile
-    from draftree.bench.runner import Prompt
 
 INTERRUPTED = 130
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from draftree.assembly import Methods
 from draftree.cli.models import resolve_with_bar
@@ -10,7 +11,10 @@ from draftree.cli.render import waiting
 from draftree.cli.writing import Setup, fetch_and_load
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import NO_DRAFT, drafts
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer
+from draftree.remote.address import is_remote
+from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["Drafting", "require_material"]
 
@@ -29,13 +33,7 @@ class Drafting:
 
     def __init__(self, setup: Setup, *, has_grammar: bool) -> None:
         require_material(setup.methods(), has_grammar=has_grammar)
-        self._tokenizer = load_tokenizer(resolve_with_bar(setup.model), trust_remote_code=setup.trust_remote_code)
-        if self._tokenizer is None or not self._tokenizer.has_chat_template:
-            raise ConfigurationError(
-                f"'{setup.model}' has no chat template, so it cannot chat: continue texts with "
-                f"draftree generate {setup.model} 'TEXT', or use a model that is trained for conversations"
-            )
-        self._loaded = fetch_and_load(setup)
+        self._loaded, self._tokenizer = load_for_chat(setup)
         self._has_grammar = has_grammar
         self._start = setup
         self.setup = setup.decided(self._loaded)
@@ -65,6 +63,36 @@ class Drafting:
             self.llm.forget()  # its cached prefixes would keep their memory
             self.llm = llm
         self.setup = setup
+
+
+def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Raises:
+        ConfigurationError: the model has no chat template; raised before the weights are read, if they are.
+        DraftreeError: as `fetch_and_load`.
+    """
+    if is_remote(setup.model):  # the session brings the server's tokenizer
+        loaded = fetch_and_load(setup)
+        return loaded, chat_tokenizer(setup, loaded.folder)
+    tokenizer = chat_tokenizer(setup, resolve_with_bar(setup.model))
+    return fetch_and_load(setup), tokenizer
+
+
+def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
+    """Return the tokenizer of a folder.
+
+    Raises:
+        ConfigurationError: it has no chat template.
+        ModelLoadError: it cannot be read.
+    """
+    found = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
+    if found is None or not found.has_chat_template:
+        raise ConfigurationError(
+            f"'{setup.model}' has no chat template, so it cannot chat: continue texts with "
+            f"draftree generate {setup.model} 'TEXT', or use a model that is trained for conversations"
+        )
+    return found
 
 
 def require_material(methods: Methods, *, has_grammar: bool) -> None:

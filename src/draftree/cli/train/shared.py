@@ -1,4 +1,4 @@
-"""What the trainings share: the options of a run and of a head, and the report at the end."""
+"""Common parts of the trainings: the options of a run and of a head, and the report at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULT_MINUTES = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is trained on which data, and how."""
+    """One training: the model, the data and the settings."""
 
     job: TrainingJob
     settings: TrainSettings

@@ -1,4 +1,4 @@
-"""What a watcher remembers: the last status, rates over time, and the last rounds. Safe for two threads."""
+"""The memory of a watcher: the last status, rates over time, and the last rounds. Safe for two threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATES, ROUNDS = 60, 200
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is shown at one time.
+    """The content of the view at one time.
 
     Attributes:
         server: the last status; None before the first.

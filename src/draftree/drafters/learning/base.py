@@ -58,7 +58,7 @@ class Learner(ABC):
 
     name: str
     identity: str
-    """What the state belongs to, such as a vocabulary or a head; hexadecimal digits."""
+    """Checksum of the object that the state belongs to, such as a vocabulary or a head; hexadecimal digits."""
     version: int = 0
     """Number of changes so far."""
 

@@ -27,6 +27,9 @@ from draftree.sampling.history import History
 
 logger = logging.getLogger(__name__)
 
+JUDGED_ROUNDS = 32
+"""Rounds after which the share of hits that was assumed is replaced by the counted one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stop:
@@ -88,13 +91,22 @@ class AheadDrafter(Drafter[AheadSequence]):
         branches: whether the drafter gives several first tokens, so that it can guess the bonus at inner nodes.
         is_on: whether it does; otherwise this is the wrapped drafter, and `reason` is the note.
         reason: why it does or does not.
+        judge: returns, for the counted share of hits, why drafting ahead does not pay, or None if it does. It is asked
+            once, and what it returns ends drafting ahead.
     """
 
     class Config:
         """A wrapper has no options of its own; `ahead` is one of the wrapped drafter."""
 
     def __init__(
-        self, drafter: Drafter[Any], *, stops: int, branches: bool, is_on: bool = True, reason: str = ""
+        self,
+        drafter: Drafter[Any],
+        *,
+        stops: int,
+        branches: bool,
+        is_on: bool = True,
+        reason: str = "",
+        judge: Callable[[float], str | None] | None = None,
     ) -> None:
         self._drafter, self._stops, self._branches, self._reason = drafter, stops, branches, reason
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="draftree-ahead") if is_on else None
@@ -102,6 +114,7 @@ class AheadDrafter(Drafter[AheadSequence]):
         self._waiting: list[AheadSequence] = []
         """Sequences with stops, in the order of the job's trees."""
         self._ended = False
+        self._judge = judge
         self.counts = AheadCounts()
 
     @classmethod
@@ -197,6 +210,7 @@ class AheadDrafter(Drafter[AheadSequence]):
                 path = tuple(one.tree.tokens[node] for node in one.verdict.path)
                 self._adopt(one.state, path)
                 self._drop(one.state)
+        self._judge_hits()
 
     def _adopt(self, state: AheadSequence, path: tuple[int, ...]) -> None:
         """Continue from the stop that the walk took, if its bonus was guessed."""
@@ -215,6 +229,16 @@ class AheadDrafter(Drafter[AheadSequence]):
                 self._alive(functools.partial(self._exchange, state, stop))
                 return
         self.counts.misses += 1
+
+    def _judge_hits(self) -> None:
+        """Stop drafting ahead if it does not pay with the counted share of hits."""
+        ended = self.counts.hits + self.counts.misses
+        if self._judge is None or ended < JUDGED_ROUNDS:
+            return
+        reason, self._judge = self._judge(self.counts.hits / ended), None
+        if reason is not None and self._pool is not None:
+            self._pool.shutdown()
+            self._pool, self._reason = None, reason
 
     def _exchange(self, state: AheadSequence, stop: Stop) -> None:
         """Take the state at a stop, which has read more of the text, for the sequence's own."""

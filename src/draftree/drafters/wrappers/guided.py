@@ -39,7 +39,7 @@ class GuidedSequence:
     own: Any
     view: SequenceView
     drafted: TokenTree = EMPTY
-    """What the wrapped drafter gave."""
+    """The tree of the wrapped drafter."""
     nodes: NodeMap | None = None
     """Where its nodes are in the tree that was returned; None if there was none."""
     trust: float = 1.0
@@ -49,7 +49,7 @@ class GuidedSequence:
 
     @property
     def guide(self) -> Guide | None:
-        """What leads the text, if anything does."""
+        """The grammar's guide; None without one."""
         return self.view.controls.guide
 
 
@@ -94,7 +94,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         return GuidedSequence(self._drafter.open(sequence), sequence)
 
     def fork(self, state: GuidedSequence, sequence: SequenceView, length: int) -> GuidedSequence:
-        """A fork of the wrapped state; trust in spellings is learned anew."""
+        """A fork of the wrapped state; `trust` begins anew."""
         return GuidedSequence(self._drafter.fork(state.own, sequence, length), sequence)
 
     def detach(self, state: GuidedSequence, length: int) -> GuidedSequence | None:
@@ -177,7 +177,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
 
     @property
     def note(self) -> str:
-        """What the wrapped drafter decided."""
+        """The decisions of the wrapped drafter."""
         return self._drafter.note
 
     def close(self, state: GuidedSequence) -> None:

@@ -1,4 +1,4 @@
-"""Measurement at start: whether a draft and a pass of the target take less time at once than one after the other."""
+"""Measurement at start: whether drafting during the passes of the target saves time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from draftree.sampling.params import SamplingParams
 PREFIX = 16
 """Tokens of the text after which both are measured."""
 REPEATS = 3
-LEAST_HIDDEN = 0.67
-"""Share of a draft's time that must disappear behind the pass: the rest slows every pass down, and about a third of the
-drafts ahead are used."""
+EXPECTED_HITS = 1 / 3
+"""Share of the rounds whose draft was made ahead, before any was counted: 0.19 for chains and 0.39 for trees in
+docs/lab/2026-11-23-ahead-and-offload.md."""
+LEAST_GAIN = 0.05
+"""Share of a round's time that drafting ahead must save: a tree that was drafted ahead has fewer nodes, because guesses
+of the bonus are among them, so a hit is worth less than a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,29 @@ class Overlap:
     draft: float
     both: float
 
-    @property
-    def hidden(self) -> float:
-        """Share of the draft's time that both at once save, from 0 to 1."""
-        saved = self.target + self.draft - self.both
-        possible = min(self.target, self.draft)
-        return max(0.0, min(1.0, saved / possible)) if possible > 0 else 0.0
+    def gain(self, hits: float) -> float:
+        """Return the share of a round's time that drafting ahead saves, negative if it costs time.
 
-    @property
-    def pays(self) -> bool:
-        """Whether drafting ahead is worth the time that it takes from the target."""
-        return self.hidden >= LEAST_HIDDEN
+        In turn a round is a pass and a draft; ahead it is both at once, and another draft unless it was guessed.
 
-    def __str__(self) -> str:
+        Args:
+            hits: share of the rounds whose draft was made ahead.
+        """
+        in_turn = self.target + self.draft
+        return (hits * self.draft - (self.both - self.target)) / in_turn if in_turn > 0 else 0.0
+
+    def pays(self, hits: float = EXPECTED_HITS) -> bool:
+        """Return whether drafting ahead is worth the time that it takes from the target."""
+        return self.gain(hits) >= LEAST_GAIN
+
+    def note(self, hits: float = EXPECTED_HITS) -> str:
+        """Return a message: whether it pays, with what was measured."""
         times = f"pass {self.target * 1e3:.1f} ms, draft {self.draft * 1e3:.1f} ms, both {self.both * 1e3:.1f} ms"
-        return f"drafting ahead is {'on' if self.pays else 'off'}: {self.hidden:.0%} of a draft is hidden ({times})"
+        saves = f"saves {self.gain(hits):.0%}" if self.gain(hits) >= 0 else f"costs {-self.gain(hits):.0%}"
+        return (
+            f"drafting ahead is {'on' if self.pays(hits) else 'off'}: with {hits:.0%} of the drafts guessed it {saves} "
+            f"of a round ({times})"
+        )
 
 
 def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None], clock: Clock) -> Overlap:
@@ -126,4 +137,11 @@ def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, 
     finally:
         target.close(slot)
         drafter.close(state)
-    return AheadDrafter(drafter, stops=traits.ahead, branches=traits.branches, is_on=overlap.pays, reason=str(overlap))
+    return AheadDrafter(
+        drafter,
+        stops=traits.ahead,
+        branches=traits.branches,
+        is_on=overlap.pays(),
+        reason=overlap.note(),
+        judge=lambda hits: None if overlap.pays(hits) else overlap.note(hits),
+    )

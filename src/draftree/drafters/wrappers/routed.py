@@ -44,7 +44,7 @@ class RoutedDrafter(SeveralDrafters[Routed]):
 
     @classmethod
     def describe(cls, config: Sequence[DraftTraits]) -> DraftTraits:
-        """What the loop must provide so that each drafter gets what it needs."""
+        """The traits of all drafters together: the loop provides for each of them."""
         return combined_traits(
             config,
             draws=frozenset().union(*(own.draws for own in config)),

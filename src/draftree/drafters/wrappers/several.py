@@ -1,4 +1,4 @@
-"""What drafters that combine several others share: their resources, their traits and what each of them observes."""
+"""Common parts of drafters that combine several others: resources, traits, and the observations of each."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
 
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, band, legend
+from draftree.figures.drawing import INK, band, dodged, legend
 from draftree.figures.intervals import Estimate, mean, ratio
 from draftree.figures.material import Material
 
@@ -49,12 +49,21 @@ class AcceptanceEstimates(Figure):
         for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
             rows = [row for row in data.rows if row["category"] == name]
             x = [row["temperature"] for row in rows]
-            band(axes, x, _estimates(rows, "measured"), label="measured, shared noise", colour=INK["measured"])
-            band(axes, x, _estimates(rows, "j"), label="J", colour=INK["other"], marker="s")
-            band(axes, x, _estimates(rows, "sum_min"), label="Σ min(T, D)", colour=INK["theory"], marker="^")
+            band(
+                axes, dodged(x, 0, 3, step=0.02), _estimates(rows, "measured"), label="measured, shared noise",
+                colour=INK["measured"],
+            )  # fmt: skip
+            band(
+                axes, dodged(x, 1, 3, step=0.02), _estimates(rows, "j"), label="J: the closed form of shared noise",
+                colour=INK["other"], marker="s", line="--",
+            )  # fmt: skip
+            band(
+                axes, dodged(x, 2, 3, step=0.02), _estimates(rows, "sum_min"),
+                label="Σ min(T, D): the bound of every rule", colour=INK["theory"], marker="^", line=":",
+            )  # fmt: skip
             axes.set(title=name, xlabel="temperature", ylim=(0, 1))
         figure.axes[0].set_ylabel("acceptance α")
-        legend(figure.axes[0], loc="lower right")
+        legend(figure.axes[0], loc="upper left")
 
 
 def _row(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -7,13 +7,14 @@ from typing import Any, ClassVar, final
 from draftree.analysis.trace import Trace
 from draftree.core.errors import ConfigurationError
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, band, legend
+from draftree.figures.drawing import SERIES, band, legend
 from draftree.figures.facts import measured_on, per_text_seconds
 from draftree.figures.intervals import ratio
 from draftree.figures.material import Material
 from draftree.figures.measures import estimates
 
-COLOURS = (INK["theory"], INK["measured"], INK["other"], INK["good"], INK["losing"])
+SHIFT = 1.025
+"""Factor between the places of two lines, so that error bars do not hide one another."""
 
 
 @final
@@ -43,14 +44,17 @@ class BatchWidth(Figure):
     def draw(self, figure: Any, data: Data) -> None:
         """Draw one line per length."""
         axes = figure.subplots()
-        for length, colour in zip(dict.fromkeys(row["length"] for row in data.rows), COLOURS, strict=False):
+        lengths = sorted({row["length"] for row in data.rows})
+        for place, length in enumerate(lengths):
+            colour, marker, line = SERIES[place % len(SERIES)]
             rows = [row for row in data.rows if row["length"] == length]
             label = "plain decoding" if length == 0 else f"K = {length}"
-            x = [row["batch"] for row in rows]
-            band(axes, x, estimates(rows, "speed"), label=label, colour=colour)
+            x = [row["batch"] * SHIFT ** (place - (len(lengths) - 1) / 2) for row in rows]
+            band(axes, x, estimates(rows, "speed"), label=label, colour=colour, marker=marker, line=line)
         axes.set_xscale("log", base=2)
         batches = sorted({row["batch"] for row in data.rows})
         axes.set_xticks(batches, [str(batch) for batch in batches])
+        axes.minorticks_off()
         axes.set(xlabel="concurrent texts", ylabel="decode tokens per second", ylim=(0, None))
         legend(axes)
 

@@ -70,8 +70,10 @@ class Calibration(Figure):
         high = [row["acceptance_high"] - row["acceptance"] for row in data.rows]
         values = [row["acceptance"] for row in data.rows]
         axes.plot((0, 1), (0, 1), color=INK["theory"], linestyle="--", label="calibrated")
-        axes.errorbar(x, values, yerr=(low, high), marker="o", markersize=4, capsize=2, color=INK["measured"])
-        axes.set(ylabel="accepted", ylim=(0, 1))
+        axes.errorbar(
+            x, values, yerr=(low, high), marker="o", markersize=4, capsize=2, color=INK["measured"], label="measured"
+        )
+        axes.set(ylabel="share accepted", ylim=(0, 1))
         legend(axes)
         middles = [(row["from"] + row["to"]) / 2 for row in data.rows]
         below.bar(middles, [row["nodes"] for row in data.rows], 0.9 / BINS, color=INK["theory"])

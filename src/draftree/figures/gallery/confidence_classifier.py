@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, legend
+from draftree.figures.drawing import INK, SERIES, ink_on, legend
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.measures import Guess, guesses
@@ -49,26 +49,25 @@ class ConfidenceClassifier(Figure):
         """Draw the rates by threshold, and the confusion matrix at the best one."""
         axes, matrix = figure.subplots(1, 2, width_ratios=(2, 1))
         x = [row["threshold"] for row in data.rows]
-        for name, colour in (("accuracy", INK["measured"]), ("precision", INK["other"]), ("recall", INK["good"])):
-            axes.plot(x, [row[name] for row in data.rows], color=colour, label=name)
+        for name, (colour, _, line) in zip(("accuracy", "precision", "recall"), SERIES, strict=False):
+            axes.plot(x, [row[name] for row in data.rows], color=colour, linestyle=line, label=name)
         best = data.extra
-        axes.axvline(best["threshold"], color=INK["theory"], linestyle="--", label="best accuracy")
+        axes.axvline(best["threshold"], color=INK["theory"], linestyle=":", label="best accuracy")
         axes.set(xlabel="threshold on the confidence", ylabel="rate", ylim=(0, 1.02))
         legend(axes)
         counts = [
             [best["true_positives"], best["false_negatives"]],
             [best["false_positives"], best["true_negatives"]],
         ]
-        matrix.imshow(counts, cmap="Blues")
-        most = max(map(max, counts))
-        for line, row in enumerate(counts):
+        image = matrix.imshow(counts, cmap="Blues")
+        for place, row in enumerate(counts):
             for column, count in enumerate(row):
-                ink = "white" if count > most / 2 else "black"
-                matrix.text(column, line, str(count), ha="center", va="center", color=ink)
-        matrix.set_xticks((0, 1), ("drafted", "not drafted"))
+                matrix.text(column, place, str(count), ha="center", va="center", color=ink_on(image, count))
+        matrix.set_xticks((0, 1), ("at least", "below"))
         matrix.set_yticks((0, 1), ("accepted", "rejected"))
+        matrix.set(xlabel="confidence against the threshold", ylabel="the target's verdict")
         matrix.grid(visible=False)
-        matrix.set_title(f"at threshold {best['threshold']:.2f}", fontsize=8)
+        matrix.set_title(f"nodes at threshold {best['threshold']:.2f}", fontsize=8)
 
 
 def classified(found: Sequence[Guess], threshold: float) -> dict[str, Any]:

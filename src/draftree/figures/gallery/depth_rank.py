@@ -15,7 +15,8 @@ from draftree.figures.measures import guesses
 from draftree.figures.replaying import texts_of
 
 MAX_RANK = 4
-COLOURS = (INK["measured"], INK["other"], INK["good"], INK["theory"])
+COLOURS = (INK["measured"], INK["other"], INK["good"], INK["losing"])
+BARS = {"error_kw": {"elinewidth": 1.0}}
 
 
 @final
@@ -54,13 +55,16 @@ class DepthRank(Figure):
     def draw(self, figure: Any, data: Data) -> None:
         """Draw grouped bars."""
         axes = figure.subplots()
+        ranks = {row["depth"]: max(r["rank"] for r in data.rows if r["depth"] == row["depth"]) for row in data.rows}
         for rank in range(1, MAX_RANK + 1):
             rows = [row for row in data.rows if row["rank"] == rank]
-            x = [row["depth"] + 0.2 * (rank - 2.5) for row in rows]
+            x = [row["depth"] + 0.2 * (rank - (ranks[row["depth"]] + 1) / 2) for row in rows]
             low = [row["acceptance"] - row["acceptance_low"] for row in rows]
             high = [row["acceptance_high"] - row["acceptance"] for row in rows]
             values = [row["acceptance"] for row in rows]
-            axes.bar(x, values, 0.19, yerr=(low, high), capsize=2, color=COLOURS[rank - 1], label=f"rank {rank}")
-        axes.set(xlabel="depth of the node", ylabel="acceptance given the parent", ylim=(0, 1))
+            axes.bar(
+                x, values, 0.19, yerr=(low, high), capsize=2, color=COLOURS[rank - 1], label=f"rank {rank}", **BARS
+            )
+        axes.set(xlabel="depth of the node", ylabel="share accepted, given the parent", ylim=(0, 1))
         axes.set_xticks(sorted({row["depth"] for row in data.rows}))
         legend(axes)

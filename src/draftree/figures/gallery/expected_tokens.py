@@ -54,9 +54,13 @@ class ExpectedTokens(Figure):
         alpha = data.rows[0]["acceptance"]
         for other in CURVES:
             axes.plot(x, [expected_tokens(other, k) for k in x], color=INK["theory"], alpha=0.35, linewidth=0.8)
-            axes.annotate(f"α = {other}", (x[-1], expected_tokens(other, x[-1])), fontsize=7, color=INK["theory"])
+            axes.annotate(
+                f"α = {other}", (x[-1], expected_tokens(other, x[-1])), (5, 0), textcoords="offset points", va="center",
+                fontsize=7, color=INK["theory"],
+            )  # fmt: skip
         closed = [row["closed_form"] for row in data.rows]
         axes.plot(x, closed, color=INK["theory"], linestyle="--", label=f"closed form at α = {alpha:.3f}")
         band(axes, x, estimates(data.rows, "measured"), label="measured", colour=INK["measured"])
-        axes.set(xlabel="length K of the chain", ylabel="tokens per pass, bonus included")
+        axes.set(xlabel="length K of the chain", ylabel="tokens per pass, bonus included", xlim=(-0.2, x[-1] + 0.5))
+        axes.set_xticks(x)
         legend(axes)

@@ -11,6 +11,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
 from draftree.drafters.base import DRAFTERS
 from draftree.figures.base import Data, Figure
+from draftree.figures.drawing import ink_on
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.measures import tokens_per_round
@@ -38,10 +39,10 @@ class LookaheadGrid(Figure):
         large = rows[-1]
         return Data(
             rows,
-            measured_on(traces[0], what="Tokens per pass (below: drafted nodes per pass)").replace(
+            measured_on(traces[0], what="Tokens per pass, 95% interval over texts, drafted nodes per pass").replace(
                 f"drafter {traces[0].header.draft}", "drafter lookahead without a window"
             )
-            + f" in each cell, plan {traces[0].header.plan}",
+            + f"; each cell is a run over these texts, plan {traces[0].header.plan}",
             f"{large['n']}-grams with {large['candidates']} candidates draft {large['nodes_per_pass']:.1f} nodes per "
             f"pass for {large['tokens']:.2f} tokens",
         )
@@ -57,13 +58,12 @@ class LookaheadGrid(Figure):
                 "the traces of the run 'lookahead' are no grid: record all pairs of n and candidates"
             )
         image = axes.imshow([[cells[n, k]["tokens"] for k in kept] for n in grams], cmap="Blues", aspect="auto")
-        middle = (image.norm.vmin + image.norm.vmax) / 2
         for line, n in enumerate(grams):
             for column, k in enumerate(kept):
                 row = cells[n, k]
                 label = f"{row['tokens']:.2f}\n({row['tokens_low']:.2f}–{row['tokens_high']:.2f})\n"
                 label += f"{row['nodes_per_pass']:.1f} nodes"
-                ink = "white" if row["tokens"] > middle else "black"
+                ink = ink_on(image, row["tokens"])
                 axes.text(column, line, label, ha="center", va="center", fontsize=7, color=ink)
         axes.set_xticks(range(len(kept)), [str(k) for k in kept])
         axes.set_yticks(range(len(grams)), [f"{n}-grams" for n in grams])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 from draftree.analysis.trace import Trace
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK
+from draftree.figures.drawing import INK, legend
 from draftree.figures.intervals import ratio
 from draftree.figures.material import Material
 
@@ -44,17 +44,24 @@ class ModelPairs(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a bar per pair, coloured by whether the vocabularies are the same."""
+        """Draw a bar per pair, its colour and hatch by whether the vocabularies are the same."""
         axes = figure.subplots()
         names = [f"{row['drafter']} → {row['target']}, T = {row['temperature']:g}\n{_sizes(row)}" for row in data.rows]
-        colours = [INK["measured"] if row["same_vocabulary"] else INK["other"] for row in data.rows]
-        low = [row["tokens"] - row["tokens_low"] for row in data.rows]
-        high = [row["tokens_high"] - row["tokens"] for row in data.rows]
-        axes.barh(range(len(names)), [row["tokens"] for row in data.rows], xerr=(low, high), color=colours, capsize=2)
+        for is_same, (label, colour, hatch) in KINDS.items():
+            chosen = [(place, row) for place, row in enumerate(data.rows) if row["same_vocabulary"] == is_same]
+            if not chosen:
+                continue
+            low = [row["tokens"] - row["tokens_low"] for _, row in chosen]
+            high = [row["tokens_high"] - row["tokens"] for _, row in chosen]
+            axes.barh(
+                [place for place, _ in chosen], [row["tokens"] for _, row in chosen], xerr=(low, high), color=colour,
+                hatch=hatch, edgecolor="white", capsize=2, label=label,
+            )  # fmt: skip
         axes.set_yticks(range(len(names)), names, fontsize=6.5)
         axes.axvline(1.0, color="black", linewidth=0.8)
         axes.invert_yaxis()
-        axes.set_xlabel("tokens per pass (blue: the same vocabulary; violet: another one)")
+        axes.set_xlabel("tokens per pass, bonus included; 1 is plain decoding")
+        legend(axes, loc="lower right")
 
 
 def _of_trace(trace: Trace) -> list[tuple[str, float, float]]:
@@ -89,14 +96,27 @@ def _row(target: str, drafter: str, temperature: float, part: Sequence[tuple[str
         "temperature": temperature,
         "target_vocabulary": sizes[0],
         "drafter_vocabulary": sizes[1],
-        "same_vocabulary": drafter.startswith("head:") or (target, model) in SAME or target == model,
+        "same_vocabulary": _is_same(target, model, sizes),
         "texts": len({name for name, _, _ in part}),
         **found.row("tokens"),
     }
 
 
+def _is_same(target: str, model: str, sizes: tuple[int | None, int | None]) -> str:
+    """Return "yes", "no", or "not recorded": a results file has the names of the models only."""
+    if target == model or (target, model) in SAME:
+        return "yes"
+    return "no" if None not in sizes else "not recorded"
+
+
 SAME = {("tinyllama-1.1b-chat", "stories15m")}
 """Pairs of different models with one vocabulary."""
+KINDS = {
+    "yes": ("the same vocabulary", INK["measured"], ""),
+    "no": ("another vocabulary", INK["other"], "//"),
+    "not recorded": ("vocabulary not recorded", INK["theory"], ".."),
+}
+"""Label, colour and hatch of a bar by whether the vocabularies are the same."""
 
 
 def _sizes(row: Mapping[str, Any]) -> str:

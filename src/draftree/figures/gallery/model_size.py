@@ -8,10 +8,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, legend
+from draftree.figures.drawing import SERIES, legend
 from draftree.figures.material import Material
-
-COLOURS = (INK["measured"], INK["other"], INK["good"], INK["losing"])
 
 
 @final
@@ -42,22 +40,36 @@ class ModelSize(Figure):
     def draw(self, figure: Any, data: Data) -> None:
         """Draw the time of a pass, and relative to one row."""
         left, right = figure.subplots(1, 2)
-        for (name, cpu), colour in zip(
-            dict.fromkeys((row["model"], row["cpu"]) for row in data.rows), COLOURS * 3, strict=False
-        ):
+        names = dict.fromkeys((row["model"], row["cpu"]) for row in data.rows)
+        for (name, cpu), (colour, marker, line) in zip(names, SERIES * 3, strict=False):
             rows = [row for row in data.rows if (row["model"], row["cpu"]) == (name, cpu)]
             x = [row["rows"] for row in rows]
             values = [row["milliseconds"] for row in rows]
             low = [row["milliseconds"] - row["milliseconds_low"] for row in rows]
             high = [row["milliseconds_high"] - row["milliseconds"] for row in rows]
             label = f"{name}, {rows[0]['weight_bytes'] / 1e6:.0f} MB"
-            left.errorbar(x, values, yerr=(low, high), marker="o", markersize=3, color=colour, label=label, capsize=2)
-            right.plot(x, [row["relative"] for row in rows], "o-", markersize=3, color=colour)
+            left.errorbar(
+                x,
+                values,
+                yerr=(low, high),
+                marker=marker,
+                linestyle=line,
+                markersize=3,
+                color=colour,
+                label=label,
+                capsize=2,
+            )
+            right.plot(x, [row["relative"] for row in rows], marker=marker, linestyle=line, markersize=3, color=colour)
+        most = max(row["rows"] for row in data.rows)
+        ticks = [2**power for power in range(most.bit_length()) if 2**power <= most]
         for axes in (left, right):
             axes.set_xscale("log", base=2)
-            axes.set_xlabel("rows of the pass")
+            axes.set_xlabel("rows of the pass: tokens that it computes")
+            axes.set_xticks(ticks, [str(tick) for tick in ticks])
+            axes.minorticks_off()
         left.set_yscale("log")
         left.set_ylabel("milliseconds of a pass")
+        left.yaxis.set_major_formatter("{x:g}")
         right.set_ylabel("time / time of one row")
         right.set_ylim(0, None)
         legend(left)

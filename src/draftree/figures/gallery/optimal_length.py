@@ -11,14 +11,13 @@ import numpy as np
 
 from draftree.analysis.theory import best_length
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, legend
+from draftree.figures.drawing import SERIES, legend
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.measures import acceptances, deepest
 from draftree.figures.replaying import Text, chain, replay, texts_of
 
 COSTS = (0.02, 0.1, 0.3)
-COLOURS = (INK["measured"], INK["other"], INK["losing"])
 LONGEST = 12
 
 
@@ -56,16 +55,19 @@ class OptimalLength(Figure):
         """Draw the closed form as steps, and the texts as points."""
         axes = figure.subplots()
         alphas = np.linspace(0.01, 0.97, 97)
-        for cost, colour, shift in zip(COSTS, COLOURS, (-0.12, 0.0, 0.12), strict=True):
+        for cost, (colour, marker, line), shift in zip(COSTS, SERIES, (-0.12, 0.0, 0.12), strict=False):
             curve = [best_length(a, cost, longest=LONGEST) for a in alphas]
-            axes.step(alphas, curve, color=colour, alpha=0.6, where="mid", label=f"closed form, c = {cost:g}")
+            axes.step(alphas, curve, color=colour, linestyle=line, linewidth=1.0, where="mid")
             rows = [row for row in data.rows if row["cost"] == cost]
             points = [row["best"] + shift for row in rows]
-            axes.plot([row["acceptance"] for row in rows], points, "o", color=colour, markersize=4)
+            axes.plot(
+                [row["acceptance"] for row in rows], points, linestyle="none", color=colour, marker=marker, markersize=4
+            )
+            axes.plot([], [], color=colour, linestyle=line, marker=marker, markersize=4, label=f"c = {cost:g}")
         axes.axhline(data.extra, color="black", linewidth=0.8, linestyle=":")
         axes.annotate("longest recorded chain", (0.02, data.extra + 0.15), fontsize=7)
         axes.set(xlabel="acceptance α of the first drafted token", ylabel="best length K", ylim=(-0.5, LONGEST + 0.5))
-        legend(axes, title="points: texts, replayed", title_fontsize=7.5)
+        legend(axes, title="line: closed form; points: texts, replayed", title_fontsize=7.5)
 
 
 def best_of(text: Text, cost: float, limit: int) -> int:

@@ -50,7 +50,7 @@ class Phases(Figure):
         left = [0.0] * len(names)
         for phase, colour in PHASES.items():
             values = [max(0.0, row[phase]) for row in data.rows]
-            axes.barh(names, values, left=left, color=colour, label=phase)
+            axes.barh(names, values, left=left, color=colour, label=phase, edgecolor="white", linewidth=0.8)
             left = [start + value for start, value in zip(left, values, strict=True)]
         low = [row["total"] - row["total_low"] for row in data.rows]
         high = [row["total_high"] - row["total"] for row in data.rows]

@@ -54,9 +54,14 @@ class RankHistogram(Figure):
             total += row["share"]
             sums.append(total)
         axes.plot(x[:-1], sums, "o--", color=INK["theory"], markersize=3)
-        axes.annotate("cumulated", (x[0], sums[0]), (4, 4), textcoords="offset points", fontsize=7)
+        axes.annotate(
+            "cumulative", (x[-2], sums[-1]), (0, 5), textcoords="offset points", ha="right", fontsize=7,
+            color=INK["theory"],
+        )  # fmt: skip
         axes.set_xticks(x, [*(str(row["rank"]) for row in data.rows[:-1]), "absent"])
-        axes.set(xlabel="rank", ylabel="share of positions", ylim=(0, 1))
+        axes.set(
+            xlabel="rank of the target's token among the drafter's guesses", ylabel="share of positions", ylim=(0, 1)
+        )
 
 
 def _ranks(text: Text) -> list[int]:

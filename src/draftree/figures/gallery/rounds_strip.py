@@ -55,7 +55,7 @@ class RoundsStrip(Figure):
             given = {"align": "edge", "edgecolor": "white", "linewidth": 0.6}
             axes.bar(x, drafted, width, color="#ffd8d3", hatch="//", label="drafted, rejected", **given)
             axes.bar(x, kept, width, color=INK["good"], label="accepted", **given)
-            axes.set(ylabel="nodes", title=f"plan {rows[0]['plan']}: {len(rows)} rounds")
+            axes.set(ylabel="drafted nodes", title=f"plan {rows[0]['plan']}: {len(rows)} rounds")
         axes.set_xlabel("position in the text; the width of a bar is the number of tokens that the round wrote")
         axes.legend(fontsize=7.5, ncols=2)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any, ClassVar, final
 
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, band, legend
+from draftree.figures.drawing import SERIES, band, legend
 from draftree.figures.intervals import mean
 from draftree.figures.material import Material
 from draftree.figures.measures import estimates
 
-COLOURS = (INK["measured"], INK["losing"], INK["other"], INK["good"])
+ARMS = {"drafts": "drafts on the device", "streams": "streamed by the server"}
+"""Arms of the measurement in words."""
 
 
 @final
@@ -35,23 +36,27 @@ class Rtt(Figure):
         for row in rows:
             row["tokens_per_trip"] = _tokens(rows, row["arm"])
         first, worst = lines[0], max(rows, key=lambda row: row["ms_per_token"])
+        other = min((r for r in rows if r["rtt_ms"] == worst["rtt_ms"]), key=lambda row: row["ms_per_token"])
+        beside = "" if other is worst else f"; {ARMS.get(other['arm'], other['arm'])} {other['ms_per_token']:.0f} ms"
         return Data(
             rows,
             f"Mean over {first['prompts']} texts of {first['tokens']} tokens: {first['model']}, drafter "
             f"{first['draft']} on the device, delay added on the way, {first['machine']['cpu']}; bars: 95% over texts",
-            f"{worst['arm']} at {worst['rtt_ms']:g} ms: {worst['ms_per_token']:.0f} ms per token",
+            f"{ARMS.get(worst['arm'], worst['arm'])} at {worst['rtt_ms']:g} ms: {worst['ms_per_token']:.0f} ms per "
+            f"token{beside}",
         )
 
     def draw(self, figure: Any, data: Data) -> None:
         """Draw a line per arm, and the straight line of its tokens per round trip."""
         axes = figure.subplots()
-        for arm, colour in zip(dict.fromkeys(row["arm"] for row in data.rows), COLOURS, strict=False):
+        for arm, (colour, marker, _) in zip(dict.fromkeys(row["arm"] for row in data.rows), SERIES, strict=False):
             rows = [row for row in data.rows if row["arm"] == arm]
             x = [row["rtt_ms"] for row in rows]
-            band(axes, x, estimates(rows, "ms_per_token"), label=arm, colour=colour)
+            named = ARMS.get(arm, arm)
+            band(axes, x, estimates(rows, "ms_per_token"), label=named, colour=colour, marker=marker)
             tokens = rows[0]["tokens_per_trip"]
             line = [rows[0]["ms_per_token"] + (rtt - x[0]) / tokens for rtt in x]
-            axes.plot(x, line, linestyle="--", color=colour, alpha=0.6, label=f"one trip per {tokens:.2f} tokens")
+            axes.plot(x, line, linestyle="--", color=colour, alpha=0.6, label=f"one round trip per {tokens:.2f} tokens")
         axes.set(xlabel="round-trip time (ms)", ylabel="milliseconds per token", ylim=(0, None))
         legend(axes)
 

@@ -51,9 +51,14 @@ class SurvivalMap(Figure):
         grid = [[math.nan] * width for _ in range(data.extra)]
         for row in data.rows:
             grid[row["depth"] - 1][row["position"]] = row["estimate"]
-        image = axes.pcolormesh(range(width + 1), range(data.extra + 1), grid, cmap="Blues", vmin=0, vmax=1)
+        image = axes.imshow(
+            grid, cmap="Blues", vmin=0, vmax=1, origin="lower", extent=(0, width, 0, data.extra), aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
         dots = [(row["position"] + 0.5, row["depth"] - 0.5) for row in data.rows if row["survived"]]
-        axes.plot(*zip(*dots, strict=True), "o", color=INK["losing"], markersize=3) if dots else None
+        if dots:
+            axes.plot(*zip(*dots, strict=True), "o", color=INK["losing"], markersize=3, label="the target's pick")
+            axes.legend(fontsize=7.5, loc="lower right", bbox_to_anchor=(1.0, 1.0))
         labels = {row["position"]: row["text"] for row in data.rows}
         places = sorted(labels)
         axes.set_xticks(

@@ -11,15 +11,15 @@ from draftree.figures.material import Material
 from draftree.figures.measures import estimates, tokens_per_round
 
 STYLES = {
-    "coupled": ("#1f6feb", "o", "-"),
-    "match": ("#0a7ea4", "s", "-"),
-    "token": ("#8250df", "^", "-"),
-    "block": ("#bf3989", "D", "-"),
-    "multistep": ("#bf8700", "v", "-"),
-    "recursive": ("#1a7f37", "P", "-"),
+    "coupled": ("#0068b5", "o", "-"),
+    "match": ("#2a97b5", "s", "-"),
+    "token": ("#c46ba3", "^", "-"),
+    "block": ("#7a2e5d", "D", "-"),
+    "multistep": ("#b58900", "v", "-"),
+    "recursive": ("#00694e", "P", "-"),
     "traversal": ("#57606a", "X", "-"),
-    "typical": ("#cf222e", "o", ":"),
-    "soft": ("#e16f24", "s", ":"),
+    "typical": ("#d55e00", "o", ":"),
+    "soft": ("#6e4a00", "s", ":"),
 }
 
 
@@ -67,5 +67,6 @@ class TemperatureRules(Figure):
                 x, values, yerr=errors, color=colour, marker=marker, linestyle=line, label=name, markersize=4,
                 linewidth=1.1, elinewidth=0.7,
             )  # fmt: skip
+        axes.set_xticks(sorted({row["temperature"] for row in data.rows}))
         axes.set(xlabel="temperature", ylabel="tokens per pass, bonus included")
         legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any, ClassVar, final
 
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, legend
+from draftree.figures.drawing import SERIES, legend
 from draftree.figures.facts import measured_on
 from draftree.figures.intervals import ratio
 from draftree.figures.material import Material
@@ -17,7 +17,6 @@ from draftree.figures.measures import deepest, widest
 from draftree.figures.replaying import expansion, replay, texts_of
 
 WIDTHS = (1, 2, 4, 8)
-COLOURS = (INK["measured"], INK["other"], INK["good"], INK["theory"])
 
 
 @final
@@ -51,12 +50,13 @@ class VerifiedCdf(Figure):
     def draw(self, figure: Any, data: Data) -> None:
         """Draw steps with shaded intervals."""
         axes = figure.subplots()
-        for width, colour in zip(dict.fromkeys(row["width"] for row in data.rows), COLOURS, strict=False):
+        widths = dict.fromkeys(row["width"] for row in data.rows)
+        for width, (colour, _, line) in zip(widths, SERIES, strict=False):
             rows = [row for row in data.rows if row["width"] == width]
             x = [0, *(row["tokens"] for row in rows)]
             values = [0.0, *(row["share"] for row in rows)]
-            axes.step(x, values, where="post", color=colour, label=f"width {width}")
+            axes.step(x, values, where="post", color=colour, linestyle=line, label=f"width {width}")
             low, high = [0.0, *(row["share_low"] for row in rows)], [0.0, *(row["share_high"] for row in rows)]
-            axes.fill_between(x, low, high, step="post", color=colour, alpha=0.15)
+            axes.fill_between(x, low, high, step="post", color=colour, alpha=0.12, linewidth=0)
         axes.set(xlabel="tokens of a round, bonus included", ylabel="share of rounds with at most so many", ylim=(0, 1))
         legend(axes, loc="lower right")

@@ -9,14 +9,12 @@ from typing import Any, ClassVar, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.figures.base import Data, Figure
-from draftree.figures.drawing import INK, band, legend
+from draftree.figures.drawing import SERIES, band, dodged, legend
 from draftree.figures.facts import measured_on
 from draftree.figures.intervals import ratio
 from draftree.figures.material import Material
 from draftree.figures.measures import deepest, estimates, guesses
 from draftree.figures.replaying import Text, texts_of
-
-COLOURS = (INK["measured"], INK["other"], INK["good"], "#bf8700", INK["theory"], INK["losing"])
 
 
 @final
@@ -52,12 +50,13 @@ class VerifyWidth(Figure):
         """Draw one line per level."""
         axes = figure.subplots()
         levels = list(dict.fromkeys(row["level"] for row in data.rows))
-        for level, colour in zip(levels, COLOURS, strict=False):
+        for place, (level, (colour, marker, line)) in enumerate(zip(levels, SERIES * 3, strict=False)):
             rows = [row for row in data.rows if row["level"] == level]
-            x = [row["children"] for row in rows]
-            band(axes, x, estimates(rows, "success"), label=f"depth {level}", colour=colour)
+            x = dodged([row["children"] for row in rows], place, len(levels))
+            band(axes, x, estimates(rows, "success"), label=f"depth {level}", colour=colour, marker=marker, line=line)
         axes.set(xlabel="children of the node", ylabel="share with an accepted child", ylim=(0, 1))
-        legend(axes)
+        axes.set_xticks(sorted({row["children"] for row in data.rows}))
+        legend(axes, loc="lower right")
 
 
 def _ranks(text: Text, level: int) -> list[tuple[int, int]]:

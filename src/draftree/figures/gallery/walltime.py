@@ -63,6 +63,7 @@ class Walltime(Figure):
         axes.plot(x, closed, color=INK["theory"], linestyle="--", label="closed form")
         band(axes, x, estimates(data.rows, "measured"), label="measured", colour=INK["measured"])
         axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xticks(x)
         axes.set(xlabel="length K of the chain", ylabel="speed-up over plain decoding", ylim=(0, None))
         legend(axes)
 

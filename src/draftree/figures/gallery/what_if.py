@@ -5,10 +5,12 @@ Source: arXiv 2211.17192, theorem 3.8.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, final
 
 from draftree.analysis.theory import best_length, walltime_improvement
 from draftree.figures.base import Data, Figure
+from draftree.figures.drawing import ink_on
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 from draftree.figures.measures import acceptance
@@ -41,7 +43,7 @@ class WhatIf(Figure):
         least = min(rows, key=lambda row: row["speedup"])
         return Data(
             rows,
-            measured_on(trace, what="Closed form; line: α measured") + f", α = {alpha:.3f}",
+            measured_on(trace, what="Closed form; one row has the α that was measured") + f", α = {alpha:.3f}",
             f"K = {least['length']}, α = {least['acceptance']:g}, c = {least['cost']:g} takes "
             f"{1 / least['speedup']:.1f} times the time of plain decoding",
             extra=round(alpha, 3),
@@ -60,20 +62,26 @@ class WhatIf(Figure):
             [f"{value:.2f}\nK={k}" for value, k in zip(*rows, strict=True)] for rows in zip(best, lengths, strict=True)
         ]
         names = [f"{a:g}" + (" measured" if a == data.extra else "") for a in alphas]
-        _table(left, best, labels, names, title=f"best K up to {LONGEST} (number below)")
+        _table(left, best, labels, names, title=f"speed-up at the best K up to {LONGEST}, and this K")
         at = [[walltime_improvement(data.extra, k, c) for c in COSTS] for k in LENGTHS]
         _table(
-            right, at, [[f"{v:.2f}" for v in row] for row in at], [str(k) for k in LENGTHS], title="measured α, by K"
+            right,
+            at,
+            [[f"{v:.2f}" for v in row] for row in at],
+            [str(k) for k in LENGTHS],
+            title=f"speed-up at the measured α = {data.extra:g}, by K",
         )
         left.set_ylabel("acceptance α")
         right.set_ylabel("length K")
 
 
 def _table(axes: Any, values: list[list[float]], labels: list[list[str]], names: list[str], *, title: str) -> None:
-    axes.imshow(values, cmap="RdYlGn", vmin=-1.5, vmax=3.5, aspect="auto")
+    # a logarithm, so that twice as fast and half as fast are equally far from the middle
+    image = axes.imshow([[math.log2(v) for v in row] for row in values], cmap="PuOr", vmin=-3, vmax=3, aspect="auto")
     for line, row in enumerate(labels):
         for column, label in enumerate(row):
-            axes.text(column, line, label, ha="center", va="center", fontsize=6.5)
+            ink = ink_on(image, math.log2(values[line][column]))
+            axes.text(column, line, label, ha="center", va="center", fontsize=6.5, color=ink)
     axes.set_xticks(range(len(COSTS)), [f"{c:g}" for c in COSTS])
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False)

@@ -64,6 +64,7 @@ class WidthMerged(Figure):
                 axes.annotate(note, place, (0, -14), textcoords="offset points", ha="center", va="top", fontsize=6)
             axes.set_xticks([row["number"] for row in rows])
             axes.margins(x=0.1, y=0.3)
+        right.yaxis.set_tick_params(labelleft=True)
         left.set(xlabel="children of the root", ylabel="tokens per pass, bonus included")
         right.set(xlabel="merged drafters")
 

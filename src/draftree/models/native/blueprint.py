@@ -19,6 +19,7 @@ __all__ = [
     "NORM_KINDS",
     "QUICK_GELU",
     "RELU",
+    "RELU_SQUARED",
     "RMS_NORM",
     "SILU",
     "Blueprint",
@@ -30,7 +31,7 @@ __all__ = [
     "SourceBlueprint",
 ]
 
-SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU = range(6)
+SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = range(7)
 MAX_EXPERTS = 1024
 RMS_NORM, LAYER_NORM = range(2)
 ACTIVATIONS: Mapping[str, int] = MappingProxyType(
@@ -41,6 +42,7 @@ ACTIVATIONS: Mapping[str, int] = MappingProxyType(
         "RELU": RELU,
         "QUICK_GELU": QUICK_GELU,
         "CLAMPED_SILU": CLAMPED_SILU,
+        "RELU_SQUARED": RELU_SQUARED,
     }
 )
 NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_NORM": LAYER_NORM})
@@ -102,6 +104,13 @@ class LayerBlueprint:
         return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
 
     @property
+    def products(self) -> tuple[LinearBlueprint, ...]:
+        """All projections but routers; of experts, those of each one."""
+        source = () if self.source is None else (self.source.query, self.source.output)
+        perceptron = (*self.gate_up, self.down) if self.experts is None else self.experts.products
+        return (*self.qkv, self.output, *source, *perceptron)
+
+    @property
     def norms(self) -> tuple[str, ...]:
         """Names of all norms."""
         found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
@@ -143,6 +152,7 @@ class Blueprint:
         is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
             norm before the next one.
         is_parallel: whether attention and perceptron of a layer read the same residual stream.
+        has_joint_norms: whether `query_norm` and `key_norm` of a layer are over all of its heads together.
         logit_cap: soft cap of the logits; None for none.
         gate_limit: largest size of the gate and of what it multiplies, of CLAMPED_SILU.
         gate_slope: factor in the logistic function of the gate, of CLAMPED_SILU.
@@ -183,6 +193,7 @@ class Blueprint:
     is_post_norm: bool = False
     is_gated: bool = True
     is_parallel: bool = False
+    has_joint_norms: bool = False
     logit_cap: float | None = None
     gate_limit: float = 0.0
     gate_slope: float = 0.0
@@ -197,7 +208,9 @@ class Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""
 
         def plain(linears: tuple[LinearBlueprint, ...]) -> tuple[LinearBlueprint, ...]:
-            return tuple(replace(linear, is_transposed=False, is_interleaved=False, groups=0) for linear in linears)
+            return tuple(
+                replace(linear, is_transposed=False, is_interleaved=False, groups=0, pairs=0) for linear in linears
+            )
 
         layers = [
             replace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class LinearBlueprint:
         is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
         groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
             then all keys, then all values.
+        pairs: number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if
+            those of two halves do, as passes in C require.
     """
 
     weight: str
@@ -29,11 +31,17 @@ class LinearBlueprint:
     expert: int | None = None
     is_interleaved: bool = False
     groups: int = 0
+    pairs: int = 0
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the weight has its outputs in another order."""
+        return self.is_interleaved or self.groups > 0 or self.pairs > 0
 
     @property
     def is_arranged(self) -> bool:
-        """Whether the weight has its outputs in another order, or is not the whole parameter."""
-        return self.is_transposed or self.is_interleaved or self.groups > 0 or self.expert is not None
+        """Whether the weight has its outputs in another order, is transposed, or is not the whole parameter."""
+        return self.is_transposed or self.is_reordered or self.expert is not None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,6 +110,18 @@ class ExpertsBlueprint:
         """All products; of the experts those of expert 0."""
         found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
         return tuple(linear for linear in found if linear is not None)
+
+    @property
+    def products(self) -> tuple[LinearBlueprint, ...]:
+        """The products of every expert, the shared one last; without the router and the shared expert's gate."""
+        each = [replace(part, expert=expert) for expert in range(self.count) for part in (self.gate_up, self.down)]
+        shared = () if self.shared_down is None else (*self.shared_gate_up, self.shared_down)
+        return (*each, *shared)
+
+    @property
+    def unquantized(self) -> tuple[LinearBlueprint, ...]:
+        """The products that are never quantized: the router, and the shared expert's gate."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
     @property
     def widest(self) -> int:

@@ -22,7 +22,7 @@ from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, SourceRows, place_of
 from draftree.models.native.score_biases import ScoreBiases
 from draftree.models.native.shares import Share, ShareWeights
-from draftree.models.native.structures import CPass
+from draftree.models.native.structures import CPass, product_of
 from draftree.models.native.trees import NativeTrees
 from draftree.models.native.unpacking import unpack
 from draftree.models.native.weights import Weights
@@ -144,8 +144,8 @@ class NativeDecoder:
         return found.to(dtype)
 
     def product_weight(self, layer: int, name: str, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return weight and bias of a layer's product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
-        linear, dtype = getattr(self._packed.layers[layer], name), dtype or self.dtype
+        """Return weight and bias of a product as packed: (outputs, inputs), gate and up in turns of 16 rows."""
+        linear, dtype = product_of(self._packed.layers[layer], name), dtype or self.dtype
         if linear.format == FORMATS["grouped"]:
             return self._library.groups.unpack(linear, linear.outputs).to(dtype), self._packed.at(linear.bias)
         blocks, scales = self._packed.product(layer, name)

@@ -1,7 +1,7 @@
 """Derivation of the `Blueprint` of a transformers model.
 
 Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
-attention with rotary or learned positions, optional norms per head, soft caps and sinks; perceptrons with a gate or
+attention with rotary or learned positions, optional norms of heads, soft caps and sinks; perceptrons with a gate or
 without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
 families share; the name of the family is not used. The blueprint must account for every parameter, and the native model
 is checked against the original logits.
@@ -20,17 +20,7 @@ from draftree.models.native.blueprint import CLAMPED_SILU, LAYER_NORM, Blueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.expert_modules import activation_module, clamps_of
 from draftree.models.native.facts import ModelFacts
-from draftree.models.native.layer_modules import (
-    ATTENTION,
-    BEFORE_ATTENTION,
-    BEFORE_MLP,
-    OUTPUT,
-    UP,
-    describe_layer,
-    is_gated,
-    mlp_of,
-    query_factors,
-)
+from draftree.models.native.layer_modules import BEFORE_MLP, OUTPUT, UP, describe_layer, is_gated, mlp_of, norms_of
 from draftree.models.native.modules import (
     Names,
     activation_of,
@@ -41,7 +31,8 @@ from draftree.models.native.modules import (
     runs_before,
 )
 from draftree.models.native.norms import norm_facts, require_like_norms
-from draftree.models.native.rotary import read_ropes
+from draftree.models.native.queries import ATTENTION, Rotation, query_factors, rotations
+from draftree.models.native.rotary import Rope, read_ropes
 from draftree.models.torch.attention import ProbePass, announced
 from draftree.models.torch.embeddings import scale_of_embedding
 
@@ -66,26 +57,14 @@ def read(model: ModelFacts) -> Blueprint:
     modules = list(part(base, *LAYERS))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)
     rotary, table = first_part(base, "rotary_emb"), _position_table(base)
-    of_layers = _kinds(rotary, config, modules)
-    kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
     if any("dynamic" in str(kind) for kind in _rope_types(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
     is_post_norm = _is_post_norm(model, modules[0])
-    factors = query_factors(model, modules) if None in of_layers else {}
-    layers = tuple(
-        describe_layer(
-            layer,
-            model.calls[index],
-            None if kind is None else kinds.index(kind),
-            names=names,
-            factor=factors.get(index, 1.0) if kind is None else 1.0,
-        )
-        for index, (layer, kind) in enumerate(zip(modules, of_layers, strict=True))
-    )
+    layers, ropes = _layers(model, modules, rotary, names=names)
     norm = first_part(base, *LAST_NORM)
-    facts = norm_facts(part(modules[0], *BEFORE_ATTENTION) if norm is None else norm)
+    facts = norm_facts(norms_of(modules[0]).any if norm is None else norm)
     require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
     final = None if norm is None else names.of(norm)
     if is_post_norm:
@@ -113,17 +92,18 @@ def read(model: ModelFacts) -> Blueprint:
         norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
-        logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)),
+        logit_scale=_logit_scale(config),
         embedding=names.of(embedding),
         final_norm=final,
         head=linear_of(inner.get_output_embeddings(), "the head", names=names),
-        ropes=read_ropes(rotary, kinds, context=model.max_length),
+        ropes=ropes,
         layers=layers,
         norm=facts.kind,
         has_norm_bias=facts.has_bias,
         is_post_norm=is_post_norm,
         is_gated=is_gated(layers[0]),
         is_parallel=_is_parallel(model, modules[0]),
+        has_joint_norms=_has_joint_norms(layers, names, head_dim),
         logit_cap=getattr(config, "final_logit_softcapping", None),
         gate_limit=limit,
         gate_slope=slope,
@@ -135,7 +115,46 @@ def read(model: ModelFacts) -> Blueprint:
     return found
 
 
+def _layers(
+    model: ModelFacts, modules: Sequence[Any], rotary: Any, *, names: Names
+) -> tuple[tuple[LayerBlueprint, ...], tuple[Rope, ...]]:
+    """Return the blueprints of all layers, and the kinds of rotary positions that they use."""
+    of_layers = _kinds(rotary, model.config, modules)
+    kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
+    ropes = read_ropes(rotary, kinds, context=model.max_length)
+    numbers = [None if kind is None else kinds.index(kind) for kind in of_layers]
+    turned = rotations(model, modules, ropes, numbers)
+    numbers = [None if one is Rotation.NONE else number for one, number in zip(turned, numbers, strict=True)]
+    factors = query_factors(model, modules) if None in numbers else {}
+    layers = tuple(
+        describe_layer(
+            layer,
+            model.calls[index],
+            number,
+            names=names,
+            factor=factors.get(index, 1.0) if number is None else 1.0,
+            pairs=2 * len(ropes[number].frequencies) if number is not None and turned[index] is Rotation.PAIRS else 0,
+        )
+        for index, (layer, number) in enumerate(zip(modules, numbers, strict=True))
+    )
+    return layers, ropes
+
+
+def _logit_scale(config: Any) -> float:
+    """Return the factor of the logits, which families give as a factor or as a divisor."""
+    factor = getattr(config, "logit_scale", None)
+    return 1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor)
+
+
+def _has_joint_norms(layers: Sequence[LayerBlueprint], names: Names, head_dim: int) -> bool:
+    """Return whether the norms of queries and keys are over all heads together."""
+    norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
+    return any(names.parameters[name].numel() != head_dim for name in norms)
+
+
 def _head_dim(config: Any) -> int:
+    if getattr(config, "_heterogeneity_spec", None) is not None:
+        raise NativeUnavailableError("its layers have sizes of their own")
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -166,7 +185,7 @@ def _rope_types(config: Any) -> list[Any]:
 
 def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
     """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
-    norm, attention = part(layer, *BEFORE_ATTENTION), part(layer, *ATTENTION)
+    norm, attention = norms_of(layer).any, part(layer, *ATTENTION)
     if norm_facts(norm).kind != LAYER_NORM:
         return False
 
@@ -196,7 +215,7 @@ def _is_parallel(model: ModelFacts, layer: Any) -> bool:
 
     Only a layer without a second norm, or with norms of mean and variance, can be such a layer.
     """
-    if first_part(layer, *BEFORE_MLP) is not None and norm_facts(part(layer, *BEFORE_ATTENTION)).kind != LAYER_NORM:
+    if first_part(layer, *BEFORE_MLP) is not None and norm_facts(norms_of(layer).any).kind != LAYER_NORM:
         return False
     mlp = mlp_of(layer)
 
@@ -239,9 +258,12 @@ def require_sizes(found: Blueprint, names: Names) -> None:
         )
         if sizes != (heads, found.heads * found.head_dim, wide * layer.down.inputs, layer.down.inputs):
             raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
-        norms = [name for name in (layer.query_norm, layer.key_norm) if name is not None]
-        if any(names.parameters[norm].numel() != found.head_dim for norm in norms):
-            raise NativeUnavailableError("it normalizes queries and keys of all heads together")
+        norms = [
+            (layer.query_norm, found.heads if found.has_joint_norms else 1),
+            (layer.key_norm, found.kv_heads if found.has_joint_norms else 1),
+        ]
+        if any(norm and names.parameters[norm].shape != (count * found.head_dim,) for norm, count in norms):
+            raise NativeUnavailableError("it normalizes queries and keys in parts of another size")
     if len(found.ropes) > 2:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 

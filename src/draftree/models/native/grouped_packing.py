@@ -90,7 +90,7 @@ class GroupedPacker:
         blocks = self.weights.blocks(linear.weight)
         if blocks is None:
             return self._arranged(linear.weight, linear)
-        if linear.is_transposed or linear.is_interleaved or linear.groups:
+        if linear.is_transposed or linear.is_reordered:
             raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
         return blocks
 

@@ -112,11 +112,13 @@ class GroupFunctions:
 def kinds_of_plan(plan: Blueprint, found: dict[str, str]) -> list[tuple[LinearBlueprint, str]]:
     """Return every product of a decoder and its embedding, if it is not the head, with the kind of its blocks.
 
+    Routers are not among them: they are never quantized.
+
     Args:
         plan: architecture of the decoder.
         found: kinds of weights whose blocks are given, by name; other weights are quantized.
     """
-    parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.linears]
+    parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
     parts.append((plan.head, HEAD_KIND))
     if not plan.is_tied:
         parts.append((lookup_of(plan), HEAD_KIND))

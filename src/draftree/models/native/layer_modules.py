@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from draftree.models.native.blueprint import LayerBlueprint, LinearBlueprint
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.expert_modules import experts_of, has_experts
-from draftree.models.native.facts import ModelFacts
 from draftree.models.native.modules import Names, first_part, linear_of, linears_of, part
-from draftree.models.torch.attention import LayerCall, ProbePass, announced
+from draftree.models.native.queries import ATTENTION
+from draftree.models.torch.attention import LayerCall
 
-ATTENTION = ("self_attn", "attn", "attention", "self_attention")
 BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm")
 BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm")
 OUTPUT = ("o_proj", "out_proj", "c_proj", "dense")
+AFTER_ATTENTION = "post_attention_layernorm"
+"""Name of a norm before the perceptron, or after attention if there are other names for that or none before it."""
 UP = ("fc1", "c_fc", "dense_h_to_4h")
 DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
-QUERIES = ("q_proj", "qkv_proj", "c_attn")
-QUERY_TOLERANCE = 1e-2
-"""Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
 
 
 def mlp_of(layer: Any) -> Any:
@@ -31,49 +26,50 @@ def mlp_of(layer: Any) -> Any:
     return layer if hasattr(layer, "fc1") else part(layer, "mlp")
 
 
-@dataclass(slots=True)
-class _Queries(ProbePass):
-    """Pass that records the queries of each layer, shape (1, heads, rows, head_dim)."""
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """Modules of the norms of a layer, None for none: before and after attention, before and after the perceptron."""
 
-    queries: dict[int, Tensor] = field(default_factory=dict)
+    attention: Any
+    attention_post: Any
+    mlp: Any
+    mlp_post: Any
 
-    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Record the queries, and attend."""
-        self.queries[call.layer] = query
-        return ProbePass.attend(self, call, query, key, value)
+    @property
+    def any(self) -> Any:
+        """One of them."""
+        return self.attention if self.attention is not None else self.attention_post
 
 
-@torch.inference_mode()
-def query_factors(model: ModelFacts, layers: Sequence[Any]) -> dict[int, float]:
-    """Return by layer the factor between the product of its queries and the queries with which it attends.
+def norms_of(layer: Any) -> LayerNorms:
+    """Return the norms of a layer.
 
-    Some families scale queries before their attention. It is only of use for layers without rotary positions.
+    Raises:
+        NativeUnavailableError: it has none with a known name.
     """
-    products: dict[int, Tensor] = {}
-    hooks = [
-        part(part(layer, *ATTENTION), *QUERIES).register_forward_hook(
-            lambda module, given, found, index=index: products.setdefault(index, found)
-        )
-        for index, layer in enumerate(layers)
-    ]
-    probe = _Queries()
-    try:
-        with announced(probe):
-            model.model(input_ids=torch.tensor([[1, 2]]), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    found = {}
-    for index, queries in probe.queries.items():
-        after = queries[0].transpose(0, 1).flatten(1).float()
-        before = products[index][0][:, : after.shape[1]].float()
-        factor = float((after * before).sum() / before.square().sum().clamp_min(torch.finfo().tiny))
-        usual = (1.0, float(queries.shape[-1]) ** -0.5)
-        found[index] = next((one for one in usual if abs(factor - one) < QUERY_TOLERANCE * one), factor)
-    return found
+    first, after = first_part(layer, *BEFORE_ATTENTION), first_part(layer, AFTER_ATTENTION)
+    feedforward = first_part(layer, "post_feedforward_layernorm")
+    if first is None and after is not None and feedforward is not None:
+        return LayerNorms(None, after, None, feedforward)
+    first = part(layer, *BEFORE_ATTENTION)
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        return LayerNorms(first, after, layer.pre_feedforward_layernorm, feedforward)
+    if hasattr(layer, "post_self_attn_layernorm"):
+        return LayerNorms(first, layer.post_self_attn_layernorm, after, part(layer, "post_mlp_layernorm"))
+    second = first_part(layer, *BEFORE_MLP)
+    return LayerNorms(first, None, first if second is None else second, None)  # parallel sublayers may share theirs
 
 
-def describe_layer(layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float) -> LayerBlueprint:
+def up_of(mlp: Any) -> str | None:
+    """Return the name of the first product of a perceptron without a gate; None if it has one."""
+    found = next((name for name in UP if hasattr(mlp, name)), None)
+    is_plain = hasattr(mlp, "up_proj") and not hasattr(mlp, "gate_proj")
+    return "up_proj" if found is None and is_plain else found
+
+
+def describe_layer(
+    layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float, pairs: int = 0
+) -> LayerBlueprint:
     """Return the blueprint of a layer.
 
     Args:
@@ -82,29 +78,27 @@ def describe_layer(layer: Any, call: LayerCall, rope: int | None, *, names: Name
         rope: index of its rotary positions; None for none.
         names: names of the model's parameters.
         factor: of its queries.
+        pairs: rotary size of its heads if neighbouring numbers rotate together, otherwise 0.
 
     Raises:
         NativeUnavailableError: its modules are unknown.
     """
-    attention, mlp = part(layer, *ATTENTION), mlp_of(layer)
-    sandwich = hasattr(layer, "pre_feedforward_layernorm")
+    attention, mlp, norms = part(layer, *ATTENTION), mlp_of(layer), norms_of(layer)
 
-    def norm(owner: Any, name: str) -> str | None:
-        return None if getattr(owner, name, None) is None else names.of(getattr(owner, name))
+    def norm(module: Any) -> str | None:
+        return None if module is None else names.of(module)
 
-    up = next((name for name in UP if hasattr(mlp, name)), None)
+    up = up_of(mlp)
     gated = ("gate_proj", "up_proj")
-    experts = experts_of(mlp, _hidden(layer), names=names) if has_experts(mlp) else None
-    first = part(layer, *BEFORE_ATTENTION)
-    second = first_part(layer, *BEFORE_MLP) or first  # parallel sublayers may share their norm
+    experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
     return LayerBlueprint(
-        attention_norm=names.of(first),
-        attention_post_norm=norm(layer, "post_attention_layernorm") if sandwich else None,
-        mlp_norm=names.of(part(layer, "pre_feedforward_layernorm") if sandwich else second),
-        mlp_post_norm=norm(layer, "post_feedforward_layernorm") if sandwich else None,
-        query_norm=norm(attention, "q_norm"),
-        key_norm=norm(attention, "k_norm"),
-        qkv=_queries_keys_values(attention, names=names),
+        attention_norm=norm(norms.attention),
+        attention_post_norm=norm(norms.attention_post),
+        mlp_norm=norm(norms.mlp),
+        mlp_post_norm=norm(norms.mlp_post),
+        query_norm=norm(getattr(attention, "q_norm", None)),
+        key_norm=norm(getattr(attention, "k_norm", None)),
+        qkv=_queries_keys_values(attention, names=names, pairs=pairs),
         output=linear_of(part(attention, *OUTPUT), "'o_proj'", names=names),
         gate_up=(experts.gate_up,)
         if experts is not None
@@ -119,20 +113,19 @@ def describe_layer(layer: Any, call: LayerCall, rope: int | None, *, names: Name
     )
 
 
-def _hidden(layer: Any) -> int:
-    return int(part(part(layer, *BEFORE_ATTENTION), "weight").numel())
-
-
-def _queries_keys_values(attention: Any, *, names: Names) -> tuple[LinearBlueprint, ...]:
+def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[LinearBlueprint, ...]:
     """Return the products before attention; heads of one product lie side by side, each with its key and value."""
     fused = first_part(attention, "query_key_value")
     if fused is None:
-        return linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names)
-    found = linear_of(fused, "'query_key_value'", names=names)
+        found = linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names)
+        if pairs and (len(found) != 3 or hasattr(attention, "q_norm")):
+            raise NativeUnavailableError("neighbouring numbers rotate in a fused product, or behind norms of heads")
+        return (*(replace(one, pairs=pairs) for one in found[:2]), found[2]) if pairs else found
+    whole = linear_of(fused, "'query_key_value'", names=names)
     head_dim = int(part(attention, "head_size", "head_dim"))
-    heads = found.inputs // head_dim
-    kv_heads = (found.outputs // head_dim - heads) // 2
-    return (replace(found, groups=0 if kv_heads == 1 else kv_heads),)
+    heads = whole.inputs // head_dim
+    kv_heads = (whole.outputs // head_dim - heads) // 2
+    return (replace(whole, groups=0 if kv_heads == 1 else kv_heads),)
 
 
 def is_gated(layer: LayerBlueprint) -> bool:

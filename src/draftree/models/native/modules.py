@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.models.native.blueprint import GELU, GELU_TANH, QUICK_GELU, RELU, SILU, LinearBlueprint
+from draftree.models.native.blueprint import GELU, GELU_TANH, QUICK_GELU, RELU, RELU_SQUARED, SILU, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 
 LINEAR_TOLERANCE = 2.0**-6
@@ -103,6 +103,7 @@ def activation_of(functions: Sequence[Any]) -> int:
         GELU_TANH: F.gelu(x, approximate="tanh"),
         GELU: F.gelu(x),
         RELU: F.relu(x),
+        RELU_SQUARED: F.relu(x).square(),
         QUICK_GELU: x * torch.sigmoid(1.702 * x),
     }
     with torch.inference_mode():
@@ -110,7 +111,7 @@ def activation_of(functions: Sequence[Any]) -> int:
     for kind, wanted in known.items():
         if all(torch.allclose(one, wanted, atol=1e-5) for one in found):
             return kind
-    raise NativeUnavailableError("the activation of its layers is neither SiLU, ReLU nor a kind of GELU")
+    raise NativeUnavailableError("the activation of its layers is neither SiLU, ReLU, its square, nor a kind of GELU")
 
 
 @torch.inference_mode()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.grouped_packing import GroupedPacker
 from draftree.models.native.groups import lookup_of
 from draftree.models.native.huge_pages import huge_pages
@@ -70,14 +69,12 @@ class PackedWeights:
         self._structures: list[Any] = []  # of experts, to which layers point
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
-        if (arena is not None or self._is_grouped) and blueprint.has_experts:
-            raise NativeUnavailableError("experts have no weights of 4 bits, and are not read from a file by layers")
         size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
         self._arena, self._used = huge_pages(size) if arena is None else arena, 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
-            self.biases = [self._keep(by_distance(self._small(bias.weight), bias)) for bias in blueprint.score_biases]
+            self.biases = [self._keep(by_distance(self._rounded(bias.weight), bias)) for bias in blueprint.score_biases]
             self.decoder = self._pack(pool)
         del self._weights
 
@@ -151,6 +148,7 @@ class PackedWeights:
             is_post_norm=plan.is_post_norm,
             is_gated=plan.is_gated,
             is_parallel=plan.is_parallel,
+            has_joint_norms=plan.has_joint_norms,
             logit_cap=plan.logit_cap or 0.0,
             gate_limit=plan.gate_limit,
             gate_slope=plan.gate_slope,
@@ -204,8 +202,10 @@ class PackedWeights:
             )
             self._structures += [experts, *arrays]
             packed.experts = ctypes.addressof(experts)
+            kept = {name for linear in layer.experts.unquantized for name in linear.names}  # small, needed by checks
             for name in dict.fromkeys(name for linear in layer.experts.linears for name in linear.names):
-                self._weights.release(name)
+                if name not in kept:
+                    self._weights.release(name)
         else:
             packed.gate_up = self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp)
             packed.down = self._linear([layer.down], pool, first_output=hidden)
@@ -254,9 +254,12 @@ class PackedWeights:
         return torch.cat([weight, torch.zeros_like(weight) if bias is None else self._small(bias)])
 
     def _small(self, name: str) -> Tensor:
-        weight = self._weights.get(name).to(self._dtype).to(torch.float32, copy=True).contiguous()
+        weight = self._rounded(name)
         self._weights.release(name)
         return weight
+
+    def _rounded(self, name: str) -> Tensor:
+        return self._weights.get(name).to(self._dtype).to(torch.float32, copy=True).contiguous()
 
     def _linear(
         self,
@@ -279,7 +282,8 @@ class PackedWeights:
         if kind == FORMATS["grouped"]:
             packer = GroupedPacker(self._library.groups, self._weights, self._blueprint, self._room, self._keep, pool)
             grouped = packer.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
-            self._release(linears)
+            if release:
+                self._release(linears)
             return grouped
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)

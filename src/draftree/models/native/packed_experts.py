@@ -21,8 +21,7 @@ def packed_experts(
         pack: packs linear layers (`PackedWeights`), without releasing their weights.
         router_format: format of the router, which is never quantized.
     """
-    gate = [] if plan.shared_gate is None else [plan.shared_gate]
-    router = pack([plan.router, *gate], kind=router_format, is_one=True, release=False)
+    router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
     for expert in range(plan.count):
         first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=True, release=False))

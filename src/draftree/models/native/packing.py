@@ -47,7 +47,8 @@ def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
 def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
     """Return a weight of shape (outputs, inputs), or a bias of shape (outputs,), from its parameter.
 
-    Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values.
+    Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values; of
+    pairs that rotate together the first number of each, then the second of each.
 
     Args:
         parameter: weight or bias as the model has it.
@@ -63,6 +64,10 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     if linear.groups:
         heads = found.unflatten(0, (linear.groups, -1, head_dim))
         found = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+    if linear.pairs:
+        heads = found.unflatten(0, (-1, head_dim))
+        turned, rest = heads[:, : linear.pairs], heads[:, linear.pairs :]
+        found = torch.cat([turned[:, ::2], turned[:, 1::2], rest], dim=1).flatten(0, 1)
     return found
 
 
@@ -116,8 +121,7 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
         products += experts.count * [([experts.gate_up], kind), ([experts.down], kind)]
         if experts.shared_down is not None:
             products += [(list(experts.shared_gate_up), kind), ([experts.shared_down], kind)]
-        gate = [] if experts.shared_gate is None else [experts.shared_gate]
-        products.append(([experts.router, *gate], FORMATS[plan.dtype]))
+        products.append((list(experts.unquantized), FORMATS[plan.dtype]))
     if plan.projection is not None:
         products.append(([plan.projection.linear], FORMATS[plan.dtype]))
     return sum(
@@ -135,14 +139,16 @@ def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: 
         weights: weights of the decoder.
         page: alignment of a weight in bytes.
     """
-    names = [part.weight for layer in plan.layers for part in layer.linears]
+    names = list(dict.fromkeys(part.weight for layer in plan.layers for part in layer.products))
     blocks = {name: weights.blocks(name) for name in (*names, plan.head.weight, plan.embedding)}
     given = {name: found.kind for name, found in blocks.items() if found is not None}
     total = sum(
         -(-part.outputs // LANES) * library.groups.block_bytes(part.inputs, kind) + page
         for part, kind in kinds_of_plan(plan, given)
     )
-    if plan.projection is not None:
-        own = plan.projection.linear
-        total += -(-own.outputs // LANES) * library.block_bytes(own.inputs, FORMATS[plan.dtype]) + page
+    unquantized = [layer.experts.unquantized for layer in plan.layers if layer.experts is not None]
+    unquantized += [] if plan.projection is None else [(plan.projection.linear,)]
+    for parts in unquantized:
+        blocks_of_all = -(-sum(part.outputs for part in parts) // LANES)
+        total += blocks_of_all * library.block_bytes(parts[0].inputs, FORMATS[plan.dtype]) + page
     return total

@@ -86,8 +86,9 @@ def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
     wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
     rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
     for table, theirs in zip(rope.at(positions), wanted, strict=True):
-        is_half = 2 * theirs.shape[-1] == table.shape[-1]  # the same angles for both halves of a head
-        ours = table[:, : theirs.shape[-1]] if is_half else table
-        if ours.shape != theirs[0].shape or not torch.allclose(ours, theirs[0], rtol=0, atol=TOLERANCE):
+        angles = table[:, : table.shape[-1] // 2]  # both halves of a head have the same; or both numbers of a pair
+        forms = (table, angles, angles.repeat_interleave(2, dim=-1))
+        of_size = [form for form in forms if form.shape == theirs[0].shape]
+        if not any(torch.allclose(form, theirs[0], rtol=0, atol=TOLERANCE) for form in of_size):
             raise NativeUnavailableError("its rotary positions are computed in another way")
     return rope

@@ -176,6 +176,8 @@ def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Sh
         raise NativeUnavailableError(
             "a model with norms after its sublayers, experts, or weights in another order is not divided"
         )
+    if blueprint.has_joint_norms:
+        raise NativeUnavailableError("a model that normalizes queries and keys of all heads together is not divided")
     if any(layer.sinks is not None or layer.down.inputs != blueprint.mlp for layer in blueprint.layers):
         raise NativeUnavailableError("a model with sinks or perceptrons of several sizes is not divided")
     kv_heads = _part(blueprint.kv_heads, 1, rank, size)

@@ -40,6 +40,12 @@ class CExperts(ctypes.Structure):
     )
 
 
+def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
+    """Return the products `gate_up` or `down` of all experts, the shared one last, as a view of their memory."""
+    array: ctypes.Array[CLinear] = (CLinear * (experts.count + experts.shared)).from_address(getattr(experts, name))
+    return array
+
+
 class CLayer(ctypes.Structure):
     """`Layer`."""
 
@@ -72,6 +78,15 @@ class CLayer(ctypes.Structure):
     )
 
 
+def product_of(layer: CLayer, name: str) -> CLinear:
+    """Return a product of a layer by the name of its field; those of expert 3 are "gate_up.3" and "down.3"."""
+    field, _, expert = name.partition(".")
+    if not expert:
+        found: CLinear = getattr(layer, field)
+        return found
+    return expert_products(CExperts.from_address(layer.experts), field)[int(expert)]
+
+
 class CDecoder(ctypes.Structure):
     """`Decoder`."""
 
@@ -89,7 +104,7 @@ class CDecoder(ctypes.Structure):
         ("feature_part", _size),
         ("all_heads", _size),
         ("first_head", _size),
-        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel")),
+        *((name, _size) for name in ("norm", "is_post_norm", "is_gated", "is_parallel", "has_joint_norms")),
         *((name, _float) for name in ("logit_cap", "gate_limit", "gate_slope")),
         ("positions", _pointer),
         ("unplaced", _size),

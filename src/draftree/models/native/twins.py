@@ -9,7 +9,7 @@ Source: SubSpec, arXiv 2509.18344.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import final
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Edit, LanguageModel, LayerSubset, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
-from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.library import LANES
 from draftree.models.native.model import NativeModel
@@ -48,13 +48,13 @@ class UnpackedWeights(Weights):
             self._small[blueprint.positions] = decoder.small_weight(None, "positions")
         self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
         for index, layer in enumerate(blueprint.layers):
-            products = (("qkv", layer.qkv, False), ("output", (layer.output,), False))
-            products += (("gate_up", layer.gate_up, blueprint.is_gated), ("down", (layer.down,), False))  # type: ignore[assignment]
-            for product, linears, in_turns in products:
+            for product, linears, in_turns in _products(layer, is_gated=blueprint.is_gated):
                 for name in (name for linear in linears for name in linear.names):
                     self._owners[name] = (index, product, linears, in_turns)
             for field in NORMS:
                 self._add_norm(getattr(layer, field), index, field)
+            if layer.source is not None:
+                self._add_norm(layer.source.norm, index, "source_norm")
 
     def _add_norm(self, name: str | None, layer: int | None, field: str) -> None:
         if name is None:
@@ -113,6 +113,22 @@ class UnpackedWeights(Weights):
             if linear.bias is not None:
                 assert own_bias is not None, "the product has biases"
                 self._parts[linear.bias] = own_bias.contiguous()
+
+
+def _products(layer: LayerBlueprint, *, is_gated: bool) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
+    """Yield name, linear layers and order of every product of a layer but those of experts that a row may not use."""
+    yield "qkv", layer.qkv, False
+    yield "output", (layer.output,), False
+    if layer.source is not None:
+        yield "source_query", (layer.source.query,), False
+        yield "source_output", (layer.source.output,), False
+    experts = layer.experts
+    if experts is None:
+        yield "gate_up", layer.gate_up, is_gated
+        yield "down", (layer.down,), False
+    elif experts.shared_down is not None:
+        yield f"gate_up.{experts.count}", experts.shared_gate_up, True
+        yield f"down.{experts.count}", (experts.shared_down,), False
 
 
 NORMS = (

@@ -67,6 +67,24 @@ class ModelWeights(Weights):
         setattr(self._model.get_submodule(owner), attribute, empty)
 
 
+class KeptWeights(Weights):
+    """Weights of a model in memory, which keeps them.
+
+    Args:
+        model: a `…ForCausalLM`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+
+    def get(self, name: str) -> Tensor:
+        """Return a weight in the model's dtype."""
+        return self._parameters[name].detach()
+
+    def release(self, name: str) -> None:
+        """Do nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
     """Location of a weight in a file.

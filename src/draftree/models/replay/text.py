@@ -1,4 +1,4 @@
-"""What a replay needs: a recorded text, measured seconds, and a clock that is charged with them."""
+"""Parts of a replay: a recorded text, measured seconds, and a clock that is charged with them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MAX_VECTORS = 2
 
 @final
 class FinalNorm:
-    """What a model applies between its last layer and its output head: a copy of its norm in float32, or nothing.
+    """The norm between a model's last layer and its output head: a copy in float32, or the identity.
 
     Args:
         model: a `…ForCausalLM`.

@@ -1,4 +1,4 @@
-"""What one drafter's levels cost, and how many of them are drafted in a round."""
+"""Costs of one drafter's levels, and the number of levels that a round drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the levels of one drafter add, for all sequences and for each.
+"""Gains of the levels of one drafter, for all sequences and for each.
 
 The gain of a level is the summed survival of its scored nodes, so it is the expected number of tokens that the level
 adds to a round. Gains are averaged over all sequences; each sequence's own average counts by its number of drafts.

@@ -68,7 +68,7 @@ class RoutedPlanner(Planner[Routed]):
     def trim(
         self, states: Sequence[Routed], trees: Sequence[TokenTree], *, draft_seconds: float
     ) -> list[Sequence[int] | None]:
-        """What each planner keeps of its sequences' trees; `draft_seconds` is that of all drafters."""
+        """Trim each tree by the planner of its sequence; `draft_seconds` is the time of all drafters."""
         kept: list[Sequence[int] | None] = [None] * len(trees)
         for choice, rows in rows_by_choice(states).items():
             own = [trees[row] for row in rows]

@@ -68,7 +68,7 @@ async def _fields(request: Request) -> list[Any]:
 
 @dataclass(slots=True)
 class _Sound:
-    """What is known of a file after it was read: its length in seconds, and what the model says about it."""
+    """Facts about a file that was read: its length in seconds, and the language that the model detected."""
 
     seconds: float = 0.0
     detected: Detection | None = None

@@ -1,4 +1,4 @@
-"""What the endpoints share: the model and the life of a request, and the documented responses."""
+"""Common parts of the endpoints: the model and the life of a request, and the documented responses."""
 
 from __future__ import annotations
 

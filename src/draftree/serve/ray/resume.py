@@ -35,7 +35,7 @@ class DivergedError(DraftreeError):
 
 @final
 class StreamRecord:
-    """What a client has of a stream. Every replica that writes the stream begins with `restart`."""
+    """The part of a stream that a client has received. Every replica that writes the stream begins with `restart`."""
 
     def __init__(self) -> None:
         self._texts: dict[Place, str] = {}

@@ -18,7 +18,7 @@ WORDS = {"t": "true", "f": "false", "n": "null"}
 
 
 class State(Enum):
-    """What the next character may be."""
+    """Kinds of the next character."""
 
     VALUE = auto()
     VALUE_OR_END = auto()

@@ -1,4 +1,4 @@
-"""What the tools of a request mean for its prompt, its sampling parameters and its answer."""
+"""The effects of a request's tools on its prompt, its sampling parameters and its answer."""
 
 from __future__ import annotations
 

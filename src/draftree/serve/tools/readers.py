@@ -22,7 +22,7 @@ MAX_HEADER = 256
 
 
 class Status(Enum):
-    """What a reader found."""
+    """Result of a reader."""
 
     MORE = auto()
     DONE = auto()

@@ -121,6 +121,8 @@ class VerifyService:
         except Exception as error:
             self.counts["refused"] += isinstance(error, FrameError | InvalidRequestError)
             return error_frame(error, message["id"])
+        finally:
+            session.expires = self._clock() + self.settings.lease
         return encode({**found, "id": message["id"]})
 
     def _session(self, message: dict[str, Any], talk: Talk) -> Session:
@@ -139,9 +141,10 @@ class VerifyService:
             raise closed_error()
         if talk.session is not None:  # a connection has one session
             await self._drop(talk.session)
-        require_room(self.sessions.values(), talk.key, self.settings, key_share=self._server.settings.key_share)
         model = self._server.pool.get(message["model"], talk.key)
         facts = await self._facts_of(model)
+        # after the last wait: others may have begun sessions in the meantime
+        require_room(self.sessions.values(), talk.key, self.settings, key_share=self._server.settings.key_share)
         session = Session(talk.key, model, self._clock() + self.settings.lease)
         self.sessions[session.token] = talk.session = session
         self.counts["hellos"] += 1
@@ -204,13 +207,8 @@ class VerifyService:
 
     def _checked(self, session: Session, draft: DraftedText) -> DraftedByClient:
         text: DraftedByClient = session.expected(DraftedByClient, draft.text)
-        target = session.model.llm.llm.model
-        text.check(
-            draft,
-            max_nodes=self.settings.max_nodes,
-            vocab_size=target.vocab_size,
-            may_branch=target.supports_trees,
-        )
+        target, most = session.model.llm.llm.model, self.settings.max_nodes
+        text.check(draft, max_nodes=most, vocab_size=target.vocab_size, may_branch=target.supports_trees)
         text.used = self._clock()
         return text
 
@@ -254,13 +252,14 @@ class VerifyService:
                 self._forget(text)
 
     async def sweep(self) -> None:
-        """End sessions whose lease is over, and free the slots of texts without a draft for a while."""
+        """End idle sessions whose lease is over, and free the slots of texts without a draft for a while."""
         now = self._clock()
-        for session in [one for one in self.sessions.values() if one.expires <= now]:
+        idle = [one for one in self.sessions.values() if not one.is_answering]
+        for session in [one for one in idle if one.expires <= now]:
             logger.info("a session of key %s ended with its lease", session.key.name)
             self.counts["expired"] += 1
             await self._drop(session)
-        for session in list(self.sessions.values()):
+        for session in [one for one in idle if one.token in self.sessions]:
             for text in list(session.texts.values()):
                 if isinstance(text, DraftedByClient) and text.used + self.settings.park <= now:
                     text.used = now

@@ -48,6 +48,11 @@ class Session:
     _last: int = 0
     _answer: asyncio.Task[bytes] | None = None
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request is being answered."""
+        return self._answer is not None and not self._answer.done()
+
     async def answered(self, number: int, work: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the answer to a numbered request; a repeated request gets the same answer, without other effects.
 
@@ -65,7 +70,7 @@ class Session:
             return await asyncio.shield(self._answer)
         if number != self._last + 1:
             raise FrameError(f"the request has number {number}, and {self._last + 1} is the next", code="out_of_order")
-        if self._answer is not None and not self._answer.done():
+        if self.is_answering:
             raise FrameError("the request before is not answered: wait for its answer", code="out_of_order")
 
         async def run() -> bytes:

@@ -83,7 +83,7 @@ class TrainingData:
 
     @property
     def recipe(self) -> Recipe:
-        """What the data are: target, features, teacher and sampling of the first folder, prompts of all."""
+        """The recipe of the data: target, features, teacher and sampling of the first folder, prompts of all."""
         prompts = tuple(source for folder in self.folders for source in folder.manifest.recipe.prompts)
         return replace(self.folders[0].manifest.recipe, prompts=prompts)
 

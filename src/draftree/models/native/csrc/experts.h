@@ -115,7 +115,7 @@ INLINE void products_of_experts(const Work *work, const Experts *experts, const 
         for (; group >= (groups = groups_of(&linears[routing->used[i]])); i++) group -= groups;
         const int64_t expert = routing->used[i];
         Work own = work_of_expert(work, experts, expert);
-        if (target == TO_JOINT && work->decoder->format != INT8) own.inputs = own.mixed;
+        if (target == TO_JOINT && work->decoder->format < INT8) own.inputs = own.mixed;
         product_of_piece(&own, &linears[expert], routing->size[expert], group, target);
     }
 }
@@ -145,7 +145,7 @@ static void run_experts(Work *work, const Experts *experts, const float *norm, c
     const int64_t places = work->phases[phase + GATHER].pieces;
     EACH(place, places, phase + GATHER) write_place(work, experts, place, stream, norm);
     products_of_experts(work, experts, experts->gate_up, phase + GATE_UP, TO_MLP);
-    if (work->decoder->format == INT8)
+    if (work->decoder->format >= INT8)
         EACH(place, places, phase + DOWN_INPUT) write_place(work, experts, place, NULL, NULL);
     products_of_experts(work, experts, experts->down, phase + DOWN, TO_JOINT);
     EACH(row, work->rows, phase + MLP_POST_NORM) add_experts(work, experts, row);

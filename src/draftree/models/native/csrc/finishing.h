@@ -17,7 +17,10 @@ INLINE vf exact_gelu(vf x) {
 }
 
 INLINE vf activate(vf x, int64_t kind) {
-    if (kind == RELU) return choose(x < 0.0f, splat(0.0f), x); /* NaN stays */
+    if (kind == RELU || kind == RELU_SQUARED) {
+        x = choose(x < 0.0f, splat(0.0f), x); /* NaN stays */
+        return kind == RELU ? x : x * x;
+    }
     if (kind == GELU) return exact_gelu(x);
     /* gelu by tanh is x times the logistic of 2 sqrt(2 / pi) (x + 0.044715 x^3) */
     vf z = kind == SILU         ? x

@@ -238,10 +238,16 @@ static void store_row(const Work *work, const Layer *layer, int64_t row) {
     const int64_t dim = decoder->head_dim, width = (decoder->heads + 2 * decoder->kv_heads) * dim;
     float *query = work->wide + row * width, *key = query + decoder->heads * dim,
           *value = key + decoder->kv_heads * dim;
+    const float *query_norm = layer->query_norm, *key_norm = layer->key_norm;
+    if (decoder->has_joint_norms) {
+        if (query_norm != NULL) norm_row(work, query, decoder->heads * dim, query_norm, query);
+        if (key_norm != NULL) norm_row(work, key, decoder->kv_heads * dim, key_norm, key);
+        query_norm = key_norm = NULL;
+    }
     for (int64_t h = 0; h < decoder->heads; h++)
-        rotate_head(work, query + h * dim, layer->query_norm, row, layer->rope);
+        rotate_head(work, query + h * dim, query_norm, row, layer->rope);
     for (int64_t h = 0; h < decoder->kv_heads; h++) {
-        rotate_head(work, key + h * dim, layer->key_norm, row, layer->rope);
+        rotate_head(work, key + h * dim, key_norm, row, layer->rope);
         int64_t at = (pass->slot[row] * pass->slot_step + h * pass->places + pass->place[row]) *
                      kv_step(decoder);
         if (decoder->cache_format == INT8) {

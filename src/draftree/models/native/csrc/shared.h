@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, GROUPED = 3 };
-enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5 };
+enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, QUICK_GELU = 4, CLAMPED_SILU = 5, RELU_SQUARED = 6 };
 enum { MAX_EXPERTS = 1024 /* of a layer */ };
 enum { RMS_NORM = 0, LAYER_NORM = 1 };
 
@@ -122,6 +122,7 @@ typedef struct {
  *                 the norm after the sublayer before
  *   is_gated      whether perceptrons have gates
  *   is_parallel   whether attention and perceptron of a layer read the same residual stream
+ *   has_joint_norms   whether norms of queries and keys are over all heads together
  *   logit_cap     as score_cap, of logits
  *   gate_limit, gate_slope   of CLAMPED_SILU
  *   positions     [position][hidden], added to embeddings; NULL: none
@@ -159,6 +160,7 @@ typedef struct {
     FIELD(int64_t, is_post_norm) \
     FIELD(int64_t, is_gated) \
     FIELD(int64_t, is_parallel) \
+    FIELD(int64_t, has_joint_norms) \
     FIELD(float, logit_cap) \
     FIELD(float, gate_limit) \
     FIELD(float, gate_slope) \

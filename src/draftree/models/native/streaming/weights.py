@@ -18,7 +18,13 @@ from draftree.models.native.library import LANES, Library
 from draftree.models.native.streaming.budget import Placement, place
 from draftree.models.native.streaming.reader import Extent, LayerReader, WeightFile
 from draftree.models.native.streaming.store import WeightStore
-from draftree.models.native.streaming.structures import PRODUCTS, decoder_of, layer_of
+from draftree.models.native.streaming.structures import (
+    decoder_of,
+    experts_of,
+    layer_of,
+    places_of,
+    products_of,
+)
 from draftree.models.native.structures import CLayer, CLinear
 from draftree.models.native.unpacking import TYPES
 
@@ -49,16 +55,21 @@ class StreamedWeights:
         room = fixed + sum(sizes) if budget is None else budget
         self.placement: Placement = place(sizes, fixed=fixed, budget=room)
         self._file = WeightFile(store.file, is_cached=budget is None)
-        self._tail = self._read(store.tail)
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
         resident = self.placement.resident
+        kept = [store.tail, *(store.extents[layer] for layer in resident)]
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
-            buffers = pool.map(self._read, (store.extents[layer] for layer in resident))
+            # one piece of memory for all: huge pages of single layers would be partly empty
+            places = huge_pages(sum(extent.size for extent in kept)).split([extent.size for extent in kept])
+            self._tail, *buffers = pool.map(self._read, kept, places)
             self._resident = dict(zip(resident, buffers, strict=True))
         self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
+        self._experts = [experts_of(fields, self._address) for fields in store.layers]
+        for layer, experts in zip(self.layers, self._experts, strict=True):
+            layer.experts = None if experts is None else ctypes.addressof(experts)
         self.decoder = decoder_of(store.decoder, self.layers, self._address)
         self._relative = [
-            [fields[name]["weight"]["at"] - extent.start for name in PRODUCTS]
+            [place - extent.start for place in places_of(fields)]
             for fields, extent in zip(store.layers, store.extents, strict=True)
         ]
         for layer, buffer in self._resident.items():
@@ -147,8 +158,7 @@ class StreamedWeights:
         else:
             self._file.close()
 
-    def _read(self, extent: Extent) -> Tensor:
-        buffer = huge_pages(extent.size)
+    def _read(self, extent: Extent, buffer: Tensor) -> Tensor:
         self._file.read(extent, buffer)
         return buffer
 
@@ -178,5 +188,5 @@ class StreamedWeights:
 
     def _point(self, layer: int, buffer: Tensor) -> None:
         first = buffer.data_ptr()
-        for name, offset in zip(PRODUCTS, self._relative[layer], strict=True):
-            getattr(self.layers[layer], name).weight = first + offset
+        for product, offset in zip(products_of(self.layers[layer]), self._relative[layer], strict=True):
+            product.weight = first + offset

@@ -91,14 +91,30 @@ def require_source(source: Source, feature_shape: tuple[int, int] | None, *, kin
 
 
 @torch.inference_mode()
-def reference_logits(model: Any) -> ReferenceLogits:
+def encoded_probe(model: Any) -> Tensor:
+    """Return the encoder's hidden states of the probe source, shape (1, length, hidden), in the model's dtype."""
+    given = encoder_input(source_facts(model).probe_source, model.device, next(model.parameters()).dtype)
+    found: Tensor = model.get_encoder()(given).last_hidden_state
+    return found
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, hidden: Tensor | None = None) -> ReferenceLogits:
     """Score every branch of the small tree on the probe source by the model's own forward pass, without a cache.
 
     Args:
         model: the transformers model, before its attention is replaced.
+        hidden: the encoder's hidden states of that source; None to compute them.
     """
-    facts = source_facts(model)
-    given = encoder_input(facts.probe_source, model.device, next(model.parameters()).dtype)
+    if hidden is None:
+        probe = source_facts(model).probe_source
+        own: dict[str, Any] = {
+            model.main_input_name: encoder_input(probe, model.device, next(model.parameters()).dtype)
+        }
+    else:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        own = {"encoder_outputs": BaseModelOutput(last_hidden_state=hidden)}
     pad, vocab = getattr(model.config, "pad_token_id", None), int(model.config.vocab_size)
     # not the padding token: without a cache some families number the tokens after it differently
     usable = [token for token in range(3, vocab) if token != pad] or [0]
@@ -108,7 +124,7 @@ def reference_logits(model: Any) -> ReferenceLogits:
     branch: tuple[int, ...]
     for branch in BRANCHES:
         tokens = [*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]
-        read = {model.main_input_name: given, "decoder_input_ids": torch.tensor([tokens], device=model.device)}
+        read = own | {"decoder_input_ids": torch.tensor([tokens], device=model.device)}
         rows = model(**read, use_cache=False).logits[0, PREFIX_LENGTH - 1 :]
         logits[branch] = rows if rows.dtype == torch.float64 else rows.float()
     return ReferenceLogits(ids, logits)
