@@ -11,6 +11,7 @@ and measured passes, and compared with such runs, of which nothing enters the pr
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
 import statistics
@@ -132,12 +133,12 @@ def rows_of(
         recorder.run(llm, prompts[:1])
         fitted = [recorder.run(llm, [prompt])[1] for prompt in prompts[:half]]
         host = host_costs(fitted, recorder.run(llm, prompts[:half])[1], curve)
-        alone = [recorder.run(llm, [prompt]) for prompt in prompts[half:]]
-        again = [recorder.run(llm, [prompt]) for prompt in prompts[half:]]
+        turns = [[recorder.run(llm, [prompt]) for prompt in prompts[half:]] for _ in range(given.repeats)]
+        alone = turns[0]
         outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]
         measured = MeasuredDraft(host, outcomes)
         yield measured.line(draft)
-        settings = FleetSettings(**{name: getattr(host, name) for name in host.__dataclass_fields__})
+        settings = FleetSettings(host=host)
         for count in given.at_once:
             some = prompts[half : half + count]
             if count == 1:  # all texts of the half, one after another
@@ -145,7 +146,7 @@ def rows_of(
                     Fleet(curve, settings).run(requests_of_texts([len(p)], given.max_tokens, [o])).seconds
                     for p, o in zip(prompts[half:], outcomes, strict=True)
                 )
-                seconds = [sum(one for one, _, _ in runs) for runs in (alone, again)]
+                seconds = [sum(one for one, _, _ in runs) for runs in turns]
                 some, is_equal = prompts[half:], True
             else:
                 found = [recorder.run(llm, some) for _ in range(given.repeats)]
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--longest", type=int, default=300, help="longest prompt, in tokens")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantization")
     parser.add_argument("--threads", type=int)
@@ -197,6 +198,8 @@ def main() -> None:
     header = {"kind": "header", "date": now(), "machine": machine(loaded.model.device), "versions": versions()}
     header |= {"model": shown_name(given.model), "kernels": loaded.kernels, "threads": torch.get_num_threads()}
     header |= {"token_share": footprint.token / footprint.weights}
+    gc.collect()
+    gc.freeze()  # a full collection of these objects takes as long as several rounds
     with given.out.open("a", encoding="utf-8") as out:
         out.write(json.dumps(header) + "\n")
         for row in passes(loaded.model):

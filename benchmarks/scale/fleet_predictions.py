@@ -1,9 +1,11 @@
 """Predictions of the fleet simulator for servers that are not here: clients, replicas, round trips, tensor parallel.
 
-    python benchmarks/scale/fleet_predictions.py --measured FILE --clients FILE --out predictions.jsonl --plot FILE
+    python benchmarks/scale/fleet_predictions.py --measured FILE --clients FILE --host FILE \\
+        --out predictions.jsonl --plot FILE
 
 `--measured` is a file of `fleet.py`, whose recorded rounds and costs are this machine's. `--clients` is one of
-`verify_capacity.py`, whose recorded rounds are replayed on data sheets. Parts:
+`verify_capacity.py`, whose recorded rounds are replayed on data sheets. `--host` is one of `equal_latency.py`: its
+calibration gives the server's time for messages and steps in the part about networks. Parts:
 
     machine   one replica of this machine by the rate of requests, for every measured drafter
     fleet     an 8B model on H100: devices that thousands of clients need, each with a request a minute
@@ -21,10 +23,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
+from draftree.analysis.fleet.calibration import calibrated_costs
 from draftree.analysis.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
+from draftree.analysis.fleet.host import HostCosts
 from draftree.analysis.fleet.measured import Measurements
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings, quantile
+from draftree.analysis.fleet.result import quantile
+from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.sizing import Demand, Plan, shape_of, simulated
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 from draftree.bench.dark_svg import save_svg
@@ -119,7 +123,8 @@ def of_tensor_parallel(arms: dict[str, Rounds]) -> Iterator[dict[str, Any]]:
         for name, rounds in arms.items():
             for crowd in (1, 16, 64, 256):
                 requests = crowd_of(crowd, rounds)
-                result = Fleet(curve, FleetSettings(max_batch=crowd, overhead=OVERHEAD, prefill_busy=512)).run(requests)
+                settings = FleetSettings(max_batch=crowd, host=HostCosts(overhead=OVERHEAD), prefill_busy=512)
+                result = Fleet(curve, settings).run(requests)
                 rows = crowd * (1 + round(statistics.fmean(one.nodes for one in rounds)))
                 yield {
                     "part": "tensor",
@@ -140,31 +145,33 @@ def crowd_of(count: int, rounds: Rounds) -> list[SimulatedRequest]:
     return found
 
 
-def over_networks(arms: dict[str, Rounds]) -> Iterator[dict[str, Any]]:
+def over_networks(arms: dict[str, Rounds], host: HostCosts) -> Iterator[dict[str, Any]]:
     """Time per token of a text, as the client sees it, by clients and round trip."""
     curve = roofline(SIZE, "h100", 1)
     for crowd in CROWDS:
         yield {"part": "network", "arm": "streams", "clients": crowd, "rtt_ms": None} | {
-            "ms_per_token": seen(curve, crowd, PLAIN, None)
+            "ms_per_token": seen(curve, crowd, PLAIN, None, host)
         }
         for name, rounds in arms.items():
             if name != "none":
                 for trip in TRIPS:
                     yield {"part": "network", "arm": name, "clients": crowd, "rtt_ms": 1000 * trip} | {
-                        "ms_per_token": seen(curve, crowd, rounds, trip)
+                        "ms_per_token": seen(curve, crowd, rounds, trip, host)
                     }
 
 
-def seen(curve: PassCurve, crowd: int, rounds: Rounds, trip: float | None) -> float:
-    """Mean milliseconds per token of whole texts."""
-    requests = crowd_of(crowd, rounds)
-    settings = FleetSettings(max_batch=4096, overhead=OVERHEAD, round_trip=trip, prefill_busy=512)
-    ends = Fleet(curve, settings).run(requests).by_request
-    if trip is None:
-        return round(1000 * statistics.fmean(streamed_seconds(end, 0.0) for end in ends) / TOKENS, 3)
-    first = [one.outcomes[0].draft_seconds for one in requests]
-    each = [client_seconds(end, trip, draft_seconds=draft) for end, draft in zip(ends, first, strict=True)]
-    return round(1000 * statistics.fmean(each) / TOKENS, 3)
+def seen(curve: PassCurve, crowd: int, rounds: Rounds, trip: float | None, host: HostCosts) -> float:
+    """Mean milliseconds per token of whole texts, of devices that draft, or with None that read without a network."""
+    settings = FleetSettings(
+        max_batch=4096,
+        host=host,
+        opens=True,
+        round_trip=trip,
+        read_trip=0.0 if trip is None else None,
+        prefill_busy=512,
+    )
+    ends = Fleet(curve, settings).run(crowd_of(crowd, rounds)).by_request
+    return round(1000 * (statistics.fmean(ends) + (trip or 0.0)) / TOKENS, 3)
 
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
@@ -191,15 +198,21 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     save_svg(figure, file)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
 def main() -> None:
     """Predict and write rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measured", type=Path, required=True)
     parser.add_argument("--clients", type=Path, required=True)
+    parser.add_argument("--host", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--plot", type=Path)
     given = parser.parse_args()
-    recorded = [json.loads(line) for line in given.clients.read_text("utf-8").splitlines()]
+    recorded = read_rows(given.clients)
     device: dict[str, Rounds] = {"none": PLAIN}
     server: dict[str, Rounds] = {"none": PLAIN}
     for row in recorded:
@@ -213,7 +226,7 @@ def main() -> None:
         *on_this_machine(Measurements.read(given.measured)),
         *of_fleets(server),
         *of_tensor_parallel(server),
-        *over_networks(device),
+        *over_networks(device, calibrated_costs(read_rows(given.host))),
     ]
     with given.out.open("w", encoding="utf-8") as out:
         for row in recorded:

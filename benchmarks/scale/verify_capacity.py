@@ -3,7 +3,8 @@
     python benchmarks/scale/verify_capacity.py record MODEL --prompts FILE --draft SPEC --texts texts.jsonl
     python benchmarks/scale/verify_capacity.py run MODEL --texts texts.jsonl --devices 1 2 4 8 --rtt 0 50 --out FILE
 
-`record` writes texts on this machine, one by one, with the draft of every round. `run` starts a verify server, and
+`record` writes texts on this machine, one by one, with the draft of every round; with `--patterns` all at once, with
+drafts of as many right and wrong tokens as in an earlier recording. `run` starts a verify server, and
 devices that send these drafts: a device waits for as long as its draft and the network take, and computes nothing, as
 if it had a processor of its own. Each device writes one text; the texts of plain devices are written by the server
 alone. Texts of one device without a round trip calibrate the server's and the device's time per round besides the
@@ -17,72 +18,46 @@ import asyncio
 import json
 import statistics
 import sys
-import time
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from websockets.asyncio.client import connect
 
 sys.path.insert(0, str(Path(__file__).parent))
-from end_and_cloud import served, shown_spec
+from devices import Device, Recording, Text, read_patterns, replayed, run_devices
+from end_and_cloud import served
 from fleet import passes
 
 from draftree import LLM, SamplingParams
 from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
 from draftree.analysis.fleet.curves import MeasuredCurve
+from draftree.analysis.fleet.host import HostCosts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
+from draftree.analysis.fleet.workload import PLAIN, SimulatedRequest
 from draftree.bench.provenance import machine, now, shown_name, versions
 from draftree.bench.workload import encode, read_workload
-from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.loading.load import load_model
-from draftree.remote.protocol import VERSION, DraftedText, decode, pack_draft, unpack_walk
-from draftree.remote.protocol import encode as to_frame
-from draftree.remote.requests import sendable_params
-
-GREEDY = SamplingParams(temperature=0, ignore_eos=True)
-
-
-@dataclass(frozen=True)
-class Text:
-    """A recorded text.
-
-    Attributes:
-        prompt: its tokens.
-        output: the text.
-        trees: drafted tokens and parents of every round.
-        written: tokens of every round.
-    """
-
-    prompt: list[int]
-    output: list[int]
-    trees: list[TokenTree]
-    written: list[int]
-
-    def outcomes(self, draft_seconds: float) -> tuple[RoundOutcome, ...]:
-        """Return the outcomes for the simulator."""
-        return tuple(
-            RoundOutcome(len(tree), count, draft_seconds) for tree, count in zip(self.trees, self.written, strict=True)
-        )
 
 
 def record(given: argparse.Namespace) -> None:
     """Write the texts with their drafts to a file."""
     records: list[RoundRecord] = []
-    llm = LLM(given.model, given.draft, plan="fixed", quantization=given.quantization, on_round=records.append)
+    draft = None if given.patterns else given.draft
+    plan = None if draft is None else "fixed"
+    llm = LLM(given.model, draft, plan=plan, quantization=given.quantization, on_round=records.append)
     assert llm.tokenizer is not None, "it was loaded by name"
     tasks = read_workload(given.prompts).choose(tuple(given.category), given.limit).tasks
+    prompts = [ids for ids in (encode(task, llm.tokenizer)[0] for task in tasks) if len(ids) <= given.longest]
     with given.texts.open("w", encoding="utf-8") as out:
-        for task in tasks:
-            ids = encode(task, llm.tokenizer)[0]
-            if len(ids) > given.longest:
-                continue
+        if given.patterns:
+            for text in replayed(llm, prompts, given.tokens, read_patterns(given.patterns)):
+                rounds = [[t.tokens, t.parents, count] for t, count in zip(text.trees, text.written, strict=True)]
+                line = {"prompt": text.prompt, "output": text.output, "draft": f"as in {given.patterns.name}"}
+                out.write(json.dumps(line | {"rounds": rounds, "draft_ms": 0.0}) + "\n")
+            return
+        for ids in prompts:
             records.clear()
             llm.forget()
             params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=given.tokens)
@@ -92,120 +67,15 @@ def record(given: argparse.Namespace) -> None:
             line["rounds"] = [[list(row.tree.tokens), list(row.tree.parents), row.num_written] for row in rows]
             line["draft_ms"] = statistics.median(1000 * one.draft_seconds for one in records)
             out.write(json.dumps(line) + "\n")
-            print(f"{task.category}: {len(rows)} rounds, {given.tokens / len(rows):.2f} tokens each", file=sys.stderr)
+            print(f"{len(rows)} rounds, {given.tokens / len(rows):.2f} tokens each", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class Recording:
-    """Texts of one drafter.
-
-    Attributes:
-        draft: its spec.
-        draft_seconds: of a round.
-        texts: the texts.
-    """
-
-    draft: str
-    draft_seconds: float
-    texts: list[Text]
-
-    @classmethod
-    def read(cls, path: Path, milliseconds: float | None) -> Recording:
-        """Read a file; its drafts take the median of the recorded times, unless milliseconds are given."""
-        found, times = [], []
-        for line in path.read_text("utf-8").splitlines():
-            row = json.loads(line)
-            trees = [TokenTree(tuple(tokens), tuple(parents)) for tokens, parents, _ in row["rounds"]]
-            found.append(Text(row["prompt"], row["output"], trees, [one[2] for one in row["rounds"]]))
-            times.append(row["draft_ms"])
-        return cls(
-            shown_spec(row["draft"]), (statistics.median(times) if milliseconds is None else milliseconds) / 1000, found
-        )
-
-    def line(self) -> dict[str, Any]:
-        """Return what a simulation needs."""
-        rounds = [[[len(t), n] for t, n in zip(x.trees, x.written, strict=True)] for x in self.texts]
-        found = {"kind": "texts", "draft": self.draft, "draft_ms": 1000 * self.draft_seconds, "rounds": rounds}
-        return found | {"prompt_tokens": [len(x.prompt) for x in self.texts], "output": len(self.texts[0].output)}
-
-
-class Device:
-    """A device that replays a text.
-
-    Args:
-        url: of the server.
-        text: what it writes.
-        round_trip: seconds on the network.
-        draft_seconds: that its drafts would take.
-    """
-
-    def __init__(self, url: str, text: Text, *, round_trip: float, draft_seconds: float) -> None:
-        self._url, self._text = url.replace("http", "ws", 1) + "/v1/verify", text
-        self._trip, self._draft = round_trip, draft_seconds
-        self._number = 0
-        self.passed: list[float] = []
-        """Seconds of the server's passes."""
-
-    async def run(self, start: asyncio.Event, *, drafts: bool) -> float:
-        """Write the text; return the seconds from the start to the last token."""
-        async with connect(self._url, compression=None, proxy=None) as self._socket:
-            await self._ask({"t": "hello", "v": VERSION, "model": None}, delay=False)
-            await start.wait()
-            begin = time.perf_counter()
-            text = self._text
-            await self._ask(
-                {
-                    "t": "open", "text": 1, "prompt": text.prompt, "output": [], "params": sendable_params(GREEDY),
-                    "seed": 0, "limit": len(text.output), "plain": not drafts,
-                }
-            )  # fmt: skip
-            found = await (self._drafted() if drafts else self._read())
-            seconds = time.perf_counter() - begin
-            assert found == text.output, "the server writes the recorded text"
-            await self._ask({"t": "bye"}, delay=False)
-            return seconds
-
-    async def _drafted(self) -> list[int]:
-        known = list(self._text.prompt)
-        for tree in self._text.trees:
-            await asyncio.sleep(self._draft)
-            crc = zlib.crc32(np.asarray(known, dtype="<i4").tobytes())
-            reply = await self._ask({"t": "verify", "x": [pack_draft(DraftedText(1, len(known), crc, tree))]})
-            walk = unpack_walk(reply["x"][0])
-            self.passed.append(reply["us"][1] * 1e-6)
-            known += [*(tree.tokens[node] for node in walk.path), walk.bonus]
-        return known[len(self._text.prompt) :][: len(self._text.output)]
-
-    async def _read(self) -> list[int]:
-        found: list[int] = []
-        while len(found) < len(self._text.output):
-            found += (await self._ask({"t": "read", "text": 1, "start": len(found)}))["x"]
-        return found
-
-    async def _ask(self, message: dict[str, Any], *, delay: bool = True) -> dict[str, Any]:
-        if message["t"] != "hello":
-            self._number += 1
-            message["id"] = self._number
-        if delay:
-            await asyncio.sleep(self._trip / 2)
-        await self._socket.send(to_frame(message))
-        reply = decode(await self._socket.recv(decode=False), max_bytes=1 << 22)
-        assert reply["t"] != "error", reply
-        if delay:
-            await asyncio.sleep(self._trip / 2)
-        return reply
-
-
-async def measured(
+def measured(
     url: str, texts: Sequence[Text], *, rtt: float, draft: float, drafts: bool
 ) -> tuple[list[float], list[float]]:
     """Seconds of every device, and of the server's passes."""
     devices = [Device(url, text, round_trip=rtt, draft_seconds=draft) for text in texts]
-    start = asyncio.Event()
-    tasks = [asyncio.create_task(device.run(start, drafts=drafts)) for device in devices]
-    await asyncio.sleep(0.2)
-    start.set()
-    seconds = list(await asyncio.gather(*tasks))
+    seconds = asyncio.run(run_devices(devices, [0.0] * len(devices), drafts=drafts))
     return seconds, [one for device in devices for one in device.passed]
 
 
@@ -257,7 +127,7 @@ def rows(
 
     def run(of: Recording, count: int, rtt: float, *, drafts: bool) -> tuple[list[float], list[float]]:
         texts = [of.texts[place % len(of.texts)] for place in range(count)]
-        return asyncio.run(measured(url, texts, rtt=rtt, draft=of.draft_seconds, drafts=drafts))
+        return measured(url, texts, rtt=rtt, draft=of.draft_seconds, drafts=drafts)
 
     first = recordings[0]
     run(first, 1, 0.0, drafts=True)
@@ -274,7 +144,9 @@ def rows(
                 rtt = milliseconds / 1000
                 seconds, _ = run(of, count, rtt, drafts=drafts)
                 settings = FleetSettings(
-                    overhead=server, round_trip=rtt if drafts else None, client_overhead=device if drafts else 0.0
+                    host=HostCosts(overhead=server),
+                    round_trip=rtt if drafts else None,
+                    client_overhead=device if drafts else 0.0,
                 )
                 some = [of.texts[place % len(of.texts)] for place in range(count)]
                 expected = simulated(curve, some, settings, rtt=rtt, draft=of.draft_seconds)
@@ -337,7 +209,9 @@ def main() -> None:
     first.add_argument("--category", action="append", default=[])
     first.add_argument("--limit", type=int, default=1)
     first.add_argument("--longest", type=int, default=200, help="longest prompt, in tokens")
-    first.add_argument("--draft", required=True)
+    drafts = first.add_mutually_exclusive_group(required=True)
+    drafts.add_argument("--draft")
+    drafts.add_argument("--patterns", type=Path, help="results whose drafted and accepted numbers of tokens are taken")
     first.add_argument("--tokens", type=int, default=32)
     first.add_argument("--texts", type=Path, required=True)
     second.add_argument("--texts", type=Path, nargs="+", required=True)

@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from draftree.analysis.fleet.calibration import calibrated_costs
 from draftree.analysis.fleet.curves import DEVICES
-from draftree.analysis.fleet.measured import HostCosts, Measurements
-from draftree.analysis.fleet.simulation import quantile
+from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.measured import Measurements
+from draftree.analysis.fleet.result import quantile
 from draftree.analysis.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
 from draftree.analysis.trace import read_trace
@@ -76,6 +78,13 @@ def plan(
             rich_help_panel=FLEET,
         ),
     ] = None,
+    host: Annotated[
+        Path | None,
+        typer.Option(
+            help="Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.",
+            rich_help_panel=FLEET,
+        ),
+    ] = None,
     max_batch: Annotated[
         int | None,
         typer.Option(help=f"Sequences of a batch, with --measured; default {MAX_BATCH}.", rich_help_panel=FLEET),
@@ -106,11 +115,11 @@ def plan(
         per_token=None if per_token_ms is None else per_token_ms / 1000,
     )
     require_used(found_file, device=device, devices=devices, max_batch=max_batch)
+    costs = host_costs_of(host, draft, found_file)
     if found_file is None:
-        found = plans(demand, device or DEVICE, devices)
+        found = plans(demand, device or DEVICE, devices, host=costs)
     else:
-        host = USUAL_HOST if draft is None else found_file.draft(draft).host
-        found = measured_plans(demand, found_file, devices=devices, max_batch=max_batch or MAX_BATCH, host=host)
+        found = measured_plans(demand, found_file, devices=devices, max_batch=max_batch or MAX_BATCH, host=costs)
     if as_json:
         typer.echo(json.dumps([_numbers(one) for one in found], indent=2))
         return
@@ -123,6 +132,17 @@ def plan(
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     source = "data sheets and assumed efficiencies" if measured is None else f"passes measured in {measured}"
     typer.echo(f"a simulation of {len(found[0].result.first_token)} requests from {source}; nothing was run")
+
+
+def host_costs_of(path: Path | None, draft: str | None, measured: Measurements | None) -> HostCosts:
+    """Return the costs of the host: those of a file, of a measured drafter, or the usual ones."""
+    if path is not None:
+        try:
+            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
+        return calibrated_costs(rows)
+    return USUAL_HOST if draft is None or measured is None else measured.draft(draft).host
 
 
 def require_used(measured: Measurements | None, *, device: str | None, devices: int, max_batch: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -194,6 +195,7 @@ class Loading:
             try:
                 models = self._load()
                 asyncio.run(warm_up(models))
+                exempt_from_collections()
             except BaseException as error:
                 self.error = error
                 self._server.should_exit = True
@@ -219,3 +221,12 @@ async def warm_up(models: Sequence[ServedModel]) -> None:
             async for _ in submission:
                 pass
         await model.llm.forget(learned=False)
+
+
+def exempt_from_collections() -> None:
+    """Exempt all objects that exist from garbage collection: libraries and models live as long as the server.
+
+    A full collection visits them all and stops every thread meanwhile, with torch for a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()

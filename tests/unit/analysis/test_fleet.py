@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from draftree.analysis.fleet.curves import DEVICES, MeasuredCurve, RooflineCurve, between
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings, quantile
+from draftree.analysis.fleet.result import quantile
+from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.sizing import Demand, parse_parameters, plans, shape_of
 from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest, mean_outcomes, poisson
 from draftree.core.errors import ConfigurationError

@@ -9,7 +9,8 @@ import pytest
 
 from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
 from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.measured import HostCosts, MeasuredDraft, Measurements, host_costs, requests_of_texts
+from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.measured import MeasuredDraft, Measurements, host_costs, requests_of_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
 from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader
@@ -74,7 +75,7 @@ def test_rows_that_only_read_a_prompt_have_costs_of_their_own() -> None:
 def test_drafts_for_a_batch_cost_a_share_of_drafts_one_after_another() -> None:
     requests = requests_of_texts([1, 1, 1], 4, [(RoundOutcome(1, 2, 0.5),)] * 3)
     for share, draft in ((0.0, 0.5), (0.25, 0.75), (1.0, 1.5)):
-        found = Fleet(Flat(), FleetSettings(draft_share=share)).run(requests)
+        found = Fleet(Flat(), FleetSettings(host=HostCosts(draft_share=share))).run(requests)
         assert found.seconds == pytest.approx(2 * (1 + draft))
 
 

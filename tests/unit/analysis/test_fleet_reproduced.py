@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,15 @@ import pytest
 
 from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
 from draftree.analysis.fleet.measured import Measurements, requests_of_texts
+from draftree.analysis.fleet.measured_clients import MeasuredClients, cases_of, mean_of
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.sizing import Demand, simulated
-from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
+from draftree.analysis.fleet.workload import PLAIN
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 FLEET = RESULTS / "fleet-smollm2.jsonl"
 CLOUD = RESULTS / "end-and-cloud-smollm2.jsonl"
-PACED = RESULTS / "fleet-devices-paced.jsonl"
-EQUAL = {
-    "equal-latency-paced.jsonl": {("drafts", 0, 16), ("drafts", 50, 32)},
-    "equal-latency-paced-longer.jsonl": {("drafts", 0, 48)},
-}
-"""Runs, and their points beyond ten percent. In the run with ten times the texts 16 devices are within two percent.
-With 48 devices the server's core is busy with messages, which the model counts by sequence and not by tree."""
+EQUAL = RESULTS / "equal-latency-paced.jsonl"
 WITHIN = 0.10
 
 
@@ -36,7 +30,7 @@ def lines(path: Path, kind: str) -> list[dict[str, Any]]:
 DRAFTS = ("none", "suffix", "head:smollm2-135m-instruct+suffix", "head:smollm2-135m-instruct")
 POINTS = [(draft, at_once) for draft in DRAFTS for at_once in (1, 2, 4, 8)]
 ONCE = ("head:smollm2-135m-instruct+suffix", 1)
-"""Measured once and not again: 14% above the prediction, the only point beyond 10%."""
+"""Measured once and not again: 14% above the prediction."""
 
 
 @pytest.mark.parametrize(("draft", "at_once"), [point for point in POINTS if point != ONCE])
@@ -47,10 +41,7 @@ def test_measured_batches_are_reproduced_within_ten_percent(draft: str, at_once:
     own = measured.draft(draft)
     (run,) = [row for row in lines(FLEET, "run") if (row["draft"], row["at_once"]) == (draft, at_once)]
     assert run["equal"], "the texts do not depend on the batch"
-    host = own.host
-    settings = FleetSettings(
-        overhead=host.overhead, overhead_per_sequence=host.overhead_per_sequence, draft_share=host.draft_share
-    )
+    settings = FleetSettings(host=own.host)
     groups = [[place] for place in range(8)] if at_once == 1 else [list(range(at_once))]
     expected = 0.0
     for group in groups:
@@ -72,6 +63,30 @@ def test_plans_are_true_at_a_measured_point(draft: str) -> None:
     host = measured.draft(draft).host
     result = simulated(demand, measured.curve, device="", width=1, replicas=1, max_batch=8, host=host).result
     assert abs(sum(result.by_request) / result.tokens / wanted - 1) < WITHIN
+
+
+AGAIN = RESULTS / "fleet-smollm2-one-thread.jsonl"
+"""Measured again with one thread, three runs each. Runs of the head and `suffix` were disturbed: they differ by 21%."""
+DRAFTS_AGAIN = ("none", "suffix", "head:smollm2-135m-instruct")
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4, 8])
+@pytest.mark.parametrize("draft", DRAFTS_AGAIN)
+def test_medians_of_three_runs_are_reproduced_within_ten_percent(draft: str, at_once: int, tmp_path: Path) -> None:
+    """Each drafter has a section of the file, with passes of its own."""
+    sections = ("\n" + AGAIN.read_text("utf-8")).split('\n{"kind": "header"')[1:]
+    (section,) = [one for one in sections if f'"kind": "draft", "draft": "{draft}"' in one]
+    path = tmp_path / "section.jsonl"
+    path.write_text('{"kind": "header"' + section, "utf-8")
+    (run,) = [row for row in lines(path, "run") if row["at_once"] == at_once]
+    assert len(run["seconds"]) == 3
+    measured = Measurements.read(path)
+    own, expected = measured.draft(draft), 0.0
+    for group in [[place] for place in range(8)] if at_once == 1 else [list(range(at_once))]:
+        prompts = [run["prompt_tokens"][place] for place in group]
+        requests = requests_of_texts(prompts, run["output"], [own.texts[place] for place in group])
+        expected += Fleet(measured.curve, FleetSettings(host=own.host)).run(requests).seconds
+    assert abs(expected / statistics.median(run["seconds"]) - 1) < WITHIN
 
 
 def device_runs() -> dict[str, dict[float, dict[str, Any]]]:
@@ -108,65 +123,24 @@ def test_texts_of_a_device_that_drafts_are_reproduced_within_ten_percent() -> No
             assert abs(expected / measured - 1) < WITHIN, (place, trip)
 
 
-class Paced:
-    """Passes of a given time, with a part for each row."""
-
-    def __init__(self, fixed: float, row: float) -> None:
-        self._fixed, self._row = fixed, row
-
-    def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
-        return self._fixed + self._row * rows
+PACED_ROWS = [json.loads(line) for line in EQUAL.read_text("utf-8").splitlines()]
+CASES = cases_of(PACED_ROWS)
 
 
-def test_several_devices_of_a_paced_server_are_reproduced_within_ten_percent() -> None:
-    """One device without a round trip calibrates. The last four runs were disturbed by other programs: the streams of
-    these runs took 11 to 21% longer than the same passes without a round trip."""
-    rows = [json.loads(line) for line in PACED.read_text("utf-8").splitlines()]
-    head, host, runs = rows[0], rows[1], rows[2:]
-    curve = Paced(head["pass_ms"] / 1000, head["row_ms"] / 1000)
-    draft = host["draft_ms"] / 1000
-    kept = [row for row in runs if row["rtt_ms"] == 0 or row["devices"] <= 4]
-    assert len(kept) == 16
-    for row in kept:
-        drafts, trip, count = row["arm"] == "drafts", row["rtt_ms"] / 1000, row["devices"]
-        settings = FleetSettings(max_batch=64, overhead=host["overhead"])
-        texts = [[RoundOutcome(nodes, tokens, draft) for nodes, tokens in head["rounds"][n]] for n in range(count)]
-        requests = requests_of_texts([head["prompt_tokens"]] * count, head["output"], texts if drafts else ())
-        if drafts:
-            beside = host["client_overhead"]
-            settings = replace(settings, round_trip=trip, client_overhead=beside, jitter=0.003)
-            ends = Fleet(curve, settings).run(requests).by_request
-            seen = [client_seconds(end, trip, draft_seconds=draft, client_overhead=beside) for end in ends]
-        else:
-            seen = [streamed_seconds(end, trip) for end in Fleet(curve, settings).run(requests).by_request]
-        expected = 1000 * statistics.fmean(seen) / head["output"]
-        assert abs(expected / row["ms_per_token"] - 1) < WITHIN, row
+@pytest.fixture(scope="module")
+def clients() -> MeasuredClients:
+    """The simulation, calibrated from CPU times of runs that are no cases."""
+    return MeasuredClients.of_paced(PACED_ROWS)
 
 
-@pytest.mark.parametrize("name", EQUAL)
-def test_clients_of_a_server_with_its_own_core_are_reproduced_within_ten_percent(name: str) -> None:
-    """Devices replay recorded drafts on another core. Texts of one client and of twelve readers calibrate the host."""
-    rows = [json.loads(line) for line in (RESULTS / name).read_text("utf-8").splitlines()]
-    head, host, runs = rows[0], rows[1], rows[2:]
-    curve = Paced(*(one / 1000 for one in head["paced_ms"]))
-    draft, texts = host["draft_ms"] / 1000, head["rounds"]
-    kept = [row for row in runs if (row["arm"], row["rtt_ms"], row["clients"]) not in EQUAL[name]]
-    assert len(runs) - len(kept) == len(EQUAL[name])
-    for row in kept:
-        trip, is_drafted, place, seen = row["rtt_ms"] / 1000, row["arm"] == "drafts", 0, []
-        settings = FleetSettings(max_batch=64, overhead=host["step"], overhead_per_sequence=host["sequence"])
-        if is_drafted:
-            settings = replace(settings, round_trip=trip, client_overhead=host["client"], gathers=True)
-        for offsets in row["offsets"]:
-            requests = []
-            for number, offset in enumerate(offsets, place):
-                rounds = [RoundOutcome(nodes, tokens, draft) for nodes, tokens in texts[number % len(texts)]]
-                requests.append(SimulatedRequest(offset, 1, head["output"], rounds if is_drafted else PLAIN))
-            place += len(offsets)
-            ends = Fleet(curve, settings).run(requests).by_request
-            if is_drafted:
-                seen += [client_seconds(end, trip, draft_seconds=draft, client_overhead=host["client"]) for end in ends]
-            else:
-                seen += [streamed_seconds(end, trip) for end in ends]
-        expected = 1000 * statistics.fmean(seen) / head["output"]
-        assert abs(expected / row["mean"] - 1) < WITHIN, {key: row[key] for key in ("arm", "rtt_ms", "clients", "mean")}
+def test_all_numbers_of_clients_were_measured() -> None:
+    counts = (1, 2, 4, 8, 16, 32, 48)
+    assert set(CASES) == {(arm, trip, n) for arm in ("drafts", "streams") for trip in (0.0, 50.0) for n in counts}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clients_of_a_server_with_its_own_core_are_reproduced_within_ten_percent(
+    case: tuple[str, float, int], clients: MeasuredClients
+) -> None:
+    """Devices replay recorded drafts on another core."""
+    assert abs(clients.simulated_mean(CASES[case]) / mean_of(CASES[case]) - 1) < WITHIN

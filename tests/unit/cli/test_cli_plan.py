@@ -50,6 +50,21 @@ def test_measured_passes_replace_the_data_sheet(capsys: pytest.CaptureFixture[st
     assert found[-1]["device"] == "measured"
 
 
+def test_messages_of_devices_count_with_measured_costs_of_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--nodes", "4", "--tokens-per-round", "2.5", "--round-trip-ms", "20", "--devices", "1", "--json"]
+    times = []
+    for host in ([], ["--host", str(RESULTS / "equal-latency-paced.jsonl")]):
+        assert run(["plan", "--model-size", "8B", "--rate", "20", "--output", "100", *options, *host]) == 0
+        times.append(json.loads(capsys.readouterr().out)[0]["seconds_per_token"]["0.5"])
+    assert times[0] != times[1]
+
+
+@pytest.mark.parametrize("name", ["costs-smollm2.jsonl", "missing.jsonl"])
+def test_files_without_costs_of_the_host_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*DEMAND, "--host", str(RESULTS / name)]) != 0
+    assert "calibration" in (found := capsys.readouterr().err) or "cannot be read" in found
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

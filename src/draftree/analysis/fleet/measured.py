@@ -15,26 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from draftree.analysis.fleet.curves import MeasuredCurve, PassCurve
+from draftree.analysis.fleet.host import HostCosts
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 from draftree.analysis.trace import Trace, TracedRound
 from draftree.core.errors import ConfigurationError, suggestion
 
-__all__ = ["HostCosts", "MeasuredDraft", "Measurements", "host_costs", "requests_of_texts"]
-
-
-@dataclass(frozen=True, slots=True)
-class HostCosts:
-    """Time of a step besides the pass. Seconds.
-
-    Attributes:
-        overhead: of every step.
-        overhead_per_sequence: that each sequence adds.
-        draft_share: cost of drafting for a further sequence, as a share of drafting for it alone.
-    """
-
-    overhead: float = 0.0
-    overhead_per_sequence: float = 0.0
-    draft_share: float = 0.0
+__all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts"]
 
 
 def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> HostCosts:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftree.analysis.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
-from draftree.analysis.fleet.measured import HostCosts
-from draftree.analysis.fleet.simulation import Fleet, FleetResult, FleetSettings, quantile
+from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.result import FleetResult, quantile
+from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import RoundOutcome, mean_outcomes, poisson
 from draftree.core.errors import ConfigurationError, suggestion
 
@@ -148,10 +149,16 @@ def shape_of(parameters: float) -> tuple[int, int, float]:
     return round(layers), round(hidden), token * scale
 
 
-def plans(demand: Demand, device: str, devices: int) -> list[Plan]:
+def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_HOST) -> list[Plan]:
     """Return the smallest fleet for each number of devices per replica, of at most `devices` devices.
 
     A fleet that does not serve the demand has a reason; none is returned if the weights fit into no replica.
+
+    Args:
+        demand: what it serves.
+        device: name of the device.
+        devices: number of devices at most.
+        host: time of each server besides passes.
 
     Raises:
         ConfigurationError: an unknown device, or no device.
@@ -162,13 +169,13 @@ def plans(demand: Demand, device: str, devices: int) -> list[Plan]:
         raise ConfigurationError(f"devices are {devices}: there must be at least one")
     found, width = [], 1
     while width <= min(devices, 8):
-        plan = _smallest(demand, device, width, devices // width)
+        plan = _smallest(demand, device, width, devices // width, host)
         found += [] if plan is None else [plan]
         width *= 2
     return found
 
 
-def _smallest(demand: Demand, device: str, width: int, most: int) -> Plan | None:
+def _smallest(demand: Demand, device: str, width: int, most: int, host: HostCosts) -> Plan | None:
     own = DEVICES[device]
     layers, hidden, token_bytes = shape_of(demand.parameters)
     weights = demand.parameters * demand.bits / 8
@@ -179,7 +186,7 @@ def _smallest(demand: Demand, device: str, width: int, most: int) -> Plan | None
     curve = RooflineCurve(own, width, demand.parameters, weights, token_bytes, layers, hidden)
 
     def of(replicas: int) -> Plan:
-        return simulated(demand, curve, device=device, width=width, replicas=replicas, max_batch=max_batch)
+        return simulated(demand, curve, device=device, width=width, replicas=replicas, max_batch=max_batch, host=host)
 
     least, best = 1, of(most)
     if best.reason:
@@ -214,15 +221,13 @@ def simulated(
         width: devices of a replica.
         replicas: number of replicas.
         max_batch: sequences that run at once in each.
-        host: time of a step besides the pass.
+        host: time of each server besides passes; messages count if clients draft.
         count: number of simulated requests.
     """
     settings = FleetSettings(
         replicas=replicas,
         max_batch=max_batch,
-        overhead=host.overhead,
-        overhead_per_sequence=host.overhead_per_sequence,
-        draft_share=host.draft_share,
+        host=host,
         round_trip=demand.round_trip,
         prefill_busy=512,
     )

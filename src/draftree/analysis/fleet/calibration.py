@@ -1,0 +1,112 @@
+"""Costs of a server's host from CPU times of its threads in calibration runs. No torch.
+
+`benchmarks/scale/equal_latency.py --calibrate` writes them: few clients that read, or draft, with the CPU seconds of
+the event loop and of the engine besides passes, and counts of steps, sequences, trees, rows and messages. The costs are
+the least-squares solution without negative values; every run counts by its relative error. Latencies are not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draftree.analysis.fleet.host import HostCosts
+from draftree.core.errors import ConfigurationError
+
+__all__ = ["calibrated_costs"]
+
+Run = Mapping[str, Any]
+
+
+def calibrated_costs(rows: Sequence[Run]) -> HostCosts:
+    """Return the costs that explain the CPU times of calibration runs.
+
+    Args:
+        rows: lines of a results file; those of other kinds do not count.
+
+    Raises:
+        ConfigurationError: no runs of clients that open texts, that read and that draft, one and several at a time.
+    """
+    runs = [row for row in rows if row.get("kind") == "calibration"]
+    opened = [row for row in runs if row["arm"] == "openings"]
+    written = [row for row in runs if row["arm"] != "openings"]
+    kinds = {(row["arm"] == "streams", row["clients"] > 1) for row in written}
+    if not opened or len(kinds) < 4:
+        raise ConfigurationError(
+            "the file has no calibration of readers and devices, one and several: run equal_latency.py --calibrate"
+        )
+    openings = _sums(opened)
+    session = {name: value / openings["opened"] for name, value in openings.items()}
+    engine = _solve(
+        [[m["passes"], m["sequences"], m.get("trees", 0.0), m["rows"]] for m in map(_meters, written)],
+        [m["before"] + m["after"] for m in map(_meters, written)],
+    )
+    sums = [_besides_sessions(row, session) for row in written]
+    loop = _solve(
+        [
+            [m["woken"], m.get("trees", 0.0), m.get("reads", 0.0), _updates(row)]
+            for row, m in zip(written, sums, strict=True)
+        ],
+        [m["loop"] for m in sums],
+    )
+    alone = [row for row in written if row["clients"] == 1]
+    tree, verdict = (sum(_meters(row).get(name, 0.0) for row in alone) for name in ("tree", "tree_reply"))
+    read, tokens = (sum(_meters(row).get(name, 0.0) for row in alone) for name in ("read", "read_reply"))
+    after = sum(_meters(row)["after"] for row in written) / sum(
+        _meters(row)["before"] + _meters(row)["after"] for row in written
+    )
+    return HostCosts(
+        overhead=engine[0],
+        overhead_per_sequence=engine[1],
+        overhead_per_tree=engine[2],
+        overhead_per_row=engine[3],
+        after=after,
+        opening=session["open"] + session["open_reply"],
+        wake_up=loop[0],
+        tree_message=loop[1] * tree / (tree + verdict),
+        verdict_message=loop[1] * verdict / (tree + verdict),
+        read_message=loop[2] * read / (read + tokens),
+        tokens_message=loop[2] * tokens / (read + tokens),
+        update=loop[3],
+    )
+
+
+def _meters(row: Run) -> Mapping[str, float]:
+    found: Mapping[str, float] = row["meters"]
+    return found
+
+
+def _sums(rows: Sequence[Run]) -> dict[str, float]:
+    names = {name for row in rows for name in row["meters"]}
+    return {name: sum(row["meters"].get(name, 0.0) for row in rows) for name in names}
+
+
+def _updates(row: Run) -> float:
+    """Return the results that the event loop handed to texts that are read."""
+    return _meters(row)["sequences"] if row["arm"] == "streams" else 0.0
+
+
+def _besides_sessions(row: Run, session: Mapping[str, float]) -> dict[str, float]:
+    """Return the meters of a run without what its connections and openings took."""
+    count = len(row["each"])
+    taken = {name: count * session[name] for name in ("loop", "woken")}
+    return {name: value - taken.get(name, 0.0) for name, value in _meters(row).items()}
+
+
+def _solve(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
+    """Return the seconds of each kind of work that explain the sums, none below 0."""
+    totals = np.asarray(seconds, dtype=float)
+    matrix: NDArray[np.float64] = np.asarray(counts, dtype=float) / totals[:, None]
+    kept = list(range(matrix.shape[1]))
+    while True:
+        found = np.linalg.lstsq(matrix[:, kept], np.ones(len(totals)), rcond=None)[0]
+        if len(kept) == 1 or found.min() >= 0:
+            break
+        kept.pop(int(found.argmin()))
+    each = [0.0] * matrix.shape[1]
+    for place, value in zip(kept, found, strict=True):
+        each[place] = max(0.0, float(value))
+    return each
