@@ -83,12 +83,13 @@ def test_a_session_ends_with_its_model(server: Running, transport: str) -> None:
     wait_for(lambda: not service.sessions)
 
 
-def test_a_server_that_stops_to_answer_is_noticed_by_pings(server: Running) -> None:
+def test_a_server_that_stops_to_answer_is_noticed_by_pings(server: Running, caplog: pytest.LogCaptureFixture) -> None:
     with silent(server) as name:
         transport = WebSocketTransport(RemoteAddress.parse(name), None, timeout=600.0, silence=0.2)
         with pytest.raises(ConnectionLostError, match="ping timeout"):
             transport.exchange(HELLO)
         transport.close()
+    assert "websocket" not in " ".join(record.name for record in caplog.records), "no traceback on the terminal"
 
 
 def test_a_port_that_accepts_and_never_answers_is_noticed() -> None:

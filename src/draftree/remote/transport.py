@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from draftree.remote.protocol import MAX_REPLY_BYTES
 
 __all__ = ["PATH", "SILENCE", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
 
+quiet = logging.getLogger(f"{__name__}.websocket")
+quiet.setLevel(logging.CRITICAL)  # lost connections become errors of this package, which are shown once
 PATH = "/v1/verify"
 """Path of the WebSocket, and of POST requests with one frame each."""
 CONTENT_TYPE = "application/msgpack"
@@ -103,6 +106,7 @@ class WebSocketTransport(Transport):
                 max_size=MAX_REPLY_BYTES,
                 user_agent_header=None,
                 proxy=None,
+                logger=quiet,
                 ssl=tls_context(address),
             )
             self._connection: ClientConnection = self._stack.enter_context(opening)
