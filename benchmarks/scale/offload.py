@@ -30,6 +30,7 @@ from draftree import LLM, SamplingParams
 from draftree.bench.workload import Task, encode, read_workload
 from draftree.core.types import RoundRecord
 from draftree.loading.load import load_model
+from draftree.loading.resolve import resolve_model
 from draftree.models.native.streaming.budget import parse_size
 from draftree.models.native.streaming.model import StreamedModel
 from draftree.text.tokenizer import Tokenizer
@@ -90,8 +91,8 @@ class Arm:
         }
 
 
-def build(given: argparse.Namespace, name: str, longest: int) -> Arm:
-    """Load the target and the drafter of an arm."""
+def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, int]) -> Arm:
+    """Load the target and the drafter of an arm; `sizes` are of drafters that were loaded before."""
     rest, _, memory = name.partition("|")
     draft, _, plan = rest.partition("@")
     kind, _, size = (memory or given.memory).partition("=")
@@ -100,8 +101,10 @@ def build(given: argparse.Namespace, name: str, longest: int) -> Arm:
     drafter = None if draft == "none" else draft
     budget, records = parse_size(size), list[tuple[float, RoundRecord]]()
     if kind == "total" and drafter is not None:
-        whole = load_model(given.model, dtype=given.dtype, offload="1TB")
-        budget -= sum(drafter_bytes(LLM(whole, drafter, plan="fixed", prefix_cache_size=0), longest))
+        if draft not in sizes:
+            target = load_model(given.model, dtype=given.dtype, offload=budget)  # which is more than it will have
+            sizes[draft] = sum(drafter_bytes(LLM(target, drafter, plan="fixed", prefix_cache_size=0), longest))
+        budget -= sizes[draft]
     loaded = load_model(given.model, dtype=given.dtype, offload=budget)
     model = loaded.model
     assert isinstance(model, StreamedModel), "passes in C read the weights"
@@ -143,10 +146,7 @@ def chosen(given: argparse.Namespace) -> list[Task]:
 
 def measure(given: argparse.Namespace) -> None:
     end = time.monotonic() + given.seconds
-    loaded = load_model(given.model, dtype=given.dtype, offload="1TB")
-    assert loaded.folder is not None, "it was loaded by name"
-    tokenizer, tasks = Tokenizer.load(loaded.folder), chosen(given)
-    del loaded
+    tokenizer, tasks = Tokenizer.load(resolve_model(given.model)), chosen(given)
     prompts = {task.id: encode(task, tokenizer)[0] for task in tasks}
     longest = max(map(len, prompts.values())) + given.max_tokens
     lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
@@ -155,7 +155,8 @@ def measure(given: argparse.Namespace) -> None:
     tasks = [task for task in tasks if any((name, task.id) not in done for name in names)]
     if not tasks:
         return
-    arms, slowest = [build(given, name, longest) for name in names], 0.0
+    sizes: dict[str, int] = {}
+    arms, slowest = [build(given, name, longest, sizes) for name in names], 0.0
     with given.out.open("a", encoding="utf-8") as out:
         for turn, task in enumerate(tasks):
             start = time.monotonic()

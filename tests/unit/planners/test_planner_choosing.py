@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.planners.estimates.choosing import choose_depth, choose_nodes
+from draftree.planners.estimates.choosing import choose_depth, choose_nodes, least_survival
 from draftree.planners.estimates.constants import AUTO
 
 chances = st.floats(0.05, 0.99)
@@ -81,6 +81,23 @@ def test_a_step_in_the_costs_is_stepped_over_where_that_pays() -> None:
     # the second row costs much, and brings the others with it for nothing
     assert choose_nodes([[0.6, 0.59, 0.58, 0.57]], [0.0, 1.0, 1.7, 1.7, 1.7, 1.7]).nodes == ((0, 1, 2, 3),)
     assert choose_nodes([[0.6]], [0.0, 1.0, 1.7]).nodes == ((),)
+
+
+def test_unlikely_nodes_are_scored_where_rows_cost_next_to_nothing() -> None:
+    draft = [[0.5, 0.009, 0.004, 0.0008, 0.0002]]
+    streamed = [1.0 + 0.0005 * max(0, rows - 1) for rows in range(80)]
+    assert choose_nodes(draft, streamed).nodes == ((0, 1, 2, 3),)
+    assert choose_nodes(draft, [1.0] * 80).nodes == ((0, 1, 2, 3),)
+    in_memory = [1.0 + 0.02 * max(0, rows - 1) for rows in range(80)]
+    assert choose_nodes(draft, in_memory).nodes == ((0,),)
+
+
+@given(seconds=curves(), batch=st.integers(1, 12))
+def test_fewer_nodes_are_considered_only_where_rows_are_cheap(seconds: list[float], batch: int) -> None:
+    least = least_survival(seconds, batch)
+    assert AUTO.least_survival <= least <= AUTO.min_survival
+    if all(later > 1.1 * seconds[batch] for later in seconds[batch + 1 :]):
+        assert least >= min(AUTO.min_survival, 0.1 / 8)
 
 
 def test_a_busy_batch_gets_fewer_nodes_each() -> None:

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from draftree.planners.estimates.constants import AUTO
 
+MEASURED_COUNTS = (8, 16, 32, 64, 128, 256, 512)
+"""Numbers of nodes for which the cost of a row is averaged; over fewer, a measured curve is mostly noise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -39,11 +42,12 @@ def choose_nodes(
         others: sequences of the pass without a tree here; each writes a token, and `seconds` include their rows.
     """
     batch = len(survivals)
+    least = least_survival(seconds, batch)
     ranked = sorted(
         (-survival, tree, node)
         for tree, row in enumerate(survivals)
         for node, survival in enumerate(row)
-        if survival >= AUTO.min_survival
+        if survival >= least
     )
     del ranked[max(0, len(seconds) - 1 - batch) :]
     tokens = float(batch + others)
@@ -60,6 +64,24 @@ def choose_nodes(
     for _, tree, node in ranked[:best]:
         nodes[tree].append(node)
     return Chosen(tuple(tuple(sorted(row)) for row in nodes), best_tokens, sunk + seconds[batch + best])
+
+
+def least_survival(seconds: Sequence[float], batch: int) -> float:
+    """Return the survival below which a node is not considered: less where rows cost less than that share of a pass.
+
+    A row of a pass that waits for its weights may cost a thousandth of it, and then even unlikely nodes pay.
+
+    Args:
+        seconds: time of a pass over 0, 1, 2, … rows.
+        batch: rows of a pass without nodes.
+    """
+    last = len(seconds) - 1
+    if batch > last or seconds[batch] <= 0.0:
+        return AUTO.min_survival
+    shares = [
+        (seconds[batch + count] / seconds[batch] - 1.0) / count for count in MEASURED_COUNTS if batch + count <= last
+    ]
+    return max(AUTO.least_survival, min([AUTO.min_survival, *shares]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,9 @@ class AutoConstants:
     node_margin: float = 1.004
     """Speed relative to no nodes from which nodes are scored."""
     min_survival: float = 0.01
-    """Survival probability below which a node is not considered."""
+    """Survival probability below which a node is not considered, unless a row costs less than this share of a pass."""
+    least_survival: float = 0.0005
+    """The same where rows cost nothing: chances are not learned so precisely."""
     cheap_model_share: float = 0.02
     """Cost of a draft below which a drafter that runs a model drafts first and its tree is judged then."""
     cheap_lookup_share: float = 0.15
