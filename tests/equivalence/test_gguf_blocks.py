@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_values_of_the_blocks(kind: str, tmp_path: Path)
     require_like_its_values(written(tmp_path, kind=kind))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3", "qwen2moe", "qwen3moe"])
 def test_families(family: str, tmp_path: Path) -> None:
     require_like_its_values(written(tmp_path, family, "Q5_1"))
 
@@ -56,6 +56,21 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_projections_of_one_product_may_have_several_kinds(tmp_path: Path) -> None:
     others = {"attn_v": "Q6_K", "ffn_up": "Q5_0", "ffn_down": "Q8_0", "token_embd": "IQ4_NL"}
     require_like_its_values(written(tmp_path, "qwen3", "Q4_K", others=others))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q8_0"])
+def test_experts_in_blocks(kind: str, tmp_path: Path) -> None:
+    path = written(tmp_path, "qwen3moe", kind, others={"ffn_down_exps": "Q6_K", "ffn_up_exps": "Q5_1"})
+    require_like_its_values(path, share=0.03)
+    loaded, again = load_model(path), load_model(path)
+    assert torch.equal(logits_of(loaded), logits_of(again))
+    of_matrices = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors if tensor.data.ndim > 1)
+    assert loaded.model.footprint.weights < 1.1 * of_matrices + (64 << 10)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    texts = [
+        [out.token_ids for out in LLM(again, draft).generate(["the and on", "an"], params)] for draft in (None, "ngram")
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -29,10 +29,20 @@ WINDOWED: dict[str, Any] = {
     "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
     "rope_parameters": {"full_attention": ROPE | {"rope_theta": 1e6}, "sliding_attention": ROPE},
 }
+EXPERTS: dict[str, Any] = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "decoder_sparse_step": 1,
+}
+EXPERT_KEYS = {"expert_count": 5, "expert_used_count": 2, "expert_feed_forward_length": 256}
+SHARED: dict[str, Any] = {"shared_expert_intermediate_size": 512, "norm_topk_prob": False, "use_sliding_window": False}
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {}, {}),
+    "qwen2moe": ("qwen2_moe", EXPERTS | SHARED, EXPERT_KEYS | {"expert_shared_feed_forward_length": 512}),
+    "qwen3moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True}, EXPERT_KEYS),
     "gemma3": ("gemma3_text", WINDOWED, {"rope_freq_base": 1e6, "sliding_window": 4}),
 }
 

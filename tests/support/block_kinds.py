@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,15 @@ def write_in_blocks(source: Path, target: Path, kind_of: Callable[[str], str]) -
         inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
     for number, tensor in enumerate(reader.tensors):
-        if tensor.data.ndim == 1:
+        if tensor.data.ndim == 1 or "ffn_gate_inp" in tensor.name:
             writer.add_tensor(tensor.name, tensor.data)
             continue
         kind = GGMLQuantizationType[kind_of(tensor.name)]
         try:
             rows = quantize(tensor.data, kind)
         except NotImplementedError:
-            rows = random_rows(kind.name, *tensor.data.shape, seed=number)
+            *outer, inner = tensor.data.shape
+            rows = random_rows(kind.name, math.prod(outer), inner, seed=number).reshape(*outer, -1)
         writer.add_tensor(tensor.name, rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -102,6 +102,12 @@ def write_gguf(
             values = halves_to_pairs(values, values.shape[0] // config.head_dim)
         if architecture == "gemma3" and "norm" in name:
             values = values + 1
+        if ".experts." in name:
+            layer = name.split(".")[2]
+            parts = [("down", values)] if "down" in name else zip(("gate", "up"), np.split(values, 2, 1), strict=True)
+            for part, own in parts:
+                writer.add_tensor(f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(own))
+            continue
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

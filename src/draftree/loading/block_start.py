@@ -30,7 +30,7 @@ from draftree.loading.warm_start.native_start import SOURCES, digest
 from draftree.loading.warm_start.store import digest_of
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
-from draftree.models.native.blueprint import LayerBlueprint, LinearBlueprint
+from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.groups import RowBlocks
 from draftree.models.native.lowering import DTYPES, plan_model
@@ -69,6 +69,10 @@ class BlockSource(Protocol):
         """Return the row of each output of a matrix, int64."""
         ...
 
+    def expert(self, name: str, expert: int) -> Sequence[tuple[str, Tensor]]:
+        """Return kind and blocks of the matrices of one expert, shape (rows, bytes of a row), uint8, contiguous."""
+        ...
+
     def release(self, name: str) -> None:
         """Free the memory of a parameter that was read."""
         ...
@@ -93,6 +97,16 @@ class BlockWeights(Weights):
         if self._source.kind(name) not in KINDS:
             return None
         return RowBlocks(self._source.kind(name), self._source.rows(name), self._source.order(name))
+
+    def block_kind(self, name: str) -> str | None:
+        """Return the kind of the blocks of a weight; None if it has none."""
+        kind = self._source.kind(name)
+        return kind if kind in KINDS else None
+
+    def expert_blocks(self, name: str, expert: int) -> Sequence[RowBlocks]:
+        """Return the matrices of one expert in their blocks."""
+        parts = self._source.expert(name, expert)
+        return [RowBlocks(kind, rows, torch.arange(len(rows))) for kind, rows in parts]
 
     def release(self, name: str) -> None:
         """Release the mapped pages of a weight."""
@@ -134,6 +148,7 @@ def start(
         model, known = _first_start(folder, source, dtype, identity=identity, copy=copy, quantization=quantization)
         _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
         copy.complete()
+        model.free_slots()  # of the comparisons
         return_free_memory()  # of the dequantized layers
     model.is_exact, model.self_check = known.check.is_exact, known.check
     return model, known.eos_ids
@@ -167,6 +182,8 @@ def _first_start(
     with in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
+    for parameter in short.parameters():
+        parameter.data = torch.empty(0)  # whatever else refers to the model
     del short
     found = check(
         NativeModel(few, BlockWeights(source), quantization=quantization), reference, tolerance=ROUNDED_TOLERANCE
@@ -227,15 +244,15 @@ def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprin
     def renamed(value: Any) -> Any:
         if isinstance(value, str):
             return value.replace(f".{first}.", f".{place}.", 1)
-        if isinstance(value, LinearBlueprint):
-            return replace(value, weight=renamed(value.weight), bias=renamed(value.bias))
+        if isinstance(value, LinearBlueprint | ExpertsBlueprint):
+            return replace(value, **{one.name: renamed(getattr(value, one.name)) for one in dataclasses.fields(value)})
         return tuple(map(renamed, value)) if isinstance(value, tuple) else value
 
     return replace(template, **{one.name: renamed(getattr(template, one.name)) for one in dataclasses.fields(template)})
 
 
 def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> None:
-    names = [part.weight for layer in layers for part in layer.linears]
+    names = list(dict.fromkeys(part.weight for layer in layers for part in layer.products))
     if missing := [name for name in names if name not in source.sources or source.kind(name) not in KINDS]:
         raise UnsupportedModelError(
             f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and passes in C need all in blocks"

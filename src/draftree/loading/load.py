@@ -258,6 +258,7 @@ def lower_model(
     if start is not None:
         start.record(ours, eos_ids)
     if quantization is not None:
+        ours.free_slots()  # of the comparisons
         return_free_memory()  # of the weights before rounding
     return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
 

@@ -45,10 +45,6 @@ def shared_settings(file: GgufFile) -> Settings:
             raise file.broken(f"it lacks the key '{prefix}.{key}'")
         return value
 
-    if get("expert_count", 0):
-        raise UnsupportedModelError(
-            f"'{file.path}' is a mixture of experts, which cannot be unpacked from GGUF: use the model's own folder"
-        )
     if get("block_count") > len(file.tensors):
         raise file.broken(f"it declares {get('block_count')} layers and has {len(file.tensors)} tensors")
     num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
@@ -95,12 +91,41 @@ def rope_parameters(file: GgufFile, *, theta: float) -> Settings:
 
 
 def llama_settings(file: GgufFile) -> Settings:
-    settings = shared_settings(file)
+    settings = dense_settings(file)
     return settings | {"attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": False}
 
 
+def dense_settings(file: GgufFile) -> Settings:
+    """Return the settings of an architecture whose models have no experts here."""
+    if file.metadata.get(f"{file.metadata['general.architecture']}.expert_count", 0):
+        raise UnsupportedModelError(
+            f"'{file.path}' is a mixture of experts of an architecture that cannot be unpacked from GGUF: "
+            "use the model's own folder"
+        )
+    return shared_settings(file)
+
+
+def expert_settings(file: GgufFile) -> Settings:
+    """Return the settings of Qwen's models with experts in every layer."""
+    settings, prefix = shared_settings(file), file.metadata["general.architecture"]
+    keys = {
+        "num_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+    }
+    if prefix == "qwen2moe":
+        keys["shared_expert_intermediate_size"] = "expert_shared_feed_forward_length"
+    for name, key in keys.items():
+        value = file.metadata.get(f"{prefix}.{key}")
+        if value is None:
+            raise file.broken(f"it lacks the key '{prefix}.{key}'")
+        settings[name] = value
+    # the files do not say whether the weights of a row's experts are scaled to a sum of 1: Qwen3 does, Qwen2 does not
+    return settings | {"norm_topk_prob": prefix == "qwen3moe", "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
 def gemma3_settings(file: GgufFile) -> Settings:
-    settings = shared_settings(file)
+    settings = dense_settings(file)
     num_layers, num_heads = settings["num_hidden_layers"], settings["num_attention_heads"]
     is_global = [(layer + 1) % GEMMA3_GLOBAL_EVERY == 0 for layer in range(num_layers)]
     # The one size whose attention is not scaled by its head size; llama.cpp also identifies it by its depth.
@@ -151,7 +176,9 @@ def shortest_float(value: float) -> float:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", "LlamaForCausalLM", llama_settings, restore_llama),
-    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", shared_settings, as_stored),
-    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", shared_settings, as_stored),
+    "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", dense_settings, as_stored),
+    "qwen2moe": Architecture("qwen2_moe", "Qwen2MoeForCausalLM", expert_settings, as_stored),
+    "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", dense_settings, as_stored),
+    "qwen3moe": Architecture("qwen3_moe", "Qwen3MoeForCausalLM", expert_settings, as_stored),
     "gemma3": Architecture("gemma3_text", "Gemma3ForCausalLM", gemma3_settings, restore_gemma),
 }

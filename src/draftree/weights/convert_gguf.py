@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
 from draftree.weights.architectures import ARCHITECTURES, Architecture
@@ -21,9 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GGUF_CONVERTER", "convert_gguf"]
 
+JOINED = "+"
+"""Between the names of tensors that make one parameter."""
 GGUF_CONVERTER = "gguf-1"
 """Changes whenever the same file would convert to a different folder."""
 
+EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
+"""Weights of all experts of a layer."""
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 
@@ -85,7 +92,10 @@ def special_ids(file: GgufFile) -> dict[str, int]:
 
 
 def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """Map every parameter of the model to its GGUF tensor; each tensor of the file must be used, and match in shape."""
+    """Map every parameter of the model to its GGUF tensor; each tensor of the file must be used, and match in shape.
+
+    Gate and up projections of experts are two tensors of the file: their names are joined by `JOINED`.
+    """
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     name = file.metadata["general.architecture"]
@@ -93,19 +103,51 @@ def tensor_sources(file: GgufFile, shapes: dict[str, tuple[int, ...]]) -> dict[s
     names = get_tensor_name_map(arch, file.metadata[f"{name}.block_count"])
     sources: dict[str, str] = {}
     for parameter, shape in shapes.items():
-        source = names.get_name(parameter, try_suffixes=(".weight", ".bias"))
+        source = expert_sources(parameter) or names.get_name(parameter, try_suffixes=(".weight", ".bias"))
         if source is None:
             raise UnsupportedModelError(f"'{file.path}': no GGUF tensor is known for the parameter '{parameter}'")
-        found = file.tensor(source).shape
+        found = joined_shape(file, source)
         if found != shape:
             raise file.broken(f"tensor '{source}' has the shape {list(found)}, and its metadata declare {list(shape)}")
         sources[parameter] = source
-    if unused := sorted(set(file.tensors) - set(sources.values()) - TENSORS_READ_ELSEWHERE):
+    used = {name for source in sources.values() for name in source.split(JOINED)}
+    if unused := sorted(set(file.tensors) - used - TENSORS_READ_ELSEWHERE):
         raise UnsupportedModelError(
             f"'{file.path}' holds tensors that do not belong to a model of its architecture '{name}' "
             f"({', '.join(unused[:3])}): use the model's own folder"
         )
     return sources
+
+
+def expert_sources(parameter: str) -> str | None:
+    """Return the tensors of the experts of a layer; None for other parameters."""
+    found = EXPERTS.fullmatch(parameter)
+    if found is None:
+        return None
+    parts = ("gate", "up") if found[2] == "gate_up" else ("down",)
+    return JOINED.join(f"blk.{found[1]}.ffn_{part}_exps.weight" for part in parts)
+
+
+def joined_shape(file: GgufFile, source: str) -> tuple[int, ...]:
+    """Return the shape of a tensor, or of several of the same shape that are joined in their last dimension but one."""
+    shapes = [file.tensor(name).shape for name in source.split(JOINED)]
+    if len(shapes) == 1:
+        return shapes[0]
+    if len(set(shapes)) > 1 or len(shapes[0]) != 3:
+        raise file.broken(f"the tensors {source.split(JOINED)} have the shapes {shapes}")
+    experts, outputs, inputs = shapes[0]
+    return experts, len(shapes) * outputs, inputs
+
+
+def read_joined(file: GgufFile, source: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the values of a tensor, or of several that are joined, float32."""
+    parts = [file.read(name) for name in source.split(JOINED)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+
+
+def joined_bytes(file: GgufFile, source: str) -> int:
+    """Return the size of a tensor, or of several that are joined, in the file."""
+    return sum(file.tensor(name).num_bytes for name in source.split(JOINED))
 
 
 def unpacked(
@@ -117,15 +159,14 @@ def unpacked(
     progress: Progress,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter in the layout of transformers, in float32."""
-    import numpy as np
     import torch
 
-    total_bytes = sum(file.tensor(name).num_bytes for name in sources.values())
+    total_bytes = sum(joined_bytes(file, source) for source in sources.values())
     done_bytes = 0
     for parameter, source in sources.items():
-        values = architecture.restore(parameter, file.read(source), settings)
+        values = architecture.restore(parameter, read_joined(file, source), settings)
         if not np.isfinite(values).all():
             raise ModelLoadError(f"'{file.path}' is damaged: tensor '{source}' has values that are not finite")
         yield parameter, torch.from_numpy(np.require(values, requirements=["C", "W"]))
-        done_bytes += file.tensor(source).num_bytes
+        done_bytes += joined_bytes(file, source)
         progress("convert", done_bytes, total_bytes)

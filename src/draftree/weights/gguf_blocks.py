@@ -14,7 +14,7 @@ from torch import Tensor
 from draftree.core.errors import DraftreeError
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
-from draftree.weights.convert_gguf import GGUF_CONVERTER, save_description, tensor_sources
+from draftree.weights.convert_gguf import GGUF_CONVERTER, JOINED, read_joined, save_description, tensor_sources
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.gguf_file import GgufFile, read_gguf
 from draftree.weights.progress import Progress
@@ -45,8 +45,9 @@ class BlockFile:
         self.sources = sources
 
     def kind(self, name: str) -> str:
-        """Return the name of the blocks of a parameter."""
-        return self._file.kind_of(self.sources[name])
+        """Return the name of the blocks of a parameter, of several tensors the one with the most bytes."""
+        parts = self.sources[name].split(JOINED)
+        return self._file.kind_of(max(parts, key=lambda part: self._file.tensor(part).num_bytes))
 
     def values(self, name: str) -> Tensor:
         """Return a parameter in the layout of transformers, float32.
@@ -54,12 +55,21 @@ class BlockFile:
         Raises:
             ModelLoadError: its blocks cannot be unpacked.
         """
-        found = self._architecture.restore(name, self._file.read(self.sources[name]), self._settings)
+        found = self._architecture.restore(name, read_joined(self._file, self.sources[name]), self._settings)
         return torch.from_numpy(np.require(found, requirements=["C", "W"]))
 
     def rows(self, name: str) -> Tensor:
         """Return the bytes of a matrix as a view of the file, shape (rows, bytes of a row), uint8."""
         return torch.from_numpy(self._file.rows(self.sources[name]))
+
+    def expert(self, name: str, expert: int) -> tuple[tuple[str, Tensor], ...]:
+        """Return kind and bytes of the matrices of one expert, as views of the file, shape (rows, bytes of a row)."""
+        found = []
+        for source in self.sources[name].split(JOINED):
+            rows = self._file.tensor(source).shape[1]
+            own = self._file.rows(source)[expert * rows : (expert + 1) * rows]
+            found.append((self._file.kind_of(source), torch.from_numpy(own)))
+        return tuple(found)
 
     def order(self, name: str) -> Tensor:
         """Return the row of the file of each output of a matrix, int64."""
@@ -70,7 +80,8 @@ class BlockFile:
 
     def release(self, name: str) -> None:
         """Release the mapped pages of a parameter; later reads load them again."""
-        self._file.release(self.sources[name])
+        for source in self.sources[name].split(JOINED):
+            self._file.release(source)
 
 
 def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Path, BlockFile]:

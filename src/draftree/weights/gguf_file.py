@@ -61,6 +61,11 @@ class GgufTensor:
     first_byte: int
     num_bytes: int
 
+    @property
+    def is_router(self) -> bool:
+        """Whether its values choose experts; files keep them in float32."""
+        return "ffn_gate_inp" in self.name
+
 
 class GgufFile:
     """One GGUF file, mapped into memory.
@@ -86,7 +91,7 @@ class GgufFile:
     @property
     def natural_dtype(self) -> Dtype:
         """The floating-point type of the file's matrices after dequantization: their own, or bfloat16."""
-        kinds = {tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1}
+        kinds = {tensor.kind for tensor in self.tensors.values() if len(tensor.shape) > 1 and not tensor.is_router}
         if FLOAT32 in kinds:
             return "float32"
         return "float16" if kinds == {FLOAT16} else "bfloat16"

@@ -168,6 +168,10 @@ class PackedCheckpoint:
         """Return the blocks of a matrix, shape (rows, bytes of a row), uint8."""
         return self._codes(name).rows()
 
+    def expert(self, name: str, expert: int) -> tuple[tuple[str, Tensor], ...]:
+        """Raise: experts of such checkpoints are not known."""
+        raise UnsupportedModelError(f"'{name}' holds experts: checkpoints of 4 bits with experts are not supported")
+
     def order(self, name: str) -> Tensor:
         """Return the row of each output of a matrix, int64."""
         return torch.arange(len(self._codes(name).codes))

@@ -58,11 +58,12 @@ class GroupedPacker:
             first_output: first column of a share.
         """
         inputs = linears[0].inputs
-        sources = [self._source(linear) for linear in linears]
+        sources = [source for linear in linears for source in self._sources(linear)]
         biases = [None if linear.bias is None else self._arranged(linear.bias, linear) for linear in linears]
         if in_turns and len(sources) == 1:
             half = len(sources[0]) // 2
             sources = [_part(sources[0], 0, half), _part(sources[0], half, 2 * half)]
+        if in_turns and len(biases) == 1:
             biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
         owners = _owners([-(-len(source) // LANES) for source in sources], in_turns=in_turns)
         own = HEAD_KIND if is_head else LAYER_KIND
@@ -86,10 +87,15 @@ class GroupedPacker:
     def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
         return arranged(self.weights.get(name), linear, head_dim=self.plan.head_dim)
 
-    def _source(self, linear: LinearBlueprint) -> Tensor | RowBlocks:
-        blocks = self.weights.blocks(linear.weight)
+    def _sources(self, linear: LinearBlueprint) -> Sequence[Tensor | RowBlocks]:
+        """Return the weight of a layer; gate and up of an expert in blocks are two."""
+        if linear.expert is None:
+            whole = self.weights.blocks(linear.weight)
+            blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
+        else:
+            blocks = self.weights.expert_blocks(linear.weight, linear.expert)
         if blocks is None:
-            return self._arranged(linear.weight, linear)
+            return [self._arranged(linear.weight, linear)]
         if linear.is_transposed or linear.is_reordered:
             raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
         return blocks

@@ -86,6 +86,11 @@ class NativeModel(SlottedModel):
         self._pool = self._new_pool(self.blueprint.head_dim + KV_SCALE_BYTES, torch.int8)
         self.kv_dtype = kv_dtype
 
+    def free_slots(self) -> None:
+        """Free the memory of keys and values; no slot may be open."""
+        assert not self.num_open, "their keys and values are in use"
+        self._pool.clear()
+
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the model has these layers and that their input is the residual stream."""
         if self.blueprint.is_post_norm:

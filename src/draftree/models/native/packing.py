@@ -140,8 +140,8 @@ def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: 
         page: alignment of a weight in bytes.
     """
     names = list(dict.fromkeys(part.weight for layer in plan.layers for part in layer.products))
-    blocks = {name: weights.blocks(name) for name in (*names, plan.head.weight, plan.embedding)}
-    given = {name: found.kind for name, found in blocks.items() if found is not None}
+    blocks = {name: weights.block_kind(name) for name in (*names, plan.head.weight, plan.embedding)}
+    given = {name: found for name, found in blocks.items() if found is not None}
     total = sum(
         -(-part.outputs // LANES) * library.groups.block_bytes(part.inputs, kind) + page
         for part, kind in kinds_of_plan(plan, given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +35,15 @@ class Weights(ABC):
 
     def blocks(self, name: str) -> RowBlocks | None:
         """Return a weight in the blocks of a GGUF file, which are used as they are; None if it has none."""
+        return None
+
+    def block_kind(self, name: str) -> str | None:
+        """Return the kind of the blocks of a weight, of several the largest; None if it has none."""
+        found = self.blocks(name)
+        return None if found is None else found.kind
+
+    def expert_blocks(self, name: str, expert: int) -> Sequence[RowBlocks] | None:
+        """Return the matrices of one expert in blocks, those of gate and up apart; None if it has none."""
         return None
 
     def lends(self, name: str) -> bool:
