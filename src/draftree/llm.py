@@ -217,7 +217,7 @@ class LLM(BeamSearching, Streams, Transcribes):
 
     @property
     def draft_note(self) -> str:
-        """The choice of `auto` with its reason, and the drafter's decisions during construction; empty without both."""
+        """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
         own = "" if self._parts.drafter is None else self._parts.drafter.note
         alternation = self._engine.alternation
         return "; ".join(filter(None, (self._auto_note, own, "" if alternation is None else alternation.note)))

@@ -29,7 +29,13 @@ class Candidates(NamedTuple):
 
 
 def at_places(totals: Tensor, logprobs: Tensor, places: Tensor) -> Candidates:
-    """Return the candidates at these places of (beams, vocab) tensors."""
+    """Return candidates.
+
+    Args:
+        totals: cumulative log-probabilities, shape (beams, vocab).
+        logprobs: log-probabilities of the tokens alone, shape (beams, vocab).
+        places: indices into the flattened tensors, int64, shape (count,).
+    """
     return Candidates(totals.reshape(-1)[places], places, logprobs.reshape(-1)[places])
 
 

@@ -22,7 +22,7 @@ MIN_SHARED = 16
 
 @dataclass(frozen=True, slots=True)
 class PrefixStats:
-    """Raw counts of reused tokens and sequences.
+    """What was reused so far; raw counts.
 
     Attributes:
         sequences: sequences that began.

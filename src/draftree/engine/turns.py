@@ -34,7 +34,7 @@ class Turn:
 
     @property
     def verdict_on_drafted(self) -> Verdict:
-        """The verdict on the scored tree as one on the drafted tree, whose drafter knows no other."""
+        """The verdict on the scored tree, with the nodes of the drafted tree."""
         assert self.verdict is not None, "failed sequences have no verdict"
         return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
 

@@ -170,7 +170,11 @@ class Distributions:
         return perturbed(self.logits, self._noise(streams), overwrites=in_place)
 
     def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
-        """As `perturbed`, with a noise of its own for every row: children of different nodes are independent draws."""
+        """As `perturbed`, but with one noise per row: children of different nodes are independent draws.
+
+        Args:
+            streams: one noise for each row of all sequences.
+        """
         scores = self.logits.clone()
         token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
         for index, entry in enumerate(self.rows):

@@ -147,13 +147,19 @@ class RowContext:
 
 
 def forbid(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
-    """Set logits[rows[i], tokens[i]] to -inf, in place; tokens beyond the logits' width are ignored."""
+    """Set logits[rows[i], tokens[i]] to -inf, in place.
+
+    Args:
+        logits: shape (rows, vocab).
+        rows: int64, shape (n,).
+        tokens: int64, shape (n,); tokens beyond the logits' width are ignored.
+    """
     logits[places_on(logits, rows, tokens)] = -math.inf
     return logits
 
 
 def places_on(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return rows and tokens as indices into `logits`, without tokens beyond its width."""
+    """Return rows and tokens, both int64 of shape (n,), as indices into `logits`, without tokens beyond its width."""
     inside = tokens < logits.shape[-1]
     return _on(rows[inside], logits), _on(tokens[inside], logits)
 

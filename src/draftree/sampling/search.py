@@ -18,14 +18,18 @@ ROWS_IN_CACHE = 4
 
 
 def argmax(scores: Tensor) -> list[int]:
-    """Column of the largest entry of each row, the first of equals; a NaN counts as the largest."""
+    """Return the column of the largest entry of each row, the first of equals; a NaN counts as the largest.
+
+    Args:
+        scores: shape (rows, columns).
+    """
     if _numpy_reads(scores):
         return scores.numpy().argmax(axis=-1).tolist()
     return to_host(scores.argmax(dim=-1))
 
 
 def read_pairs(tokens: Tensor, values: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and their values as lists; from a device in one transfer, as doubles, which hold both."""
+    """Return tokens and their values, both (rows, count), as lists; from a device in one transfer, as doubles."""
     if _numpy_reads(tokens):
         return tokens.tolist(), values.tolist()
     both = to_host(torch.stack((tokens.double(), values.double())))
@@ -33,14 +37,14 @@ def read_pairs(tokens: Tensor, values: Tensor) -> tuple[list[list[int]], list[li
 
 
 def descending(values: Tensor) -> Tensor:
-    """Each row's values from the largest to the smallest; a NaN counts as the largest."""
+    """Return values of shape (rows, columns) with each row in descending order; a NaN counts as the largest."""
     if _numpy_reads(values):
         return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
     return values.sort(dim=-1, descending=True).values
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """The `count` largest values of each row, in descending order, shape (rows, count).
+    """Return the `count` largest of the values (rows, columns) of each row, in descending order, (rows, count).
 
     Columns fall into groups, and the groups with the `count` largest maxima hold the `count` largest values.
     With sqrt(columns / count) columns to a group, a row takes two short searches in place of a long one.
@@ -58,7 +62,7 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def leading(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Columns and values of the `count` largest entries of each row, in descending order, both (rows, count).
+    """Return columns and values of the `count` largest entries of each row, in descending order, both (rows, count).
 
     Found by groups as in `largest`; of equal values the first column stands first, and a NaN counts as the largest.
     """

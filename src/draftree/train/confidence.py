@@ -117,7 +117,12 @@ def _logistic(shares: Tensor, matches: Tensor) -> tuple[float, float]:
 
 
 def calibration_error(probabilities: Tensor, matches: Tensor) -> float:
-    """Return the expected calibration error: mean distance of probability and rate over bins of equal counts."""
+    """Return the expected calibration error: mean distance of probability and rate over bins of equal counts.
+
+    Args:
+        probabilities: estimates from 0 to 1, shape (samples,).
+        matches: 1 for a match and 0 otherwise, shape (samples,).
+    """
     order = probabilities.argsort()
     total = 0.0
     for part in order.tensor_split(BINS):

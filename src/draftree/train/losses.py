@@ -21,7 +21,7 @@ __all__ = ["LOSSES", "Rows", "loss_named"]
 
 LEAST_ACCEPTANCE = 1e-6
 MOST_TOKENS = 256
-"""Tokens that `coupled` tells apart; all others count as one."""
+"""Number of tokens that `coupled` distinguishes; all others count as one."""
 HYBRID_RATE = 3.0
 """Rate at which `lk_hybrid` moves from the divergence to the acceptance."""
 

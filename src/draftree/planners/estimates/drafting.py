@@ -63,7 +63,7 @@ class PartPlan:
         return SequenceLevels(Levels.of_depth(self.part.depth), is_sampled=is_sampled)
 
     def is_cheap(self, plain_seconds: float, batch: int) -> bool:
-        """Whether it drafts first and its tree is judged then, which tells more than its earlier trees do.
+        """Whether it drafts before the decision: its new tree predicts more than its earlier trees.
 
         Args:
             plain_seconds: of a plain pass of the batch.

@@ -24,7 +24,11 @@ class Chance(ABC):
 
     @abstractmethod
     def draw(self, weights: Tensor) -> int:
-        """Draw an index with probability proportional to its weight; weights are nonnegative with a positive sum."""
+        """Draw an index with probability proportional to its weight.
+
+        Args:
+            weights: shape (n,); nonnegative with a positive sum.
+        """
 
 
 class NoiseChance(Chance):

@@ -35,18 +35,22 @@ def require_chain(tree: TokenTree, rule: str) -> None:
 
 
 def target_distribution(distributions: NodeDistributions, row: int) -> Tensor:
-    """Return the target's distribution at a row (0 the root, 1 + i node i); float64, sums to 1 up to the rounding of
-    its logits.
+    """Return the target's distribution at a row (0 the root, 1 + i node i).
+
+    Returns:
+        Shape (vocab,), float64 on the CPU; sums to 1 up to the rounding of its logits.
     """
     return distributions.probs(slice(row, row + 1))[0].to("cpu", torch.float64)
 
 
 def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
-    """Return the distribution that a node was drawn from after the tokens in `used` were removed; float64, sums to 1
-    as its row does.
+    """Return the distribution that a node was drawn from after the tokens in `used` were removed.
 
     A token with probability 0 in its distribution (float32 may underflow) is treated as a point draw: a one-hot
     distribution, under which every rule is correct for any choice.
+
+    Returns:
+        Shape (vocab_size,), float64 on the CPU; sums to 1 as its row does.
 
     Raises:
         ConfigurationError: the tree's draw requires distributions, and the tree has none.
@@ -78,17 +82,17 @@ def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[in
 
 
 def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0) -> float:
-    """Return min(1, weight * T(token) / D(token)); D(token) is positive."""
+    """Return min(1, weight * T(token) / D(token)) of distributions of shape (vocab,); D(token) is positive."""
     return min(1.0, weight * target[token].item() / draft[token].item())
 
 
 def residual(target: Tensor, draft: Tensor, *, weight: float = 1.0) -> Tensor:
-    """Return the residual of the target's distribution: (weight * T - D)+, not normalised."""
+    """Return the residual of the target's distribution: (weight * T - D)+, shape (vocab,), not normalised."""
     return torch.mul(target, weight).sub_(draft).clamp_(min=0.0)
 
 
 def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
-    """Return weights divided by their sum; `otherwise` if the sum is 0.
+    """Return weights of shape (vocab,) divided by their sum; `otherwise` if the sum is 0.
 
     The sum is 0 if the distribution equals the draft's: then the preceding rejection was a rounding error, and
     any distribution is equally correct.
