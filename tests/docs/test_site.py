@@ -168,6 +168,25 @@ def test_a_browser_requests_nothing_else_and_finds_pages(site: Path, scheme: str
         search(browser, f"{url}/index.html")
 
 
+SCHEME = "return getComputedStyle(document.querySelector('article img[src$=\".svg\"]')).colorScheme"
+
+
+@needs_zensical
+def test_figures_follow_the_scheme_that_the_reader_chose(site: Path) -> None:
+    """Whatever the system prefers: the pictures of a page get the scheme of the page, and have colours for both."""
+    with open_browser() as browser, served(site) as url:
+        browser.emulate(width=1280, height=900, scheme="light")
+        browser.open(f"{url}/gallery.html")
+        browser.wait("document.readyState === 'complete'")
+        for chosen, scheme in (("slate", "dark"), ("default", "light")):
+            browser.run("document.body.setAttribute('data-md-color-scheme', arguments[0])", chosen)
+            assert browser.run(SCHEME) == scheme
+    pictures = {link for link in addresses(site / "gallery.html").loaded if link.endswith(".svg")}
+    assert len(pictures) == 25
+    for picture in pictures:
+        assert "prefers-color-scheme: dark" in (site / picture).read_text(encoding="utf-8")
+
+
 @needs_zensical
 def test_the_search_works_where_pages_are_opened_as_files(site: Path) -> None:
     with open_browser() as browser:
