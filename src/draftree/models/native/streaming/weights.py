@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,15 @@ from draftree.core.errors import ModelLoadError
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import LANES, Library
 from draftree.models.native.streaming.budget import Placement, place
+from draftree.models.native.streaming.mapped import MappedFile, copy_in_background
 from draftree.models.native.streaming.reader import Extent, LayerReader, WeightFile
 from draftree.models.native.streaming.store import WeightStore
 from draftree.models.native.streaming.structures import PRODUCTS, decoder_of, layer_of
 from draftree.models.native.structures import CLayer, CLinear
 from draftree.models.native.unpacking import TYPES
+
+LEAST_MAPPED = 64 << 20
+"""Least size of a file in bytes whose layers are mapped at first."""
 
 
 class StreamedWeights:
@@ -29,7 +34,8 @@ class StreamedWeights:
     Args:
         library: the C library.
         store: the packed weights.
-        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache.
+        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache. Layers of
+            a large file are then mapped, until `start_copying`.
 
     Attributes:
         decoder: the structure of the model.
@@ -49,12 +55,16 @@ class StreamedWeights:
         room = fixed + sum(sizes) if budget is None else budget
         self.placement: Placement = place(sizes, fixed=fixed, budget=room)
         self._file = WeightFile(store.file, is_cached=budget is None)
-        self._tail = self._read(store.tail)
+        is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
+        self._map = MappedFile(self._file) if is_mapped else None
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
         resident = self.placement.resident
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
-            buffers = pool.map(self._read, (store.extents[layer] for layer in resident))
+            tail = pool.submit(self._read, store.tail)
+            get = self._read if self._map is None else self._map.checked
+            buffers = pool.map(get, (store.extents[layer] for layer in resident))
             self._resident = dict(zip(resident, buffers, strict=True))
+            self._tail = tail.result()
         self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
         self.decoder = decoder_of(store.decoder, self.layers, self._address)
         self._relative = [
@@ -69,6 +79,11 @@ class StreamedWeights:
         self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
         self.start_bytes = self._file.num_bytes
         """Bytes read when the model was loaded."""
+        self._is_copying = False
+        if budget is None:
+            weakref.finalize(self, self._file.close)
+            if self._map is None:
+                self._file.close()
 
     @property
     def num_bytes(self) -> int:
@@ -139,6 +154,24 @@ class StreamedWeights:
         size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
         blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
         return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
+
+    def start_copying(self) -> None:
+        """Let a thread copy mapped layers to huge pages, if there are any that none has begun to copy."""
+        if self._map is not None and not self._is_copying:
+            self._is_copying = True
+            copy_in_background(self, len(self._resident))
+
+    def copy_layer(self, layer: int) -> None:
+        """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place.
+
+        Raises:
+            ModelLoadError: the file cannot be read any more; the layer stays mapped.
+        """
+        extent = self._store.extents[layer]
+        self._resident[layer] = self._read(extent)
+        self._point(layer, self._resident[layer])
+        if self._map is not None:
+            self._map.release(extent)
 
     def close(self) -> None:
         """Stop reading and close the file."""
