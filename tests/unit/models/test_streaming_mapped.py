@@ -141,3 +141,18 @@ def test_small_files_are_read_at_once(blueprint: Any, store: WeightStore, monkey
     assert store.num_bytes < weights.LEAST_MAPPED
     monkeypatch.setattr(weights, "MappedFile", lambda *_: pytest.fail("it is mapped"))
     resident(blueprint, store)
+
+
+def test_the_end_of_the_process_ends_copies(
+    blueprint: Any, store: WeightStore, copies: Copies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = resident(blueprint, store)
+    at_once(model, text(20))
+    ((packed, count),) = copies
+    before = packed.layers[0].qkv.weight
+    monkeypatch.setattr(mapped, "_ending", threading.Event())
+    monkeypatch.setattr(mapped, "PAUSE", 3600)
+    thread = mapped.copy_in_background(packed, count)
+    mapped._end_threads()
+    assert not thread.is_alive()
+    assert packed.layers[0].qkv.weight == before

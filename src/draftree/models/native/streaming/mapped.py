@@ -6,10 +6,10 @@ time afterwards: address translation of small pages takes a tenth of a pass.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import mmap
 import threading
-import time
 import weakref
 from typing import Protocol
 
@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 PAUSE = 0.25
 """Seconds before the first copy, in which the first tokens have all processors."""
+
+
+_ending = threading.Event()
+_threads = weakref.WeakSet[threading.Thread]()
 
 
 class MappedFile:
@@ -78,15 +82,24 @@ class MappedLayers(Protocol):
 def copy_in_background(weights: MappedLayers, count: int) -> threading.Thread:
     """Start a thread that copies the first `count` layers and closes the file; it ends once `weights` is unused."""
     thread = threading.Thread(target=_copy, args=(weakref.ref(weights), count), name="draftree-weights", daemon=True)
+    _threads.add(thread)
     thread.start()
     return thread
 
 
+@atexit.register
+def _end_threads() -> None:
+    # the interpreter would end threads inside calls of C++, which aborts the process
+    _ending.set()
+    for thread in list(_threads):
+        thread.join()
+
+
 def _copy(reference: weakref.ref[MappedLayers], count: int) -> None:
-    time.sleep(PAUSE)
+    _ending.wait(PAUSE)
     for layer in range(count):
         weights = reference()
-        if weights is None:
+        if weights is None or _ending.is_set():
             return
         try:
             weights.copy_layer(layer)
