@@ -8,20 +8,23 @@ A peer is a command that runs in an environment of its own and answers a request
 needs none, nor does `drop-in:DRAFT`, its `generate` with `draftree.generate` inside. For every prompt all engines write
 one after the other, in an order that rotates from prompt to prompt. Speeds are tokens after the first one over the
 seconds that they took, as each engine reports them.
-`ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`.
+`ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`; `--named NAME DRAFT` records the same under a
+name. With `--wait FILE` the measurement starts when the file exists, after all engines were loaded, and removes it at
+its end: for a machine on which several measurements take turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +34,7 @@ import draftree
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.bench.records import sha256_of
-from draftree.bench.workload import encode, read_workload
+from draftree.bench.workload import Task, encode, read_workload
 from draftree.drafters import drafts
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.resolve import resolve_model
@@ -56,7 +59,7 @@ class Ours(Engine):
 
     _loaded: ClassVar[dict[tuple[str, str | None], LoadedModel]] = {}
 
-    def __init__(self, model: str, spec: str, dtype: str) -> None:
+    def __init__(self, model: str, spec: str, dtype: str, name: str | None = None) -> None:
         draft, *options = spec.split("@")
         given = dict(option.split("=", 1) for option in options)
         quantization = given.pop("quantization", None)
@@ -65,7 +68,7 @@ class Ours(Engine):
         key = (dtype, quantization)
         if key not in self._loaded:
             self._loaded[key] = load_model(model, dtype=dtype, quantization=quantization)
-        self.name = f"draftree {quantization or dtype} {draft if drafts(draft) else 'plain'}"
+        self.name = name or f"draftree {quantization or dtype} {draft if drafts(draft) else 'plain'}"
         self._llm = LLM(self._loaded[key], draft)
 
     def write(self, ids: list[int], max_tokens: int) -> dict[str, Any]:
@@ -164,6 +167,7 @@ class Peer(Engine):
 def engines_of(given: argparse.Namespace) -> list[Engine]:
     """Load all requested engines."""
     found: list[Engine] = [Ours(given.model, spec, given.dtype) for spec in given.ours]
+    found += [Ours(given.model, spec, given.dtype, name) for name, spec in given.named]
     for peer in given.peer:
         name, _, command = peer.partition("=")
         if command:
@@ -180,12 +184,28 @@ def engines_of(given: argparse.Namespace) -> list[Engine]:
     return found
 
 
+def tasks_of(given: argparse.Namespace, tokenizer: Tokenizer) -> list[Task]:
+    """Prompts of the files, by category and length."""
+    files = [read_workload(file) for file in given.prompts] or [read_workload()]
+    found = []
+    for file in files:
+        counts: Counter[str] = Counter()
+        for task in file.choose(given.category).tasks:
+            is_short = given.longest is None or len(encode(task, tokenizer)[0]) <= given.longest
+            if is_short and counts[task.category] < given.limit:
+                counts[task.category] += 1
+                found.append(task)
+    return found[given.start :]
+
+
 def table(records: list[dict[str, Any]], base: str) -> str:
-    """Median speeds by category, and the median of each prompt's ratio to the first engine."""
+    """Median speeds by category, the median of each prompt's ratio to the first engine, and how many texts are its."""
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     ratios: dict[str, list[float]] = defaultdict(list)
     by_task: dict[Any, dict[str, float]] = defaultdict(dict)
+    texts: dict[Any, dict[str, str | None]] = defaultdict(dict)
     for record in records:
+        texts[record["task"], record["repeat"]][record["engine"]] = record["tokens_sha256"]
         speed = (record["tokens"] - 1) / record["decode_seconds"]
         speeds[record["engine"]][record["category"]].append(speed)
         by_task[record["task"], record["repeat"]][record["engine"]] = speed
@@ -193,10 +213,13 @@ def table(records: list[dict[str, Any]], base: str) -> str:
         for engine, speed in found.items():
             ratios[engine].append(speed / found[base])
     categories = sorted({record["category"] for record in records})
-    lines = ["| engine | " + " | ".join(categories) + " | × first |", "|---" * (len(categories) + 2) + "|"]
+    lines = ["| engine | " + " | ".join(categories) + " | × first | same text |", "|---" * (len(categories) + 3) + "|"]
     for engine, kinds in speeds.items():
         cells = [f"{statistics.median(kinds[kind]):.0f}" if kind in kinds else "" for kind in categories]
-        lines.append(f"| {engine} | " + " | ".join(cells) + f" | {statistics.median(ratios[engine]):.2f} |")
+        known = [found for found in texts.values() if found.get(engine)]  # some versions of a peer return no tokens
+        same = f"{sum(found[engine] == found[base] for found in known)} of {len(known)}" if known else ""
+        ratio = f"{statistics.median(ratios[engine]):.2f}"
+        lines.append(f"| {engine} | " + " | ".join(cells) + f" | {ratio} | {same} |")
     return "\n".join(lines)
 
 
@@ -211,24 +234,33 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--prompts", action="append", type=Path, default=[])
     parser.add_argument("--category", action="append", default=[])
+    parser.add_argument("--named", nargs=2, action="append", default=[], metavar=("NAME", "DRAFT"))
     parser.add_argument("--limit", type=int, default=2, help="prompts of each category")
+    parser.add_argument("--longest", type=int, help="leave out prompts of more tokens")
+    parser.add_argument("--start", type=int, default=0, help="leave out that many of these prompts")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no prompt is started after this time")
+    parser.add_argument("--wait", type=Path, help="start when this file exists, and remove it at the end")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="results are appended")
     given = parser.parse_args()
     tokenizer = Tokenizer.load(resolve_model(given.model))
     assert tokenizer is not None, "named models have tokenizers"
-    files = [read_workload(file) for file in given.prompts] or [read_workload()]
-    tasks = [task for file in files for task in file.choose(given.category, given.limit).tasks]
+    tasks = tasks_of(given, tokenizer)
     engines = engines_of(given)
-    header = {"kind": "header", "job": "beside", "date": now(), "model": given.model, "dtype": given.dtype}
+    header = {"kind": "header", "job": "beside", "date": now(), "model": Path(given.model).name, "dtype": given.dtype}
     header |= {"machine": machine(torch.device("cpu")), "versions": versions(), "load": load_average()}
     records: list[dict[str, Any]] = []
     try:
         for engine in engines:
             engine.write([1, 2, 3, 4], 4)
+        while given.wait is not None and not given.wait.exists():
+            time.sleep(0.05)
+        start = time.perf_counter()
         for repeat in range(given.repeats):
             for number, task in enumerate(tasks):
+                if time.perf_counter() - start > given.seconds:
+                    break
                 turn = (number + repeat) % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
                     found = engine.write(encode(task, tokenizer)[0], given.max_tokens)
@@ -241,7 +273,10 @@ def main() -> None:
         for engine in engines:
             engine.close()
         if given.out is not None:
-            given.out.write_text("".join(json.dumps(line) + "\n" for line in [header, *records]), "utf-8")
+            with given.out.open("a", encoding="utf-8") as out:
+                out.writelines(json.dumps(line) + "\n" for line in [header, *records])
+        if given.wait is not None:
+            given.wait.unlink(missing_ok=True)
     print(file=sys.stderr)
     print(table(records, engines[0].name))
 

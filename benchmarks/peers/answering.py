@@ -27,6 +27,7 @@ def options(*, draft: int, **lookup: Any) -> argparse.Namespace:
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lookup", **lookup)
+    parser.add_argument("--drafter", help="file of a draft model, if the engine supports one")
     parser.add_argument("--match", type=int, default=3)
     parser.add_argument("--draft", type=int, default=draft)
     return parser.parse_args()

@@ -1,6 +1,6 @@
 """llama.cpp, by the package `xllamacpp`, as a peer of `beside.py`.
 
-    python llama_cpp.py MODEL.gguf --threads 2 [--lookup simple --draft 8]
+    python llama_cpp.py MODEL.gguf --threads 2 [--lookup simple --draft 8] [--drafter SMALL.gguf --draft 8]
 
 Reads a request a line: {"ids": [...], "max_tokens": 64}; writes an answer a line.
 """
@@ -37,6 +37,11 @@ def server(given: argparse.Namespace) -> xllamacpp.Server:
         for name in ("ngram_simple", "ngram_map_k"):
             found = getattr(params.speculative, name)
             found.size_n, found.size_m, found.min_hits = given.match, given.draft, 1
+    if given.drafter:
+        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+        drafter = params.speculative.draft
+        drafter.mparams.path, drafter.n_max = given.drafter, given.draft
+        drafter.cpuparams.n_threads = drafter.cpuparams_batch.n_threads = given.threads
     return xllamacpp.Server(params)
 
 
@@ -69,6 +74,8 @@ def main() -> None:
             "decode_seconds": timings.get("predicted_ms", 0.0) / 1000,
             "tokens": timings.get("predicted_n"),
             "ids": found.get("tokens"),
+            "drafted": timings.get("draft_n"),
+            "accepted": timings.get("draft_n_accepted"),
             "error": found.get("error"),
         }
 

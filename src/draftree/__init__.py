@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftree.core.collection import without_collection
 from draftree.version import __version__
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, and the command line's help must not wait for it
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        with without_collection():
+            return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'draftree' has no attribute '{name}'")
 
 

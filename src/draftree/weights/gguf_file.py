@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from draftree.core.errors import ModelLoadError, WeightsError
-from draftree.core.extras import import_extra
+from draftree.core.extras import import_extra, require_extra
 
 __all__ = ["Dtype", "GgufFile", "GgufTensor", "forget_gguf", "is_gguf", "read_gguf", "require_gguf"]
 
@@ -32,17 +32,49 @@ MAX_ITEMS = 1 << 24
 """Items of a list of the metadata; the largest known vocabularies have a million."""
 MAX_NESTED = 4
 """Lists inside lists."""
+PURPOSE = "weights in the GGUF format need"
+BLOCKS = {
+    FLOAT32: ("F32", 1, 4),
+    FLOAT16: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+    30: ("BF16", 1, 2),
+}
+"""Name, values and bytes of the kinds of blocks that need no import of the `gguf` package, by their numbers."""
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def require_gguf() -> None:
-    """Raise unless the package that dequantizes GGUF blocks is installed.
+    """Raise unless the package that dequantizes GGUF blocks is installed; imports nothing.
 
     Raises:
         WeightsError: The `gguf` package is missing.
     """
-    import_extra("gguf", "weights in the GGUF format need", error=WeightsError)
+    require_extra("gguf", PURPOSE, error=WeightsError)
+
+
+def _kind(number: int) -> tuple[str, int, int]:
+    """Return name, values and bytes of a kind of blocks.
+
+    Raises:
+        KeyError, ValueError: there is no such kind.
+        WeightsError: a kind that is not in `BLOCKS`, and the `gguf` package cannot be imported.
+    """
+    if number not in BLOCKS:
+        gguf = import_extra("gguf", PURPOSE, error=WeightsError)
+        kind = gguf.GGMLQuantizationType(number)
+        values, size = gguf.GGML_QUANT_SIZES[kind]
+        return str(kind.name), int(values), int(size)
+    return BLOCKS[number]
 
 
 def is_gguf(path: Path) -> bool:
@@ -119,6 +151,7 @@ class GgufFile:
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the tensor's values, dequantized to float32."""
+        import_extra("gguf", PURPOSE, error=WeightsError)
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -138,9 +171,7 @@ class GgufFile:
 
     def kind_of(self, name: str) -> str:
         """Return the name of a tensor's blocks."""
-        from gguf import GGMLQuantizationType
-
-        return str(GGMLQuantizationType(self.tensor(name).kind).name)
+        return _kind(self.tensor(name).kind)[0]
 
     def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return the bytes of a tensor as a view of the file, shape (rows, bytes of a row)."""
@@ -190,10 +221,8 @@ class GgufFile:
         return name, shape, self._scalar("I"), self._scalar("Q")
 
     def _place(self, name: str, shape: tuple[int, ...], *, kind: int, first_byte: int) -> GgufTensor:
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
         try:
-            block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            _, block_values, block_bytes = _kind(kind)
         except (ValueError, KeyError):
             raise self.broken(f"tensor '{name}' has blocks of the unknown type {kind}") from None
         if not shape or 0 in shape or shape[-1] % block_values:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
 from draftree.weights.convert_gguf import convert_gguf
-from draftree.weights.gguf_file import GgufFile
+from draftree.weights.gguf_file import BLOCKS, GgufFile
 from draftree.weights.progress import silent
 from weights_samples import PIECES, random_weights, write_gguf
 
@@ -244,3 +246,22 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "model.gguf", "llama")
     with pytest.raises(ModelLoadError, match=r"'blk\.1\.ffn_up\.weight' has values that are not finite"):
         converted(tmp_path / "model.gguf", tmp_path / "folder")
+
+
+def test_sizes_of_blocks_are_those_of_the_package() -> None:
+    for number, (name, *sizes) in BLOCKS.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (name, tuple(sizes)) == (kind.name, gguf.GGML_QUANT_SIZES[kind])
+
+
+def test_a_header_is_read_without_the_package(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(family_model("llama"), path, "llama")
+    code = """
+import sys
+from pathlib import Path
+from draftree.weights.gguf_file import read_gguf
+assert read_gguf(Path(sys.argv[1])).tensors
+assert "gguf" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)

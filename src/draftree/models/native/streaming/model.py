@@ -108,18 +108,54 @@ class StreamedDecoder(NativeDecoder):
         return self._unpacked.pop(name)
 
 
+@final
+class ResidentDecoder(NativeDecoder):
+    """Decoder over weights in memory, whose first pass uses mapped ones: the first token waits for no copy.
+
+    Args:
+        blueprint: architecture of the model.
+        weights: its weights, none of which are streamed.
+        quantization: as for `NativeDecoder`.
+    """
+
+    def __init__(self, blueprint: Blueprint, weights: StreamedWeights, *, quantization: str | None = None) -> None:
+        super().__init__(blueprint, weights, quantization=quantization)
+        self._resident = weights
+
+    def run(
+        self,
+        memory: KVMemory | None,
+        rows: Rows,
+        logit_rows: Sequence[int],
+        *,
+        layer_range: LayerRange,
+        features: Tensor | None = None,
+        rope_positions: Sequence[int] | None = None,
+        sources: SourceRows | None = None,
+    ) -> RangeOutput:
+        """Run one pass over rows; arguments as for `NativeDecoder.run`."""
+        output = super().run(
+            memory,
+            rows,
+            logit_rows,
+            layer_range=layer_range,
+            features=features,
+            rope_positions=rope_positions,
+            sources=sources,
+        )
+        self._resident.start_copying()
+        return output
+
+
 def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:
-    """Return a model whose packed weights are read from a store once and stay in memory.
+    """Return a model whose packed weights stay in memory, large ones mapped until the first pass is over.
 
     Raises:
         ModelLoadError: the file is damaged or unreadable.
         NativeUnavailableError: the native kernels are unavailable.
     """
-    weights = StreamedWeights(library(), store, None)
-    weights.close()
-    return NativeModel(
-        blueprint, NativeDecoder(blueprint, weights, quantization=quantization), quantization=quantization
-    )
+    decoder = ResidentDecoder(blueprint, StreamedWeights(library(), store, None), quantization=quantization)
+    return NativeModel(blueprint, decoder, quantization=quantization)
 
 
 def _layer_of(whole: LayerRange, layer: int, hidden: Tensor | None, *, is_last: bool) -> LayerRange:

@@ -84,8 +84,16 @@ class WeightFile:
         except OSError as error:
             raise ModelLoadError(f"'{self.path}' cannot be read: {error.strerror}") from error
         self.num_bytes += extent.size
+        self.verify(extent, view)
+
+    def verify(self, extent: Extent, content: memoryview) -> None:
+        """Compare the checksum of a layer with its content, the first time.
+
+        Raises:
+            ModelLoadError: the file is damaged.
+        """
         if extent.start not in self._verified:
-            if zlib.crc32(view) != extent.checksum:
+            if zlib.crc32(content) != extent.checksum:
                 raise ModelLoadError(f"'{self.path}' is damaged: delete its folder, and it is written again")
             self._verified.add(extent.start)
 

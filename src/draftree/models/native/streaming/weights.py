@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import LANES, Library
 from draftree.models.native.streaming.budget import Placement, place
+from draftree.models.native.streaming.mapped import MappedFile, copy_in_background
 from draftree.models.native.streaming.reader import Extent, LayerReader, WeightFile
 from draftree.models.native.streaming.store import WeightStore
 from draftree.models.native.streaming.structures import (
@@ -28,6 +30,9 @@ from draftree.models.native.streaming.structures import (
 from draftree.models.native.structures import CLayer, CLinear
 from draftree.models.native.unpacking import TYPES
 
+LEAST_MAPPED = 64 << 20
+"""Least size of a file in bytes whose layers are mapped at first."""
+
 
 class StreamedWeights:
     """Packed weights of a store within a memory budget, in the structures of the C library.
@@ -35,7 +40,8 @@ class StreamedWeights:
     Args:
         library: the C library.
         store: the packed weights.
-        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache.
+        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache. Layers of
+            a large file are then mapped, until `start_copying`.
 
     Attributes:
         decoder: the structure of the model.
@@ -55,14 +61,21 @@ class StreamedWeights:
         room = fixed + sum(sizes) if budget is None else budget
         self.placement: Placement = place(sizes, fixed=fixed, budget=room)
         self._file = WeightFile(store.file, is_cached=budget is None)
+        is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
+        self._map = MappedFile(self._file) if is_mapped else None
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
         resident = self.placement.resident
-        kept = [store.tail, *(store.extents[layer] for layer in resident)]
+        extents = [store.extents[layer] for layer in resident]
+        # one piece of memory for all: huge pages of single layers would be partly empty
+        places = huge_pages(store.tail.size + sum(extent.size for extent in extents)).split(
+            [store.tail.size, *(extent.size for extent in extents)]
+        )
+        self._places = dict(zip(resident, places[1:], strict=True))
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
-            # one piece of memory for all: huge pages of single layers would be partly empty
-            places = huge_pages(sum(extent.size for extent in kept)).split([extent.size for extent in kept])
-            self._tail, *buffers = pool.map(self._read, kept, places)
+            tail = pool.submit(self._read, store.tail, places[0])
+            buffers = pool.map(self._read if self._map is None else self._map.checked, extents, places[1:])
             self._resident = dict(zip(resident, buffers, strict=True))
+            self._tail = tail.result()
         self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
         self._experts = [experts_of(fields, self._address) for fields in store.layers]
         for layer, experts in zip(self.layers, self._experts, strict=True):
@@ -80,6 +93,11 @@ class StreamedWeights:
         self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
         self.start_bytes = self._file.num_bytes
         """Bytes read when the model was loaded."""
+        self._is_copying = False
+        if budget is None:
+            weakref.finalize(self, self._file.close)
+            if self._map is None:
+                self._file.close()
 
     @property
     def num_bytes(self) -> int:
@@ -150,6 +168,24 @@ class StreamedWeights:
         size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
         blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
         return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
+
+    def start_copying(self) -> None:
+        """Let a thread copy mapped layers to huge pages, if there are any that none has begun to copy."""
+        if self._map is not None and not self._is_copying:
+            self._is_copying = True
+            copy_in_background(self, len(self._resident))
+
+    def copy_layer(self, layer: int) -> None:
+        """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place.
+
+        Raises:
+            ModelLoadError: the file cannot be read any more; the layer stays mapped.
+        """
+        extent = self._store.extents[layer]
+        self._resident[layer] = self._read(extent, self._places[layer])
+        self._point(layer, self._resident[layer])
+        if self._map is not None:
+            self._map.release(extent)
 
     def close(self) -> None:
         """Stop reading and close the file."""

@@ -1,0 +1,22 @@
+"""Pauses of Python's garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage inside, unless it was off already: imports make many objects that stay.
+
+    The collector is that of the process, so that other threads have none meanwhile either.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
