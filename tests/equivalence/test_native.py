@@ -141,6 +141,13 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE + 8])
+def test_logits_stored_past_the_caches_are_those_of_one_row(vocab_size: int) -> None:
+    """Rows of the second size start at any place of a line of 64 bytes, where such stores are not possible."""
+    lm = lowered("llama", "bfloat16", vocab_size=vocab_size)
+    assert torch.equal(at_once(lm, text(20)), alone(lm, text(20)))
+
+
 def test_passes_of_two_callers_at_once_on_more_threads_than_cores_keep_their_bits() -> None:
     models = [lowered("llama", "bfloat16"), lowered("qwen3", "int8")]
     wanted, before = [alone(lm, text(30)) for lm in models], torch.get_num_threads()

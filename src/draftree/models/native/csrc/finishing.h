@@ -41,6 +41,8 @@ INLINE vf with_bias(const Linear *linear, int64_t block, vf value) {
     return linear->bias == NULL ? value : value + load(linear->bias + block * LANES);
 }
 
+enum { STREAMED_LOGITS = 8 }; /* rows of logits from which on they are stored past the caches */
+
 /* TO_START: what enters the first layer, with the precision in which slots keep it */
 enum { TO_WIDE, TO_JOINT, TO_START, TO_STREAM, TO_MLP, TO_PLAIN_MLP, TO_LOGITS };
 
@@ -85,7 +87,8 @@ INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t 
         int64_t left = decoder->vocab - column;
         value = value * decoder->logit_scale;
         if (decoder->logit_cap > 0.0f) value = capped(value, decoder->logit_cap);
-        if (left >= LANES) store(at, value);
+        if (left >= LANES && work->pass->num_logits >= STREAMED_LOGITS) store_streamed(at, value);
+        else if (left >= LANES) store(at, value);
         else
             for (int64_t i = 0; i < left; i++) at[i] = value[i];
     }

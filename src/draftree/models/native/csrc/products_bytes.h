@@ -11,14 +11,16 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     EACH_ROW(r) input[r] = byte_groups(piece.work, piece.row + r, piece.linear->inputs);
     EACH_ROW(r)
         EACH_PART(i) totals[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    START_PREFETCH;
     for (int64_t group = first; group < end; group++) {
+        RENEW_PREFETCH;
         part_i sums[SUMS_AT_ONCE / 2];
         EACH_ROW(r)
             EACH_PART(i) sums[PART_OF(r, i)] = (part_i){0} + input[r][group].start;
         UNROLLED for (int quad = 0; quad < BYTES_OF_GROUP / 4; quad++) {
             const int64_t at = group * 512 + quad * 64;
             part_i w[GROUP];
-            PREFETCH(units * 1024, at - first * 512, 2 * quad);
+            PREFETCH(units * 1024, quad);
             EACH_PART(i) /* signed bytes become unsigned, 128 larger */
                 w[i] = load_part(weight + i * units * 1024 + at) ^
                        (part_i)((part_u){0} + 0x80808080u);

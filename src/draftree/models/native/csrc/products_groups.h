@@ -148,20 +148,15 @@ static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, i
     }
 }
 
-/* Weights that are needed after `count` blocks: the next ones, or those of the thread's next group
- * of blocks; their kinds and places are taken to be those of these. */
-INLINE const char *later_weights(const Work *work, const Linear *linear, int64_t block, int count,
-                                 int kind) {
-    const int64_t ahead = count + ((block + count) % GROUP == 0
-                                       ? (work->pass->num_threads - 1) * GROUP
-                                       : 0);
-    __builtin_prefetch(linear->blocks + block + ahead);
-    return block_of(linear, block).codes + ahead * group_block_bytes(linear->inputs, kind);
+/* The weights from block `next` on, whose kind and place are taken to follow from those of `block`. */
+INLINE const char *later_weights(const Linear *linear, int64_t block, int64_t next, int kind) {
+    __builtin_prefetch(linear->blocks + next);
+    return block_of(linear, block).codes + (next - block) * group_block_bytes(linear->inputs, kind);
 }
 
 /* rows by GROUP blocks of one kind, whose codes are read as they are packed */
 static void add_as_packed(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                          int64_t block, int kind, Sums *sums) {
+                          int64_t block, int kind, Sums *sums, int64_t next) {
     const int64_t groups = input_groups(linear->inputs);
     const int is_wide = num_rows <= WIDE_ROWS, count = is_wide ? GROUP : 2;
     const int64_t calls = is_wide ? 1 : blocks_of(num_rows, DIRECT_ROWS);
@@ -169,7 +164,8 @@ static void add_as_packed(const Work *work, const Linear *linear, int64_t row, i
     for (int first = 0; first < GROUP; first += count) {
         PackedPiece piece = {.stride = groups, .first_part = first * PARTS};
         for (int i = 0; i < count; i++) piece.at[i] = block_of(linear, block + first + i);
-        piece.next = later_weights(work, linear, block + first, count, kind);
+        piece.next = later_weights(linear, block + first,
+                                   first + count < GROUP ? block + first + count : next, kind);
         piece.next_lines = blocks_of(count * group_block_bytes(linear->inputs, kind) / 64,
                                      groups * calls);
         for (int64_t part = 0; part < pieces; part++) {
@@ -187,7 +183,7 @@ static void add_as_packed(const Work *work, const Linear *linear, int64_t row, i
 
 /* up to ROWS_PER_CALL rows by a group of blocks */
 static void product_by_groups(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                              int64_t block, int count, int target) {
+                              int64_t block, int count, int target, int64_t next) {
     Sums sums[ROWS_PER_CALL];
     memset(sums, 0, (size_t)num_rows * sizeof(Sums));
     for (int i = 0, size; i < count; i += size) {
@@ -196,7 +192,7 @@ static void product_by_groups(const Work *work, const Linear *linear, int64_t ro
         while (i + size < count && kind_of_block(linear, block + i + size) == kind) size++;
         if (size < GROUP) size = size >= 2 ? 2 : 1;
         if (size == GROUP && (PARTS == 1 || num_rows <= DIRECT_ROWS))
-            add_as_packed(work, linear, row, num_rows, block + i, kind, sums);
+            add_as_packed(work, linear, row, num_rows, block + i, kind, sums, next);
         else
             add_by_pieces(work, linear, row, num_rows, block + i, size, i * PARTS, kind, sums);
     }

@@ -6,7 +6,7 @@
 #include "finishing.h"
 
 enum {
-    STEPS_OF_UNIT = 16, /* of 64 bytes of each block */
+    STEPS = 8, /* after which a kernel decides anew in which of the next ones it prefetches */
     UNITS_IN_SUM = 8 /* sums of 8 * 64 products of 16 and 8 bits fit into 32 bits */
 };
 
@@ -21,17 +21,22 @@ typedef struct {
     int64_t row, block, from, to; /* inputs from `from` to `to` */
     Sums *partial_sums;           /* of the rows from `row` on */
     int first_part;               /* place of the first block in these sums */
-    const char *next_weights;     /* weights to prefetch, in the same layout */
-    unsigned first_step, steps;   /* of each STEPS_OF_UNIT, those that prefetch */
+    const char *next, *next_end;  /* lines to prefetch of the first block; in the others as far on */
+    unsigned when;                /* bit s: in step s of STEPS, a line of each block is prefetched */
 } Piece;
 
 #define EACH_ROW(r) UNROLLED for (int r = 0; r < num_rows; r++)
 #define PART_OF(r, i) ((r) * count * PARTS + (i))
-/* in step `place` of STEPS_OF_UNIT; two instructions decide whether, since every step asks */
-#define PREFETCH(stride, at, place) \
-    if ((unsigned)(place) - piece.first_step < piece.steps) \
-        for (int i = 0; i < count; i++) \
-            __builtin_prefetch(piece.next_weights + i * (stride) + (at))
+/* Before STEPS steps, and in each of them. Prefetches that come at once are dropped while the
+ * processor waits for too many lines, and its own prefetchers follow lines in the order of their
+ * addresses, so lines are asked for one after the other, at equal distances. */
+#define START_PREFETCH const char *next = piece.next
+#define RENEW_PREFETCH const unsigned when = next < piece.next_end ? piece.when : 0
+#define PREFETCH(stride, step) \
+    if (when >> (step) & 1) { \
+        for (int i = 0; i < count; i++) __builtin_prefetch(next + i * (stride)); \
+        next += 64; \
+    }
 
 INLINE void add_float32(Piece piece, int num_rows, int count) {
     const int64_t inputs = piece.linear->inputs;
@@ -40,11 +45,13 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
     part_f sums[SUMS_AT_ONCE];
     EACH_ROW(r)
         EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
-    for (int64_t unit = piece.from; unit < piece.to; unit += STEPS_OF_UNIT) {
-        for (int step = 0; step < STEPS_OF_UNIT; step++) {
+    START_PREFETCH;
+    for (int64_t unit = piece.from; unit < piece.to; unit += STEPS) {
+        RENEW_PREFETCH;
+        for (int step = 0; step < STEPS; step++) {
             const int64_t k = unit + step;
             part_f w[GROUP * PARTS];
-            PREFETCH(inputs * 64, (k - piece.from) * 64, step);
+            PREFETCH(inputs * 64, step);
             EACH_PART(i)
                 w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
                                                i % PARTS * PART_LANES);
@@ -72,10 +79,12 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
     EACH_ROW(r) input[r] = (const char *)piece.work->inputs + tile_at(piece.row + r, 0, units);
     EACH_ROW(r)
         EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    START_PREFETCH;
     for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
+        RENEW_PREFETCH;
         for (int pair = 0; pair < 16; pair++) {
             part_u w[GROUP * PARTS];
-            PREFETCH(units * 1024, (unit - piece.from / 32) * 1024 + pair * 64, pair);
+            PREFETCH(units * 1024, pair % STEPS);
             EACH_PART(i)
                 w[i] = *(const part_u_loose *)(weight +
                                                ((i / PARTS * units + unit) * 16 + pair) * 64 +
@@ -137,10 +146,12 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
             high[PART_OF(r, i)] = piece.partial_sums[r].bytes[0][piece.first_part + i];
             low[PART_OF(r, i)] = piece.partial_sums[r].bytes[1][piece.first_part + i];
         }
+    START_PREFETCH;
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
+        RENEW_PREFETCH;
         for (int quad = 0; quad < 16; quad++) {
             part_i w[GROUP * PARTS];
-            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64, quad);
+            PREFETCH(units * 1024, quad % STEPS);
             EACH_PART(i)
                 w[i] = load_part(weight + ((i * units + unit) * 16 + quad) * 64);
             EACH_ROW(r) {
@@ -183,10 +194,12 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
     part_i sums[SUMS_AT_ONCE] = {0};
     EACH_ROW(r)
         input[r] = (const char *)piece.work->inputs + tile_at(2 * (piece.row + r), 0, units);
+    START_PREFETCH;
     for (int64_t unit = piece.from / 64; unit < blocks_of(piece.to, 64); unit++) {
+        RENEW_PREFETCH;
         for (int quad = 0; quad < 16; quad++) {
             part_s w[GROUP * PARTS];
-            PREFETCH(units * 1024, (unit - piece.from / 64) * 1024 + quad * 64, quad);
+            PREFETCH(units * 1024, quad % STEPS);
             EACH_PART(i)
                 w[i] = (part_s)load_part(weight + ((i / PARTS * units + unit) * 16 + quad) * 64 +
                                          i % PARTS * WIDTH);

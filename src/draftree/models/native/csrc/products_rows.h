@@ -8,7 +8,7 @@
 #pragma once
 #include "products_kernels.h"
 
-enum { PREFETCH_BYTES = 2048, ROWS_PER_CALL = 48, LONG_PIECE = 640, LONG_FROM = 4 /* calls */ };
+enum { ROWS_PER_CALL = 48, PIECE_LINES = 96, AHEAD_LINES = 128 /* of all blocks */ };
 
 /* the largest number of rows of a kernel for `count` blocks */
 INLINE int64_t rows_at_once(int64_t format, int64_t count) {
@@ -16,43 +16,68 @@ INLINE int64_t rows_at_once(int64_t format, int64_t count) {
     return min_int(rows, MOST_ROWS);
 }
 
+INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes */
+    return block_bytes(inputs, format) / 64;
+}
+
+INLINE int64_t inputs_of_lines(int64_t lines, int64_t format) {
+    return format == FLOAT32 ? lines : lines / 16 * inner_block(format);
+}
+
 /* Inputs per kernel call. If sums of 8-bit products are converted to float32 on the way, it must
- * not depend on the number of rows. With more rows than a few calls take, pieces are long: their
- * weights are in the second cache, and sums are loaded and stored less often. */
-INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int64_t calls) {
+ * not depend on the number of rows. The weights of a piece and of the next one fit the first cache
+ * if several calls read them. A single call is followed by one for the last lines. */
+INLINE int64_t inputs_of_piece(int64_t format, int64_t inputs, int64_t calls, int count,
+                               int64_t from) {
     if (format == INT8 && !SPLIT_BYTES && !BYTE_GROUPS) return UNITS_IN_SUM * 64;
-    if (calls == 1) return inputs;
-    if (format == FLOAT32 || calls < LONG_FROM) return format == INT8 ? 128 : 64;
-    return blocks_of(inputs, blocks_of(inputs, LONG_PIECE) * 64) * 64;
+    if (calls > 1)
+        return blocks_of(inputs, blocks_of(lines_of_block(inputs, format), PIECE_LINES) * 64) * 64;
+    const int64_t ahead = inputs_of_lines(AHEAD_LINES / count, format),
+                  all = blocks_of(inputs, 64) * 64;
+    return from == 0 && all > ahead ? all - ahead : ahead;
+}
+
+/* Plans what a kernel call prefetches: `lines` of each block from `next` on, while it multiplies
+ * `steps` lines of each. */
+INLINE void plan_prefetch(Piece *piece, const char *next, int64_t lines, int64_t steps) {
+    static const uint8_t when[STEPS + 1] = {0, 0x01, 0x11, 0x49, 0x55, 0x6d, 0x77, 0x7f, 0xff};
+    piece->next = next;
+    piece->next_end = next + lines * 64;
+    piece->when = when[min_int(STEPS, blocks_of(lines * STEPS, steps))];
 }
 
 /* The calls of a piece prefetch the weights that the next piece needs, each a share of them, so
- * that the memory is always in use. If there is one call only, it prefetches a little ahead itself. */
-INLINE const char *weights_to_prefetch(const Work *work, const Linear *linear, int64_t block,
-                                       int64_t from, int64_t to, int is_only) {
-    const int64_t format = linear->format, bytes = block_bytes(linear->inputs, format);
-    const int64_t of_input = format == FLOAT32 ? 64 : 1024 / inner_block(format);
-    const char *weight = (const char *)linear->weight + block * bytes;
-    if (is_only) return weight + from * of_input + PREFETCH_BYTES;
-    return to < linear->inputs ? weight + to * of_input
-                               : weight + work->pass->num_threads * GROUP * bytes;
+ * that the memory is always in use. If there is one call only, it prefetches a little ahead itself.
+ * `next`: the weights of the blocks after these. */
+INLINE void plan_call(Piece *piece, const char *next, int64_t call, int64_t calls, int count,
+                      int64_t step) {
+    const Linear *linear = piece->linear;
+    const int64_t format = linear->format, inputs = linear->inputs, bytes = block_bytes(inputs, format);
+    const int64_t done = lines_of_block(piece->to, format), left = bytes / 64 - done,
+                  own = done - lines_of_block(piece->from, format);
+    const char *weight = (const char *)linear->weight + piece->block * bytes;
+    if (calls == 1) {
+        if (left > 0) plan_prefetch(piece, weight + (done - own + AHEAD_LINES / count) * 64, own, own);
+        else plan_prefetch(piece, next, own, own);
+        return;
+    }
+    const int64_t lines = min_int(lines_of_block(step, format), left > 0 ? left : bytes / 64);
+    const int64_t first = lines * call / calls, end = lines * (call + 1) / calls;
+    plan_prefetch(piece, (left > 0 ? weight + done * 64 : next) + first * 64, end - first, own);
 }
 
 /* Adds the products of some rows and `count` blocks to their sums. */
 INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                       int64_t block, int count, int first_part, Sums *sums) {
+                       int64_t block, int count, int first_part, Sums *sums, const char *next) {
     const int64_t format = linear->format, most = rows_at_once(format, count);
-    const int is_only = num_rows <= most;
-    const int64_t calls = blocks_of(num_rows, most),
-                  step = inputs_of_piece(format, linear->inputs, calls);
-    for (int64_t from = 0; from < linear->inputs; from += step) {
+    const int64_t calls = blocks_of(num_rows, most);
+    for (int64_t from = 0, step; from < linear->inputs; from += step) {
+        step = inputs_of_piece(format, linear->inputs, calls, count, from);
         Piece piece = {work, linear, .block = block, .from = from,
                        .to = min_int(from + step, linear->inputs), .first_part = first_part};
-        piece.next_weights = weights_to_prefetch(work, linear, block, from, piece.to, is_only);
         for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
             end = num_rows * (call + 1) / calls;
-            piece.first_step = (unsigned)blocks_of(call * STEPS_OF_UNIT, calls);
-            piece.steps = (unsigned)blocks_of((call + 1) * STEPS_OF_UNIT, calls) - piece.first_step;
+            plan_call(&piece, next, call, calls, count, step);
             piece.row = row + r;
             piece.partial_sums = sums + r;
             add_rows(piece, (int)(end - r), count);
@@ -62,15 +87,17 @@ INLINE void add_blocks(const Work *work, const Linear *linear, int64_t row, int6
 
 /* Up to ROWS_PER_CALL rows by a group of blocks. */
 INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
-                            int64_t block, int count, int target) {
-    const int64_t format = linear->format;
+                            int64_t block, int count, int target, int64_t next) {
+    const int64_t format = linear->format, bytes = block_bytes(linear->inputs, format);
     Sums sums[ROWS_PER_CALL];
     memset(sums, 0, (size_t)num_rows * sizeof(Sums));
     int at_once = count;
     while (at_once > 2 && num_rows > rows_at_once(format, at_once)) at_once /= 2;
     if (num_rows > rows_at_once(format, at_once)) at_once = count; /* no single sweep anyway */
     for (int i = 0; i < count; i += at_once)
-        add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums);
+        add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums,
+                   (const char *)linear->weight +
+                       (i + at_once < count ? block + i + at_once : next) * bytes);
     for (int64_t r = 0; r < num_rows; r++) {
         vf values[GROUP];
         memcpy(values, &sums[r], sizeof(values));

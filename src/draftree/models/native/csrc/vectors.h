@@ -27,6 +27,24 @@ typedef half_row half_loose __attribute__((aligned(2), may_alias));
 INLINE vf splat(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE vf load(const float *p) { return *(const vf_loose *)p; }
 INLINE void store(float *p, vf x) { *(vf_loose *)p = x; }
+
+/* Stores past the caches if the processor can, so that they keep weights, and the old contents are
+ * not read first. end_streams orders these stores before later ones. */
+INLINE void store_streamed(float *p, vf x) {
+#if defined(__AVX512F__)
+    if ((uintptr_t)p % 64 == 0) {
+        _mm512_stream_ps(p, (__m512)x);
+        return;
+    }
+#endif
+    store(p, x);
+}
+INLINE void end_streams(void) {
+#if defined(__AVX512F__)
+    _mm_sfence();
+#endif
+}
+
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
 INLINE vi max_vi(vi a, vi b) {
