@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequ
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
+from draftree.submission import Submission
 from engine_samples import VOCAB
 from families import target
 from spelling import tokenizer
@@ -44,11 +46,23 @@ async def test_updates_of_all_texts_add_up_to_the_completions() -> None:
 
 @asynchronous
 async def test_texts_arrive_interleaved() -> None:
-    async with opened() as llm, await llm.submit([1], params(1, 200, n=2)) as submission:
-        order = [update.sequence.index async for update in submission]
-    first_end, second_end = (max(i for i, index in enumerate(order) if index == text) for text in (0, 1))
-    assert min(first_end, second_end) > order.index(1)
-    assert order.index(0) < second_end
+    with Gate(rounds=5) as gate:
+        async with opened(on_round=gate) as llm, await llm.submit([1], params(1, 200, n=2)) as submission:
+            begun = {update.sequence.index: update async for update in updates_until(submission, 2)}
+            assert not any(sequence.is_finished for sequence in submission.sequences)
+            gate.open()
+            rest = [update async for update in submission]
+    assert sorted(begun) == [0, 1]
+    assert sorted(update.sequence.index for update in rest if update.is_last) == [0, 1]
+
+
+async def updates_until(submission: Submission, num_texts: int) -> AsyncIterator[Update]:
+    """Updates until so many texts have begun."""
+    begun: set[int] = set()
+    while len(begun) < num_texts:
+        update = await anext(submission)
+        begun.add(update.sequence.index)
+        yield update
 
 
 @asynchronous
@@ -104,11 +118,12 @@ async def test_submitting_raises_what_refuses_the_request() -> None:
             with pytest.raises(InvalidRequestError):
                 await invalid
             endless = asyncio.ensure_future(llm.submit([1], params(1, 10**6)))
-            waiting = asyncio.ensure_future(llm.submit([1], params(2)))
-            refused = asyncio.ensure_future(llm.submit([1], params(3), wait=False))
-            await gate.open_behind(llm, 2)
             with pytest.raises(InvalidRequestError):
                 await endless
+            waiting = asyncio.ensure_future(llm.submit([1], params(2)))
+            await asked(llm, 1)
+            refused = asyncio.ensure_future(llm.submit([1], params(3), wait=False))
+            await gate.open_behind(llm, 2)
             with pytest.raises(QueueFullError):
                 await refused
             await running.aclose()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import draftree.assembly as assembly
+from async_samples import asked, held
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import LoadedDraftModel
@@ -152,7 +153,10 @@ def test_concurrent_requests_have_the_same_texts(drafting: list[Connection]) -> 
             engine = llm.llm.engine
             engine.alternation = Alternation(engine.parts)
             params = SamplingParams(max_tokens=30, temperature=1.0, seed=4, ignore_eos=True)
-            found = await asyncio.gather(*(llm.generate(prompt, params) for prompt in PROMPTS))
+            async with held(llm):
+                writing = [asyncio.ensure_future(llm.generate(prompt, params)) for prompt in PROMPTS]
+                await asked(llm, len(writing))
+            found = await asyncio.gather(*writing)
             return [list(one[0].token_ids) for one in found], engine.alternation.num_alternated
 
     found, count = asyncio.run(generate())
