@@ -48,7 +48,7 @@ def sent() -> tuple[str, bytes]:
     return ("speech.wav", wav(samples(SECONDS)))
 
 
-def heard(library: LLM, **given: Any) -> Any:
+def transcribed(library: LLM, **given: Any) -> Any:
     values, _ = sound._read_wav(sent()[1])
     (done,) = library.transcribe(values[:, 0], GREEDY, **given)
     return done
@@ -58,7 +58,7 @@ def heard(library: LLM, **given: Any) -> Any:
 def test_the_text_equals_the_library(client: openai.OpenAI, library: LLM, language: str | None) -> None:
     given = {} if language is None else {"language": language}
     found = client.audio.transcriptions.create(model=NAME, file=sent(), **given)  # type: ignore[call-overload]
-    done = heard(library, language=language)
+    done = transcribed(library, language=language)
     assert found.text == library.transcriber.text(done.token_ids) != ""
     assert found.usage.seconds == SECONDS
 
@@ -66,21 +66,21 @@ def test_the_text_equals_the_library(client: openai.OpenAI, library: LLM, langua
 def test_translations_and_prompts_equal_the_library(client: openai.OpenAI, library: LLM) -> None:
     with pytest.warns(DeprecationWarning, match="deprecated"):  # of the client
         found = client.audio.translations.create(model=NAME, file=sent(), prompt="a fox", temperature=0)
-    done = heard(library, task="translate", prompt="a fox")
+    done = transcribed(library, task="translate", prompt="a fox")
     assert found.text == library.transcriber.text(done.token_ids)
-    assert found.text != library.transcriber.text(heard(library, task="translate").token_ids)
+    assert found.text != library.transcriber.text(transcribed(library, task="translate").token_ids)
 
 
 def test_text_is_plain(client: openai.OpenAI, library: LLM) -> None:
     found = client.audio.transcriptions.create(model=NAME, file=sent(), language="de", response_format="text")
-    assert str(found) == library.transcriber.text(heard(library, language="de").token_ids) + "\n"
+    assert str(found) == library.transcriber.text(transcribed(library, language="de").token_ids) + "\n"
 
 
 def test_verbose_json_has_the_segments(client: openai.OpenAI, library: LLM) -> None:
     found = client.audio.transcriptions.create(
         model=NAME, file=sent(), language="de", response_format="verbose_json", timestamp_granularities=["segment"]
     )
-    done = heard(library, language="de", timestamps=True)
+    done = transcribed(library, language="de", timestamps=True)
     wanted = library.segments(done, seconds=SECONDS)
     assert found.language == "german"
     assert found.duration == SECONDS
@@ -95,7 +95,7 @@ def test_verbose_json_has_the_segments(client: openai.OpenAI, library: LLM) -> N
 
 
 def test_subtitles_have_the_times_of_the_segments(client: openai.OpenAI, library: LLM) -> None:
-    wanted = library.segments(heard(library, language="de", timestamps=True), seconds=SECONDS)
+    wanted = library.segments(transcribed(library, language="de", timestamps=True), seconds=SECONDS)
     for kind, point in (("srt", ","), ("vtt", ".")):
         found = str(client.audio.transcriptions.create(model=NAME, file=sent(), language="de", response_format=kind))  # type: ignore[call-overload]
         lines = [line for line in found.splitlines() if "-->" in line]

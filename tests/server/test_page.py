@@ -11,6 +11,7 @@ import pytest
 from browser import Browser, open_browser
 from draftree import AsyncLLM
 from draftree.serve.pool import ServedModel
+from operated import paused, wait_for
 from page_checks import low_contrasts, unnamed
 from real_weights import folder_of
 from serving import NAME as TINY
@@ -80,10 +81,10 @@ def expected(url: str, *, draft: str, path: str = "chat/completions", **content:
 def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, running: Running) -> None:
     url = running.url
     visit(browser, url)
-    with slow_rounds(running.llm, seconds=0.1):
+    with paused(running, rounds=6):
         browser.click("#send")
         browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 3 && !{IDLE}", seconds=180)
-        wait_for_text(browser)
+    wait_for_text(browser)
     messages = [{"role": "user", "content": PROMPT}]
     assert browser.text(TEXT) == expected(url, draft="none", messages=messages)
     origins = {origin: browser.count(f"{TEXT} .{origin}") for origin in ("drafted", "picked", "plain")}
@@ -189,12 +190,14 @@ def test_the_ratio_is_measured_with_the_same_request(browser: Browser, url: str)
     )
 
 
-def test_stop_ends_the_request_on_the_server(browser: Browser, url: str) -> None:
-    visit(browser, url, prompt="Tell a very long story about a lighthouse.", max_tokens=600, temperature=1)
-    browser.click("#send")
-    browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 5", seconds=180)
-    browser.click("#stop-run")
-    wait_for_text(browser)
+def test_stop_ends_the_request_on_the_server(browser: Browser, running: Running) -> None:
+    visit(browser, running.url, prompt="Tell a very long story about a lighthouse.", max_tokens=600, temperature=1)
+    with paused(running, rounds=10):
+        browser.click("#send")
+        browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 5", seconds=180)
+        browser.click("#stop-run")
+        wait_for_text(browser)
+    wait_for(lambda: not running.llm.num_running)
     assert "stopped" in browser.text(".meta")
     assert browser.count(f"{TEXT} .piece") < 500
 

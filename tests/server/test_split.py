@@ -15,11 +15,8 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UnsupportedModelError
 from draftree.heads.folders import write_head
 from draftree.loading.first_layers import load_first_layers
-from draftree.loading.load import load_model
-from draftree.models.base import Extend, Pass
 from draftree.remote.errors import RefusedError
 from draftree.remote.split import exchange
-from draftree.remote.split.states import StateFormat
 from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
@@ -27,7 +24,7 @@ from faulty import faulty
 from head_samples import head_config, random_head
 from operated import wait_for
 from serving import Running, running_server, tiny_tokenizer
-from split_devices import HIDDEN, LAYERS, SPLIT, split_device, split_folder, split_server, whole_texts
+from split_devices import HIDDEN, LAYERS, SPLIT, rounded_text, split_device, split_folder, split_server, whole_texts
 from verify_clients import PARAMS, PROMPTS, texts_of
 
 FREE_PARAMS = [
@@ -125,40 +122,12 @@ def test_heads_read_states_of_both_sides(folder: Path, tmp_path: Path, variant: 
         check_empty(own)
 
 
-def reference(folder: Path, kind: str, prompt: list[int], count: int) -> list[int]:
-    """The greedy text of the function that rounds states after the first layers, token by token in this process.
-
-    Returned states are rounded as well, as those of a server that returns states.
-    """
-    local = load_first_layers(folder, SPLIT, dtype=torch.float32, device=torch.device("cpu"))
-    whole: Any = load_model(str(folder), dtype="float32").model
-    first, rest, text = local.open(), whole.open(), list(prompt)
-
-    def rounded(states: torch.Tensor) -> torch.Tensor:
-        form = StateFormat(kind, states.shape[1])
-        return form.unpack(form.pack(states).tobytes(), len(states))
-
-    while len(text) < len(prompt) + count:
-        new = text[first.length :]
-        chain = range(-1, len(new) - 1)
-        states = local.run(Pass([Extend(first, new, chain)], capture=(SPLIT,))).hidden
-        assert states is not None
-        result = whole.run_rest(
-            [Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS]
-        )
-        logits = local.read_out(rounded(result.hidden[-1])).tensor()
-        text.append(int(logits[0].argmax()))
-        local.commit(first, range(len(new)))
-        whole.commit(rest, range(len(new)))
-    return text[len(prompt) :]
-
-
 @pytest.mark.parametrize("kind", ["int8", "bfloat16"])
 def test_rounded_states_are_a_function_of_their_own(server: Running, folder: Path, kind: str) -> None:
     """Drafts, trees, batches and a restart do not change the text, and a loop without any of them gives the same."""
     params = [SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)] * len(PROMPTS)
     encode = tiny_tokenizer().encode
-    wanted = [reference(folder, kind, encode(prompt), 40) for prompt in PROMPTS]
+    wanted = [rounded_text(folder, kind, encode(prompt), 40) for prompt in PROMPTS]
     for draft in DRAFTS:
         with split_device(server, folder, draft, states=kind, **planned(draft)) as llm:
             assert not llm.model.is_lossless

@@ -13,9 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.loading.first_layers import load_first_layers
-from draftree.loading.load import LoadedModel
+from draftree.loading.load import LoadedModel, load_model
+from draftree.models.base import Extend, Pass
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Connector, Link
+from draftree.remote.split.states import StateFormat
 from draftree.remote.split.target import SplitModel
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings
@@ -104,3 +106,31 @@ def whole_texts(
     """The texts by plain decoding of the whole model in this process, one by one."""
     llm = LLM(str(folder), None, kernels=kernels, dtype="float32")
     return [list(llm.generate([prompt], one)[0].token_ids) for prompt, one in zip(prompts, params, strict=True)]
+
+
+def rounded_text(folder: Path, kind: str, prompt: list[int], count: int) -> list[int]:
+    """The greedy text of the function that rounds states after the first layers, token by token in this process.
+
+    Returned states are rounded as well, as those of a server that returns states.
+    """
+    local = load_first_layers(folder, SPLIT, dtype=torch.float32, device=torch.device("cpu"))
+    whole: Any = load_model(str(folder), dtype="float32").model
+    first, rest, text = local.open(), whole.open(), list(prompt)
+
+    def rounded(states: torch.Tensor) -> torch.Tensor:
+        form = StateFormat(kind, states.shape[1])
+        return form.unpack(form.pack(states).tobytes(), len(states))
+
+    while len(text) < len(prompt) + count:
+        new = text[first.length :]
+        chain = range(-1, len(new) - 1)
+        states = local.run(Pass([Extend(first, new, chain)], capture=(SPLIT,))).hidden
+        assert states is not None
+        result = whole.run_rest(
+            [Extend(rest, [0] * len(new), chain)], rounded(states[:, 0]), first=SPLIT, capture=[LAYERS]
+        )
+        logits = local.read_out(rounded(result.hidden[-1])).tensor()
+        text.append(int(logits[0].argmax()))
+        local.commit(first, range(len(new)))
+        whole.commit(rest, range(len(new)))
+    return text[len(prompt) :]

@@ -27,12 +27,13 @@ from draftree.loading.resolve import resolve_model
 from draftree.loading.tuned import TunedDraft, conditions_of
 from draftree.models.replay.text import RecordedText
 from draftree.sampling.params import SamplingParams
+from draftree.tune.candidate_models import CandidateModels, sample_of
 from draftree.tune.candidates import PLAIN, VERIFY, Candidate, first_candidates, own_candidates, variants_of
 from draftree.tune.contest import FINALISTS, Cell, Contest, Sample, Standing
 from draftree.tune.journal import Journal
 from draftree.tune.prediction import NUM_BEST, Prediction
 from draftree.tune.recording import record_text
-from draftree.tune.replays import text_digest, why_not_replayed
+from draftree.tune.replays import why_not_replayed
 from draftree.weights.catalogue import CATALOGUE
 
 __all__ = ["DraftSearch", "DraftTuneSettings"]
@@ -111,7 +112,7 @@ class DraftSearch:
         prompts, self.notes = prompts_of(workload, self._tokenizer, room)
         self._prompts = across_categories(prompts)
         self._first, self.refused = first_candidates(self._loaded, own)
-        self._llms: dict[str, LLM] = {}
+        self._models = CandidateModels(self._loaded, self._tokenizer, trust_remote_code=settings.trust_remote_code)
         self._conditions = conditions_of(self._loaded)
         facts = self._facts(workload.sha256)
         self.journal = Journal(self._loaded.model.fingerprint, facts)
@@ -232,32 +233,16 @@ class DraftSearch:
         )
 
     def _record(self, cell: Cell, layers: Sequence[int]) -> RecordedText:
-        llm = self._llm(PLAIN)
-        llm.forget()
-        return record_text(llm, self._prompts[cell.prompt].ids, self._params(cell), layers)
+        return record_text(self._llm(PLAIN), self._prompts[cell.prompt].ids, self._params(cell), layers)
 
     def _write(self, candidate: Candidate, cell: Cell) -> Sample:
-        llm = self._llm(candidate)
-        llm.forget()  # the same prompt may have been answered at another temperature
-        (done,) = llm.generate([list(self._prompts[cell.prompt].ids)], self._params(cell))
-        return Sample(1 / done.stats.tokens_per_second, done.stats.acceptance_length, text_digest(done.token_ids))
+        (done,) = self._llm(candidate).generate([list(self._prompts[cell.prompt].ids)], self._params(cell))
+        return sample_of(done)
 
     def _llm(self, candidate: Candidate) -> LLM:
-        """Return the model with a drafter; its first passes are slower than all others and are not measured."""
-        found = self._llms.get(candidate.name)
-        if found is None:
-            found = LLM(
-                self._loaded,
-                None if candidate.is_plain else candidate.draft,
-                plan=candidate.plan,
-                tokenizer=self._tokenizer,
-                max_batch_size=1,
-                trust_remote_code=self._settings.trust_remote_code,
-            )
-            params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True)
-            found.generate([list(self._prompts[0].ids)], params)
-            self._llms[candidate.name] = found
-        return found
+        """Return the model with a drafter, without state of earlier texts."""
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True)
+        return self._models.get(candidate, self._prompts[0].ids, params)
 
 
 def across_categories(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -6,23 +6,22 @@ model may be faster here than beside the target, which uses the same caches: the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 from draftree.assembly import choose_methods
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
 from draftree.models.replay.model import ReplayModel
 from draftree.models.replay.text import RecordedText, ReplayClock, ReplayCosts
 from draftree.models.source import EncoderDecoder
 from draftree.text.tokenizer import Tokenizer
+from draftree.tune.candidate_models import CandidateModels, sample_of
 from draftree.tune.candidates import VERIFY, Candidate
 from draftree.tune.contest import Sample
 
-__all__ = ["Replays", "layers_of", "rows_of", "text_digest", "why_not_replayed"]
+__all__ = ["Replays", "layers_of", "rows_of", "why_not_replayed"]
 
 
 def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
@@ -58,11 +57,6 @@ def rows_of(candidates: Sequence[Candidate]) -> int:
     return 1 + max(nodes, default=1)
 
 
-def text_digest(tokens: Sequence[int]) -> str:
-    """Return the digest of a text by which texts are compared."""
-    return hashlib.sha256(repr(tuple(tokens)).encode()).hexdigest()[:16]
-
-
 class Replays:
     """Candidates on a replayed target.
 
@@ -83,18 +77,18 @@ class Replays:
         trust_remote_code: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._clock = ReplayClock(clock)
-        self._model = ReplayModel(loaded.model, costs, self._clock)
-        self._loaded = replace(loaded, model=self._model)
-        self._tokenizer, self._trusts = tokenizer, trust_remote_code
-        self._llms: dict[str, LLM] = {}
+        charged = ReplayClock(clock)
+        self._model = ReplayModel(loaded.model, costs, charged)
+        self._models = CandidateModels(
+            replace(loaded, model=self._model), tokenizer, trust_remote_code=trust_remote_code, clock=charged
+        )
 
     def why_not(self, candidate: Candidate, text: RecordedText) -> str | None:
         """Return why a candidate cannot be replayed, by replaying a text; None if it can."""
         try:
             self.write(candidate, text)
         except DraftreeError as error:
-            self._llms.pop(candidate.name, None)
+            self._models.drop(candidate)
             return str(error)
         return None
 
@@ -106,26 +100,8 @@ class Replays:
             UnsupportedModelError: likewise, found during drafting.
         """
         self._model.text = text
-        llm = self._llm(candidate, text)
-        llm.forget()
+        llm = self._models.get(candidate, text.prompt, text.params)
         (done,) = llm.generate([list(text.prompt)], text.params, progress=False)
         if tuple(done.token_ids) != text.tokens:
             raise ConfigurationError(f"the replay of {candidate.name} wrote another text: please report this")
-        return Sample(1 / done.stats.tokens_per_second, done.stats.acceptance_length, text_digest(done.token_ids))
-
-    def _llm(self, candidate: Candidate, text: RecordedText) -> LLM:
-        """Return the replayed target with a drafter, whose first texts are slower and are not measured."""
-        found = self._llms.get(candidate.name)
-        if found is None:
-            found = LLM(
-                self._loaded,
-                None if candidate.is_plain else candidate.draft,
-                plan=candidate.plan,
-                tokenizer=self._tokenizer,
-                max_batch_size=1,
-                trust_remote_code=self._trusts,
-                clock=self._clock,
-            )
-            found.generate([list(text.prompt)], text.params, progress=False)
-            self._llms[candidate.name] = found
-        return found
+        return sample_of(done)

@@ -22,7 +22,7 @@ from draftree.bench.suite.scores import scores_of
 from draftree.bench.suite.submission import SCHEMA, check, read_submission
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from suite_files import suite, suite_home
+from suite_files import other_machine, suite, suite_home
 
 
 @pytest.fixture(scope="module")
@@ -193,20 +193,6 @@ def test_scores_that_do_not_follow_from_the_prompts_are_detected(
     (tmp_path / "changed.json").write_text(json.dumps(changed))
     assert run(["bench", "suite-check", str(tmp_path / "changed.json")]) == 1
     assert words[change] in capsys.readouterr().err
-
-
-def other_machine(submission: dict[str, Any]) -> dict[str, Any]:
-    """The same run on a machine that is twice as fast with drafts."""
-    other = copy.deepcopy(submission)
-    other["machine"]["cpu"] = "another processor"
-    for prompt in other["prompts"]:
-        for name in ("ngram@fixed", "suffix@fixed"):
-            prompt["methods"][name]["tokens_per_second"] *= 2
-    from draftree.bench.suite.submission import entries_of
-
-    other["scores"] = [one.to_json() for one in scores_of(entries_of(other))]
-    assert check(other) == []
-    return other
 
 
 def test_a_table_of_several_submissions(

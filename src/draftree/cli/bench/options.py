@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
+from draftree.cli.completion import complete_draft, complete_plan, complete_verify
 from draftree.cli.layout import PlainGroup
 from draftree.cli.render import note
 
@@ -59,6 +60,36 @@ Limit = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per text.", metavar="N", rich_help_panel=HOW)]
 Seed = Annotated[int, typer.Option(help="Seed of every text.", metavar="N", rich_help_panel=HOW)]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=HOW)]
+Repeats = Annotated[int, typer.Option(help="Number of repetitions of each text.", metavar="N", rich_help_panel=HOW)]
+Drafts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
+        "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
+        metavar="SPEC[@PLAN][@VERIFY]",
+        autocompletion=complete_draft,
+        rich_help_panel=COMPARED,
+    ),
+]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Planner of every method without its own; repeatable, one method per planner.",
+        metavar="POLICY",
+        autocompletion=complete_plan,
+        rich_help_panel=COMPARED,
+    ),
+]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="Verifier of every method without its own.",
+        metavar="RULE",
+        autocompletion=complete_verify,
+        rich_help_panel=COMPARED,
+    ),
+]
 
 
 def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:

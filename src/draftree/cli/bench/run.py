@@ -15,16 +15,20 @@ from draftree.cli.bench.options import (
     COMPARED,
     HOW,
     Category,
+    Drafts,
     Limit,
     MaxTokens,
     Output,
+    Plans,
     Prompts,
+    Repeats,
     Seed,
+    Temperature,
+    Verify,
     note_kernels,
     record_file,
     show_results,
 )
-from draftree.cli.completion import complete_draft, complete_plan, complete_verify
 from draftree.cli.dividing import parallel_of
 from draftree.cli.made import takes
 from draftree.cli.options import Model, require_new
@@ -41,43 +45,12 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-
-Drafts = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
-        "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
-        metavar="SPEC[@PLAN][@VERIFY]",
-        autocompletion=complete_draft,
-        rich_help_panel=COMPARED,
-    ),
-]
-Plans = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Planner of every method without its own; repeatable, one method per planner.",
-        metavar="POLICY",
-        autocompletion=complete_plan,
-        rich_help_panel=COMPARED,
-    ),
-]
-Verify = Annotated[
-    str,
-    typer.Option(
-        help="Verifier of every method without its own.",
-        metavar="RULE",
-        autocompletion=complete_verify,
-        rich_help_panel=COMPARED,
-    ),
-]
 Peer = Annotated[
     bool,
     typer.Option(
         "--peer/--no-peer", help="Run the same jobs with transformers, interleaved.", rich_help_panel=COMPARED
     ),
 ]
-Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=HOW)]
-Repeats = Annotated[int, typer.Option(help="Number of repetitions of each text.", metavar="N", rich_help_panel=HOW)]
 Batch = Annotated[int, typer.Option(help="Number of concurrent prompts.", metavar="N", rich_help_panel=HOW)]
 Record = Annotated[
     Path | None,

@@ -14,12 +14,17 @@ from draftree.cli.bench.options import (
     PROMPTS,
     WIDTH,
     Category,
+    Drafts,
     Limit,
     MaxTokens,
+    Plans,
+    Repeats,
     Seed,
+    Temperature,
+    Verify,
     note_kernels,
 )
-from draftree.cli.bench.run import INTERRUPTED, Drafts, Plans, Repeats, Temperature, Verify, write_all
+from draftree.cli.bench.run import INTERRUPTED, write_all
 from draftree.cli.made import takes
 from draftree.cli.options import OUTPUT, Model, require_new
 from draftree.cli.render import note

@@ -33,91 +33,100 @@ LINE_SECONDS = 60.0
 """Seconds between lines of progress without a terminal."""
 
 
+Output = Annotated[
+    Path,
+    typer.Option(
+        help="Folder of the data; one of an interrupted run is continued.", metavar="FOLDER", rich_help_panel=STORED
+    ),
+]
+PromptNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
+        "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
+        metavar="NAME|FILE",
+        rich_help_panel=PROMPTS,
+    ),
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Prompts as messages or as plain text; default: messages if the model has a chat template.",
+        rich_help_panel=PROMPTS,
+    ),
+]
+MaxPromptTokens = Annotated[int, typer.Option(help="Longer prompts are skipped.", metavar="N", rich_help_panel=PROMPTS)]
+Temperatures = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.",
+        metavar="X",
+        rich_help_panel=TEXTS,
+    ),
+]
+MaxTokens = Annotated[
+    int, typer.Option(help="Maximum number of new tokens of a text.", metavar="N", rich_help_panel=TEXTS)
+]
+LimitTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="End when so many tokens are stored, prompts included; all prompts if not given.",
+        metavar="N",
+        rich_help_panel=TEXTS,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the order of prompts and of all texts.", metavar="N", rich_help_panel=TEXTS)
+]
+Features = Annotated[
+    str,
+    typer.Option(
+        help="Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
+        "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
+        metavar="LAYERS",
+        rich_help_panel=STORED,
+    ),
+]
+Teacher = Annotated[
+    str,
+    typer.Option(
+        help="hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
+        metavar="KIND",
+        rich_help_panel=STORED,
+    ),
+]
+ShardMegabytes = Annotated[int, typer.Option(help="Size of a file.", metavar="N", rich_help_panel=STORED)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the estimated size and end.", rich_help_panel=STORED)]
+Batch = Annotated[int, typer.Option(help="Texts that are generated at a time.", metavar="N", rich_help_panel=RUNNING)]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="A drafter, which changes the speed and never the data; useful for small batches.",
+        metavar="SPEC",
+        rich_help_panel=SPECULATION,
+    ),
+]
+
+
 @takes("execution", execution_of)
 def data(
     model: Model,
     *,
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of the data; one of an interrupted run is continued.", metavar="FOLDER", rich_help_panel=STORED
-        ),
-    ],
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
-            "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
-            metavar="NAME|FILE",
-            rich_help_panel=PROMPTS,
-        ),
-    ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Prompts as messages or as plain text; default: messages if the model has a chat template.",
-            rich_help_panel=PROMPTS,
-        ),
-    ] = None,
-    max_prompt_tokens: Annotated[
-        int, typer.Option(help="Longer prompts are skipped.", metavar="N", rich_help_panel=PROMPTS)
-    ] = 800,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.",
-            metavar="X",
-            rich_help_panel=TEXTS,
-        ),
-    ] = None,
-    max_tokens: Annotated[
-        int, typer.Option(help="Maximum number of new tokens of a text.", metavar="N", rich_help_panel=TEXTS)
-    ] = 200,
-    limit_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="End when so many tokens are stored, prompts included; all prompts if not given.",
-            metavar="N",
-            rich_help_panel=TEXTS,
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the order of prompts and of all texts.", metavar="N", rich_help_panel=TEXTS)
-    ] = 0,
-    features: Annotated[
-        str,
-        typer.Option(
-            help="Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
-            "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
-            metavar="LAYERS",
-            rich_help_panel=STORED,
-        ),
-    ] = "auto",
-    teacher: Annotated[
-        str,
-        typer.Option(
-            help="hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely "
-            "tokens.",
-            metavar="KIND",
-            rich_help_panel=STORED,
-        ),
-    ] = "hidden",
-    shard_megabytes: Annotated[int, typer.Option(help="Size of a file.", metavar="N", rich_help_panel=STORED)] = 64,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the estimated size and end.", rich_help_panel=STORED)
-    ] = False,
-    batch: Annotated[
-        int, typer.Option(help="Texts that are generated at a time.", metavar="N", rich_help_panel=RUNNING)
-    ] = 64,
-    draft: Annotated[
-        str,
-        typer.Option(
-            help="A drafter, which changes the speed and never the data; useful for small batches.",
-            metavar="SPEC",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = NO_DRAFT,
+    output: Output,
+    prompts: PromptNames = None,
+    chat: Chat = None,
+    max_prompt_tokens: MaxPromptTokens = 800,
+    temperature: Temperatures = None,
+    max_tokens: MaxTokens = 200,
+    limit_tokens: LimitTokens = None,
+    seed: Seed = 0,
+    features: Features = "auto",
+    teacher: Teacher = "hidden",
+    shard_megabytes: ShardMegabytes = 64,
+    dry_run: DryRun = False,
+    batch: Batch = 64,
+    draft: Draft = NO_DRAFT,
     execution: Execution,
 ) -> None:
     """Let a model answer prompts and store its hidden states, for 'draftree train'.

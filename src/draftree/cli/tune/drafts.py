@@ -38,70 +38,77 @@ Model = Annotated[
 ]
 
 
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines as for 'draftree bench'; the prompts of the package if not given.",
+        metavar="FILE",
+        rich_help_panel=SEARCH,
+    ),
+]
+Drafts = Annotated[
+    list[str],
+    typer.Option(
+        "--draft",
+        help="Measure this drafter too, alone and merged with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; "
+        "repeatable.",
+        metavar="SPEC",
+        autocompletion=complete_draft,
+        rich_help_panel=SEARCH,
+    ),
+]
+Minutes = Annotated[float, typer.Option(help="Begin no new text after so long.", metavar="X", rich_help_panel=SEARCH)]
+Temperatures = Annotated[
+    list[float],
+    typer.Option(
+        help="Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.",
+        metavar="X",
+        rich_help_panel=SEARCH,
+    ),
+]
+MaxTokens = Annotated[int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)]
+Limit = Annotated[
+    int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
+]
+Seed = Annotated[int, typer.Option(help="Seed of sampled texts.", metavar="N", rich_help_panel=SEARCH)]
+Replay = Annotated[
+    bool,
+    typer.Option(
+        "--replay/--no-replay",
+        help="First replay all drafters on recorded texts of the model, and measure the best three for real; or "
+        "measure all for real.",
+        rich_help_panel=SEARCH,
+    ),
+]
+Save = Annotated[
+    bool,
+    typer.Option(
+        "--save/--dry-run",
+        help="Keep the fastest drafter for '--draft auto', or only show it.",
+        rich_help_panel=KEPT,
+    ),
+]
+Show = Annotated[
+    bool, typer.Option("--show", help="Show the kept results, of MODEL or of all models.", rich_help_panel=KEPT)
+]
+Forget = Annotated[bool, typer.Option("--forget", help="Remove the kept results of MODEL.", rich_help_panel=KEPT)]
+
+
 @takes("execution", execution_of)
 def drafts(
     model: Model = None,
     *,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines as for 'draftree bench'; the prompts of the package if not given.",
-            metavar="FILE",
-            rich_help_panel=SEARCH,
-        ),
-    ] = None,
-    draft: Annotated[
-        list[str],
-        typer.Option(
-            "--draft",
-            help="Measure this drafter too, alone and merged with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; "
-            "repeatable.",
-            metavar="SPEC",
-            autocompletion=complete_draft,
-            rich_help_panel=SEARCH,
-        ),
-    ] = [],  # noqa: B006, read only
-    minutes: Annotated[
-        float, typer.Option(help="Begin no new text after so long.", metavar="X", rich_help_panel=SEARCH)
-    ] = 10.0,
-    temperature: Annotated[
-        list[float],
-        typer.Option(
-            help="Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.",
-            metavar="X",
-            rich_help_panel=SEARCH,
-        ),
-    ] = [],  # noqa: B006, read only
-    max_tokens: Annotated[
-        int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)
-    ] = 96,
-    limit: Annotated[
-        int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampled texts.", metavar="N", rich_help_panel=SEARCH)] = 0,
-    replay: Annotated[
-        bool,
-        typer.Option(
-            "--replay/--no-replay",
-            help="First replay all drafters on recorded texts of the model, and measure the best three for real; or "
-            "measure all for real.",
-            rich_help_panel=SEARCH,
-        ),
-    ] = True,
-    save: Annotated[
-        bool,
-        typer.Option(
-            "--save/--dry-run",
-            help="Keep the fastest drafter for '--draft auto', or only show it.",
-            rich_help_panel=KEPT,
-        ),
-    ] = True,
-    show: Annotated[
-        bool, typer.Option("--show", help="Show the kept results, of MODEL or of all models.", rich_help_panel=KEPT)
-    ] = False,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="Remove the kept results of MODEL.", rich_help_panel=KEPT)
-    ] = False,
+    prompts: Prompts = None,
+    draft: Drafts = [],  # noqa: B006, read only
+    minutes: Minutes = 10.0,
+    temperature: Temperatures = [],  # noqa: B006, read only
+    max_tokens: MaxTokens = 96,
+    limit: Limit = None,
+    seed: Seed = 0,
+    replay: Replay = True,
+    save: Save = True,
+    show: Show = False,
+    forget: Forget = False,
     execution: Execution,
 ) -> None:
     """Measure which drafter, shape and planner is fastest for a model on this machine, and keep it for --draft auto.
