@@ -134,9 +134,9 @@ def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest
 
 
 def test_an_unsupported_family_reports_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    llm = LLM(drafter_folder("cohere", tmp_path, distance=0.0, **SIZES))
+    llm = LLM(drafter_folder("cohere", tmp_path, distance=0.0, use_qk_norm=True, **SIZES))
     assert llm.kernels == "torch"
-    assert "rotary positions" in str(llm.kernels_reason)
+    assert "norms of heads" in str(llm.kernels_reason)
     assert "kernels: torch (" in caplog.text
 
 
@@ -144,12 +144,12 @@ def test_a_drafter_of_an_unsupported_family_reports_its_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = drafter_folder("llama", tmp_path / "target", distance=0.0, **SIZES)
-    other = drafter_folder("cohere", tmp_path / "drafter", **SIZES)
+    other = drafter_folder("cohere", tmp_path / "drafter", use_qk_norm=True, **SIZES)
     llm = LLM(target, f"model:{other}")
     assert llm.kernels_reason is None
     (entry,) = [entry.getMessage() for entry in caplog.records if "kernels: torch" in entry.getMessage()]
     assert entry.startswith("drafter '")
-    assert "rotary positions" in entry
+    assert "norms of heads" in entry
 
 
 def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -98,10 +98,10 @@ def test_layers_that_cannot_be_copied_stay_mapped(
     wanted = at_once(model, text(20)).clone()
     ((packed, count),) = copies
 
-    def full(_: int) -> None:
+    def full(*_: Any) -> None:
         raise MemoryError("no pages")
 
-    monkeypatch.setattr(weights, "huge_pages", full)
+    monkeypatch.setattr(weights.StreamedWeights, "_read", full)
     with caplog.at_level(logging.INFO, logger="draftree"):
         mapped.copy_in_background(packed, count).join()
     assert "stay mapped" in caplog.text
@@ -124,7 +124,7 @@ def test_the_thread_ends_with_its_model(blueprint: Any, store: WeightStore, monk
     monkeypatch.setattr(mapped, "PAUSE", 0)
 
     def kept(*given: Any) -> None:
-        monkeypatch.setattr(weights.StreamedWeights, "_read", lambda self, extent: wait.wait() and read(self, extent))
+        monkeypatch.setattr(weights.StreamedWeights, "_read", lambda *given: wait.wait() and read(*given))
         started.append(mapped.copy_in_background(*given))
 
     monkeypatch.setattr(weights, "copy_in_background", kept)
