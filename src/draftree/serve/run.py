@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import logging
@@ -226,7 +227,9 @@ async def warm_up(models: Sequence[ServedModel]) -> None:
 def exempt_from_collections() -> None:
     """Exempt all objects that exist from garbage collection: libraries and models live as long as the server.
 
-    A full collection visits them all and stops every thread meanwhile, with torch for a quarter of a second.
+    A full collection visits them all and stops every thread meanwhile, with torch for a quarter of a second. The end of
+    the process collects them again: some libraries report what is left then.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)

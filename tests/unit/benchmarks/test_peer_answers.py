@@ -38,12 +38,12 @@ def test_requests_are_answered_line_by_line_after_the_ready_line() -> None:
 @pytest.mark.parametrize(
     ("lookup", "arguments", "expected"),
     [
-        ("a switch", ["m"], {"draft": 8, "lookup": False, "match": 3, "model": "m", "threads": 2}),
-        ("a choice", ["m"], {"draft": 8, "lookup": None, "match": 3, "model": "m", "threads": 2}),
+        ("a switch", ["m"], {"draft": 8, "drafter": None, "lookup": False, "match": 3, "model": "m", "threads": 2}),
+        ("a choice", ["m"], {"draft": 8, "drafter": None, "lookup": None, "match": 3, "model": "m", "threads": 2}),
         (
             "a choice",
             ["m", "--lookup", "map", "--draft", "5", "--match", "2", "--threads", "1"],
-            {"draft": 5, "lookup": "map", "match": 2, "model": "m", "threads": 1},
+            {"draft": 5, "drafter": None, "lookup": "map", "match": 2, "model": "m", "threads": 1},
         ),
     ],
 )
