@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import LinearBlueprint
 from draftree.models.native.library import FORMATS, LANES, Library, address
-from draftree.models.native.packing import packed_bias, parts_of, pieces_of
+from draftree.models.native.packing import Packing, packed_bias, parts_of, pieces_of
 from draftree.models.native.structures import CLinear
-from draftree.models.native.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +20,11 @@ class LinearPacker:
 
     Attributes:
         library: packs weights.
-        weights: weights of the decoder, which are not released.
-        plan: architecture of the decoder, to whose dtype weights are rounded first.
-        room: returns memory for a product of this size in bytes.
-        keep: keeps a tensor as long as the decoder.
-        pool: runs packing tasks.
+        packing: the decoder's weights, and where the result goes.
     """
 
     library: Library
-    weights: Weights
-    plan: Blueprint
-    room: Callable[[int], Tensor]
-    keep: Callable[[Tensor], Tensor]
-    pool: Executor
+    packing: Packing
 
     def pack(
         self,
@@ -55,22 +44,22 @@ class LinearPacker:
             is_one: their outputs are those of one layer, and their number is rounded up to a multiple of 16.
             first_output: first column of a share.
         """
-        dtype: torch.dtype = getattr(torch, self.plan.dtype)
+        packing, dtype = self.packing, self.packing.dtype
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
-        packed = self.keep(self.room(blocks * self.library.block_bytes(inputs, kind)))
+        packed = packing.keep(packing.room(blocks * self.library.block_bytes(inputs, kind)))
         is_int8 = kind == FORMATS["int8"]
-        scales = self.keep(torch.zeros(blocks * LANES)) if is_int8 else None
-        sums = self.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights, biases = parts_of(self.weights, linears, head_dim=self.plan.head_dim, in_turns=in_turns)
+        scales = packing.keep(torch.zeros(blocks * LANES)) if is_int8 else None
+        sums = packing.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
+        weights, biases = parts_of(packing.weights, linears, head_dim=packing.plan.head_dim, in_turns=in_turns)
         bias = packed_bias(list(map(len, weights)), biases, dtype=dtype, in_turns=in_turns)
         if bias is not None:
-            self.keep(bias)
+            packing.keep(bias)
         if is_one:
             weights, outputs = [torch.cat(weights)], blocks * LANES
         step = 2 if in_turns else 1
         pack = partial(self.library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
         pieces = pieces_of(weights, in_turns=in_turns)
-        list(self.pool.map(lambda piece: pack(piece[0].to(dtype), first=piece[1]), pieces))
+        list(packing.pool.map(lambda piece: pack(piece[0].to(dtype), first=piece[1]), pieces))
         beside = (address(scales), address(sums), address(bias), None)
         return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)

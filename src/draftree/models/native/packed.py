@@ -21,7 +21,7 @@ from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import FORMATS, Library, address
 from draftree.models.native.linear_packing import LinearPacker
 from draftree.models.native.packed_experts import packed_experts
-from draftree.models.native.packing import by_distance, bytes_needed
+from draftree.models.native.packing import Packing, by_distance, bytes_needed
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
@@ -279,12 +279,12 @@ class PackedWeights:
         `kind` is their format; None for that of the decoder. The other options are those of the packers.
         """
         kind = self._format if kind is None else kind
-        places = (self._weights, self._blueprint, self._room, self._keep, pool)
+        packing = Packing(self._weights, self._blueprint, self._room, self._keep, pool)
         if kind == FORMATS["grouped"]:
-            grouped = GroupedPacker(self._library.groups, *places)
+            grouped = GroupedPacker(self._library.groups, packing)
             packed = grouped.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
         else:
-            plain = LinearPacker(self._library, *places)
+            plain = LinearPacker(self._library, packing)
             packed = plain.pack(linears, kind, in_turns=in_turns, is_one=is_one, first_output=first_output)
         if release:
             self._release(linears)
