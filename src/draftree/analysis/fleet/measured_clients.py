@@ -10,13 +10,14 @@ prediction is the mean over several draws of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.analysis.fleet.calibration import calibrated_costs, slowness
 from draftree.analysis.fleet.curves import PassCurve, within
 from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.result import FleetResult
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 
@@ -113,11 +114,17 @@ class MeasuredClients:
 
     def seconds(self, row: Row) -> list[float]:
         """Return the seconds of the texts of a row, as predicted."""
-        draws = range(DRAWS if row["arm"] != "streams" else 1)
-        return [statistics.fmean(some) for some in zip(*(self._drawn(row, seed) for seed in draws), strict=True)]
+        trip, found = row["rtt_ms"] / 1000, list[list[float]]()
+        for results in self._drawn(row):
+            found.append([one + trip for result in results for one in result.by_request])
+        return [statistics.fmean(some) for some in zip(*found, strict=True)]
 
-    def _drawn(self, row: Row, seed: int) -> list[float]:
-        """Return the seconds of the texts of a row for one draw of random delays."""
+    def simulated_passes(self, row: Row) -> float:
+        """Return the number of passes of a row, as predicted."""
+        return statistics.fmean(sum(result.steps for result in results) for results in self._drawn(row))
+
+    def _drawn(self, row: Row) -> Iterator[list[FleetResult]]:
+        """Yield the results of the groups of a row, for draws of random delays."""
         trip, drafts = row["rtt_ms"] / 1000, row["arm"] != "streams"
         settings = FleetSettings(
             max_batch=64,
@@ -129,18 +136,22 @@ class MeasuredClients:
             round_trip=trip if drafts else None,
             read_trip=None if drafts else trip,
             jitter=within(self.jitter, row["clients"]) if drafts else 0.0,
-            seed=seed,
             client_overhead=self.client if drafts else self.reader[trip > 0],
         )
-        place, found = row["first"], list[float]()
+        for seed in range(DRAWS if drafts else 1):
+            drawn = replace(settings, seed=seed)
+            yield [Fleet(self.curve, drawn).run(requests) for requests in self._requests(row, drafts=drafts)]
+
+    def _requests(self, row: Row, *, drafts: bool) -> Iterator[list[SimulatedRequest]]:
+        """Yield the texts of each group of a row."""
+        place = row["first"]
         for offsets in row["offsets"]:
             requests = []
             for number, offset in enumerate(offsets, place):
                 rounds = [RoundOutcome(*one, self.draft) for one in self.texts[number % len(self.texts)]]
                 requests.append(SimulatedRequest(offset, 1, self.output, rounds if drafts else PLAIN))
             place += len(offsets)
-            found += [one + trip for one in Fleet(self.curve, settings).run(requests).by_request]
-        return found
+            yield requests
 
     def simulated_mean(self, rows: Sequence[Row]) -> float:
         """Return the mean milliseconds per token of all texts of some rows, as predicted."""
