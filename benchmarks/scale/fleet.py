@@ -2,9 +2,9 @@
 
     python benchmarks/scale/fleet.py MODEL --prompts FILE --draft none --draft suffix --at-once 1 2 4 8 --out FILE
 
-The first half of the prompts calibrates the host: its time per round besides the pass, from runs of one request, and
-from a run of as many requests as there are prompts in this half; and its time per text besides its rounds. The texts of
-the second half are written one by one, and their rounds are recorded. What runs of several of these prompts at once
+The first half of the prompts calibrates the host: its time per round besides the pass, per text, and per step that
+reads prompts, from runs of one request and from runs of as many requests as there are prompts in this half. The texts
+of the second half are written one by one, and their rounds are recorded. What runs of several of these prompts at once
 take is then predicted from recorded rounds and measured passes, and compared with such runs, of which nothing enters
 the prediction. `pass_ms` of a run is a pass over one row after it: the machine's speed at that time.
 """
@@ -27,7 +27,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_opening
+from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import outcomes_of
 from draftree.analysis.trace import Trace, TraceHeader, read_trace
@@ -129,6 +130,18 @@ class Recorder:
             return seconds, read_trace(path), [list(one.token_ids) for one in done]
 
 
+def calibrated(llm: LLM, recorder: Recorder, prompts: list[list[int]], curve: MeasuredCurve, given: Any) -> HostCosts:
+    """The host's costs from runs of prompts one by one and at once; of runs at once, the one of median time counts."""
+    alone = [recorder.run(llm, [prompt]) for prompt in prompts]
+    crowds = sorted((recorder.run(llm, prompts) for _ in range(given.repeats)), key=lambda one: one[0])
+    seconds, together, _ = crowds[len(crowds) // 2]
+    host = host_costs([trace for _, trace, _ in alone], together, curve)
+    outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]
+    requests = requests_of_texts([len(prompt) for prompt in prompts], given.max_tokens, outcomes)
+    begun = [(request, own) for request, (own, _, _) in zip(requests, alone, strict=True)]
+    return with_texts(host, curve, begun, (requests, seconds))
+
+
 def rows_of(
     loaded: LoadedModel, prompts: list[list[int]], curve: MeasuredCurve, given: Any
 ) -> Iterator[dict[str, Any]]:
@@ -139,13 +152,7 @@ def rows_of(
         plain = draft == "none"
         llm = LLM(loaded, None if plain else draft, plan=None if plain else "fixed", on_round=recorder)
         recorder.run(llm, prompts[:1])
-        fitted = [recorder.run(llm, [prompt]) for prompt in prompts[:half]]
-        host = host_costs([trace for _, trace, _ in fitted], recorder.run(llm, prompts[:half])[1], curve)
-        begun = [
-            (requests_of_texts([len(p)], given.max_tokens, list(outcomes_of(trace).values()))[0], seconds)
-            for p, (seconds, trace, _) in zip(prompts[:half], fitted, strict=True)
-        ]
-        host = with_opening(host, curve, begun)
+        host = calibrated(llm, recorder, prompts[:half], curve, given)
         turns = [[recorder.run(llm, [prompt]) for prompt in prompts[half:]] for _ in range(given.repeats)]
         alone = turns[0]
         outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]

@@ -46,10 +46,9 @@ class Meters:
 
     Keys: `loop` and `engine` (CPU of the threads), `before` and `after` (of the engine, before a pass and after it),
     `inner` (in passes), `wall` (seconds of passes), `passes`, `rows`, `sequences`, `trees`, `reads`, `replies`, `waits`
-    (how often the event loop slept), `woken` (arrivals and replies before which it slept), `opened`, `probe_loop` and
-    `probe_product` (CPU of a fixed work in every pass, a loop of the interpreter and products of matrices), and CPU of
-    the event loop for a lone client: up to the handover of a frame (`tree`, `read`, `open`), and from there to the end
-    of the reply (`tree_reply`, `read_reply`, `open_reply`).
+    (how often the event loop slept), `woken` (arrivals and replies before which it slept), `opened`, CPU of a fixed
+    work in every pass (`probe_loop`, `probe_product`), and CPU of the event loop for a lone client: up to the handover
+    of a frame (`tree`, `read`, `open`), and from there to the end of the reply (`tree_reply`, and so on).
     """
 
     def __init__(self) -> None:
@@ -137,7 +136,7 @@ class Meters:
         self._engine_mark = now
 
     def probe(self) -> None:
-        """Do the fixed work and note its CPU time, in a pass."""
+        """Do the fixed work, a loop of the interpreter and products of matrices, and note its CPU time."""
         start, total = time.thread_time(), 0
         for number in range(PROBE_LOOPS):
             total += number & 3

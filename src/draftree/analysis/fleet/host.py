@@ -8,6 +8,8 @@ it runs.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import final
@@ -32,11 +34,12 @@ class HostCosts:
         draft_share: cost of drafting for a further sequence, as a share of drafting for it alone.
         overhead_per_tree: that the tree of a client adds to a step, besides its sequence: it is registered.
         overhead_per_row: that each row adds to a step: picks are computed and compared.
+        prompt_step: of the engine for every step that reads prompts, besides the others.
         launch: of the engine for every pass while it runs elsewhere; the pass ends no earlier than this work.
         launch_per_sequence: that each sequence adds to it.
         launch_per_row: that each row adds to it.
         after: share of the overheads of a step that follows the pass; the rest precedes it.
-        opening: of the event loop for a text that a client opens.
+        opening: of the event loop for a text that a client opens, or of the engine to begin and end a text.
         tree_message: of the event loop for a frame with a tree: receive, decode, check, and hand to the engine.
         verdict_message: of the event loop for the answer: encode and send.
         read_message: of the event loop for a frame that asks for tokens.
@@ -50,6 +53,7 @@ class HostCosts:
     draft_share: float = 0.0
     overhead_per_tree: float = 0.0
     overhead_per_row: float = 0.0
+    prompt_step: float = 0.0
     launch: float = 0.0
     launch_per_sequence: float = 0.0
     launch_per_row: float = 0.0
@@ -95,8 +99,11 @@ class Host:
         """Seconds that are left before messages."""
         self._idle_since = -1.0
         """When the last message ended; what follows from it at once needs no waking."""
-        self._messages: list[tuple[float, Action]] = []
-        """Seconds that are left, and what follows."""
+        self._given = 0.0
+        """Seconds that every message has been given."""
+        self._messages: list[tuple[float, int, Action]] = []
+        """Heap: value of `_given` at which a message ends, its number, and what follows."""
+        self._numbers = itertools.count()
         self._engine: tuple[float, Action] | None = None
 
     def add(self, now: float, seconds: float, action: Action) -> None:
@@ -104,7 +111,7 @@ class Host:
         self._advance(now)
         if not self._messages and now != self._idle_since:
             self._waking = self._wake_up
-        self._messages.append((seconds, action))
+        heapq.heappush(self._messages, (self._given + seconds, next(self._numbers), action))
 
     def begin(self, now: float, seconds: float, action: Action) -> None:
         """Begin a work of the engine, which has none."""
@@ -117,15 +124,15 @@ class Host:
         rate = 0.5 if self._messages and self._engine is not None else 1.0
         left = [] if self._engine is None else [self._engine[0]]
         if self._messages:
-            left.append(self._waking + len(self._messages) * max(0.0, min(one for one, _ in self._messages)))
+            left.append(self._waking + len(self._messages) * max(0.0, self._messages[0][0] - self._given))
         return self._now + max(0.0, min(left)) / rate if left else None
 
     def take_ended(self, now: float) -> list[Action]:
         """Return what follows the works that have ended."""
         self._advance(now)
-        found = [action for seconds, action in self._messages if seconds <= DONE]
-        if found:
-            self._messages = [one for one in self._messages if one[0] > DONE]
+        found = list[Action]()
+        while self._messages and self._messages[0][0] - self._given <= DONE:
+            found.append(heapq.heappop(self._messages)[2])
             self._idle_since = now
         if self._engine is not None and self._engine[0] <= DONE:
             found.append(self._engine[1])
@@ -142,5 +149,4 @@ class Host:
         if self._messages:
             woken = min(passed, self._waking)
             self._waking -= woken
-            each = (passed - woken) / len(self._messages)
-            self._messages = [(seconds - each, action) for seconds, action in self._messages]
+            self._given += (passed - woken) / len(self._messages)

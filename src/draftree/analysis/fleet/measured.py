@@ -21,7 +21,7 @@ from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedReque
 from draftree.analysis.trace import Trace, TracedRound
 from draftree.core.errors import ConfigurationError, suggestion
 
-__all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts", "with_opening"]
+__all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts", "with_texts"]
 
 
 def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> HostCosts:
@@ -52,20 +52,30 @@ def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> Hos
     return HostCosts(base - each, each, min(1.0, max(0.0, share)))
 
 
-def with_opening(host: HostCosts, curve: PassCurve, runs: Sequence[tuple[SimulatedRequest, float]]) -> HostCosts:
-    """Return the costs with the time of a text besides its rounds: to begin and to end it, and to read its prompt.
+def with_texts(
+    host: HostCosts,
+    curve: PassCurve,
+    alone: Sequence[tuple[SimulatedRequest, float]],
+    together: tuple[Sequence[SimulatedRequest], float],
+) -> HostCosts:
+    """Return the costs with the time of texts besides their rounds: to begin and end each, and to read prompts.
 
-    It is what recorded texts take more than the simulator expects, so it contains what passes over real prompts take
-    more than those of the curve, which return no hidden states and no logits.
+    It is what recorded runs take more than the simulator expects. What several texts at once take more than one text is
+    the time of each; the rest is that of a step that reads prompts, such as what passes over real prompts take more
+    than those of the curve, which return no hidden states and no logits.
 
     Args:
         host: costs of rounds.
         curve: cost of passes.
-        runs: texts that were written one by one, and the seconds of each.
+        alone: texts that were written one by one, and the seconds of each.
+        together: texts that were written at once, and the seconds of all.
     """
-    settings = FleetSettings(host=replace(host, opening=0.0))
-    left = [seconds - Fleet(curve, settings).run([request]).seconds for request, seconds in runs]
-    return replace(host, opening=max(0.0, statistics.fmean(left)))
+    settings, (several, seconds) = FleetSettings(host=replace(host, opening=0.0, prompt_step=0.0)), together
+    one = statistics.fmean(own - Fleet(curve, settings).run([request]).seconds for request, own in alone)
+    crowd = seconds - Fleet(curve, settings).run(several).seconds
+    opening = 0.0 if len(several) < 2 else max(0.0, (crowd - one) / (len(several) - 1))
+    opening = min(opening, max(0.0, one))
+    return replace(host, opening=opening, prompt_step=max(0.0, one - opening))
 
 
 def decoding_rounds(trace: Trace) -> list[TracedRound]:

@@ -234,6 +234,7 @@ class Fleet:
         replica.is_stepping, self._steps = True, self._steps + 1
         trees = 0 if settings.round_trip is None else len(step.deciding)
         beside = self._costs.step(len(step.deciding), trees=trees, rows=step.rows)
+        beside += self._costs.prompt_step if step.prompt_rows else 0.0
         after = self._costs.after * beside
         end = partial(self._end_step, index, step, now)
         finish = partial(self._work, index, after, end)
