@@ -10,7 +10,8 @@ one after the other, in an order that rotates from prompt to prompt. Speeds are 
 seconds that they took, as each engine reports them.
 `ours` takes `DRAFT[@OPTION=VALUE…]`, such as `ngram@quantization=int8`; `--named NAME DRAFT` records the same under a
 name. With `--wait FILE` the measurement starts when the file exists, after all engines were loaded, and removes it at
-its end: for a machine on which several measurements take turns.
+its end: for a machine on which several measurements take turns. The speed of the machine itself is recorded before
+every prompt (`machine_state.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from machine_state import state
 
 import draftree
 from draftree import LLM, SamplingParams
@@ -223,6 +225,13 @@ def table(records: list[dict[str, Any]], base: str) -> str:
     return "\n".join(lines)
 
 
+def append(out: Path | None, lines: list[dict[str, Any]]) -> None:
+    """Write results at once, so that those of a run that is stopped are kept."""
+    if out is not None:
+        with out.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 def main() -> None:
     """Run the engines interleaved, record and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -250,6 +259,7 @@ def main() -> None:
     engines = engines_of(given)
     header = {"kind": "header", "job": "beside", "date": now(), "model": Path(given.model).name, "dtype": given.dtype}
     header |= {"machine": machine(torch.device("cpu")), "versions": versions(), "load": load_average()}
+    append(given.out, [header])
     records: list[dict[str, Any]] = []
     try:
         for engine in engines:
@@ -261,24 +271,24 @@ def main() -> None:
             for number, task in enumerate(tasks):
                 if time.perf_counter() - start > given.seconds:
                     break
+                new: list[dict[str, Any]] = [{"kind": "state", "task": task.id, "repeat": repeat, **state()}]
                 turn = (number + repeat) % len(engines)
                 for engine in engines[turn:] + engines[:turn]:
                     found = engine.write(encode(task, tokenizer)[0], given.max_tokens)
                     facts = {"engine": engine.name, "task": task.id, "category": task.category, "repeat": repeat}
                     tokens = found.pop("ids")  # some versions of a peer return none
                     found["tokens_sha256"] = None if tokens is None else sha256_of(tokens)
-                    records.append({"kind": "record", **facts, **found})
+                    new.append({"kind": "record", **facts, **found})
+                append(given.out, new)
+                records += new
                 print(f"\r{repeat * len(tasks) + number + 1}/{given.repeats * len(tasks)}", end="", file=sys.stderr)
     finally:
         for engine in engines:
             engine.close()
-        if given.out is not None:
-            with given.out.open("a", encoding="utf-8") as out:
-                out.writelines(json.dumps(line) + "\n" for line in [header, *records])
         if given.wait is not None:
             given.wait.unlink(missing_ok=True)
     print(file=sys.stderr)
-    print(table(records, engines[0].name))
+    print(table([record for record in records if record["kind"] == "record"], engines[0].name))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@
 Plain texts are written alone, drafted ones in batches, greedily and (every second prompt) at temperature 0.8 under a
 seed. A drafter that reads predictions is given the plain text with one token in twenty replaced. Exits with 1 if a
 single token differs. An adaptive planner hardly calls a useless drafter; `--plan fixed` always does.
+`--part 2/4` takes the second of four parts of the prompts, and appends its records to those of other parts in `--out`;
+a part that is there already is left out, so that a run which was stopped can be repeated.
 """
 
 from __future__ import annotations
@@ -35,6 +37,22 @@ def prompts_of(llm: LLM, given: argparse.Namespace) -> list[list[int]]:
     files = [read_workload(file) for file in given.prompts] or [read_workload()]
     tasks = [task for workload in files for task in workload.choose((), given.limit).tasks]
     return sorted((encode(task, llm.tokenizer)[0] for task in tasks), key=len, reverse=True)
+
+
+def part_of(text: str) -> tuple[int, int]:
+    """`2/4` as numbers."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a part such as 2/4")
+    return int(number), int(count)
+
+
+def is_done(out: Path | None, key: dict[str, Any]) -> bool:
+    """Whether the file has a record with these values."""
+    if out is None or not out.exists():
+        return False
+    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    return any(all(record.get(name) == value for name, value in key.items()) for record in records)
 
 
 def params_of(count: int, max_tokens: int) -> list[SamplingParams]:
@@ -81,11 +99,19 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--part", type=part_of, default=(1, 1), help="a part of the prompts, such as 2/4")
     given = parser.parse_args()
+    number, parts = given.part
+    own = {"model": Path(given.model).name, "quantization": given.quantization, "part": f"{number}/{parts}"}
+    if parts > 1:
+        given.draft = [draft for draft in given.draft if not is_done(given.out, own | {"draft": draft})]
+        if not given.draft:
+            return 0
     loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
     plain = LLM(loaded)
     prompts = [ids for ids in prompts_of(plain, given) if len(ids) + given.max_tokens <= plain.model.max_length]
-    params = params_of(len(prompts), given.max_tokens)
+    params = params_of(len(prompts), given.max_tokens)[number - 1 :: parts]
+    prompts = prompts[number - 1 :: parts]
     wanted = [text.token_ids for text in write(plain, prompts, params, 1)]
     records: list[dict[str, Any]] = [{"machine": machine(plain.model.device), "versions": versions()}]
     for draft in given.draft:
@@ -99,9 +125,8 @@ def main() -> int:
         same = [common_length(mine, plain_text) for mine, plain_text in zip(found, wanted, strict=True)]
         records.append(
             {
-                "model": Path(given.model).name,
+                **own,
                 "dtype": given.dtype,
-                "quantization": given.quantization,
                 "is_exact": plain.is_exact,
                 "draft": draft,
                 "plan": given.plan,
@@ -117,7 +142,8 @@ def main() -> int:
         )
         print(json.dumps(records[-1]), flush=True)
     if given.out is not None:
-        given.out.write_text("".join(json.dumps(line) + "\n" for line in records), "utf-8")
+        with given.out.open("a" if parts > 1 else "w", encoding="utf-8") as out:
+            out.writelines(json.dumps(line) + "\n" for line in records)
     return int(any(record["differing_texts"] for record in records[1:]))
 
 

@@ -6,7 +6,8 @@
 
 All engines stay loaded and are measured in turns. `write` is the time per token after the first one of a text,
 `rows 8` a pass over 8 rows with all logits (of peers: a prompt of 8 tokens, with one row of logits), `prompt 512` a
-prompt until its first token. Milliseconds; medians are printed. No measurement starts after `--seconds`.
+prompt until its first token. Milliseconds; medians are printed. No measurement starts after `--seconds`. The speed of
+the machine itself is recorded before every turn (`machine_state.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from machine_state import state
 
 from draftree import LLM, SamplingParams
 from draftree.bench.provenance import load_average, machine, now, versions
@@ -154,6 +156,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0, help="no new measurement after this time")
     parser.add_argument("--prompt", type=int, action="append", help="tokens of a prompt; 512 if none is given")
+    parser.add_argument("--kind", action="append", help="measure only these, such as 'write' and 'rows 1'")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -166,25 +169,30 @@ def main() -> None:
     }
     for count in given.prompt or [512]:
         kinds[f"prompt {count}"] = lambda engine, turn, count=count: engine.prompt(count, turn)
+    if given.kind:
+        kinds = {kind: measure for kind, measure in kinds.items() if kind in given.kind}
     for engine in engines:
         engine.rows(WARM, 0)
     found: dict[tuple[str, str], list[float]] = {(engine.name, kind): [] for engine in engines for kind in kinds}
-    start = time.perf_counter()
+    states, start = [], time.perf_counter()
     for turn in range(given.repeats):
+        states.append(state())
         for kind, measure in kinds.items():
             if turn and time.perf_counter() - start > given.seconds:
                 break
             for engine in engines[turn % len(engines) :] + engines[: turn % len(engines)]:
                 found[engine.name, kind].append(measure(engine, turn))
             print(turn, kind, [round(found[engine.name, kind][-1], 2) for engine in engines], flush=True)
+    print("states", states)
     for engine in engines:
-        medians = {kind: statistics.median(found[engine.name, kind]) for kind in kinds}
+        medians = {kind: statistics.median(found[engine.name, kind]) for kind in kinds if found[engine.name, kind]}
         print(engine.name, {kind: round(value, 2) for kind, value in medians.items()}, engine.weight_bytes())
         if isinstance(engine, Peer):
             engine.close()
     if given.out is not None:
         header = {"job": "four-bits", "date": now(), "machine": machine(torch.device("cpu")), "versions": versions()}
         header |= {"threads": given.threads, "text": TEXT, "start": START, "load_average": load_average()}
+        header["states"] = states
         peers = {engine.name: engine.ready for engine in engines if isinstance(engine, Peer)}
         with given.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(header | {"peers": peers}) + "\n")

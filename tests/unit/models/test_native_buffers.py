@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_a_buffer_that_is_read_is_left_alone(what: str) -> None:
     for other in others:
         other.tensor().fill_(1.0)
     assert (held if isinstance(held, torch.Tensor) else held.tensor()).unique().tolist() == [7.0]
+
+
+def test_a_cleared_pool_keeps_no_memory_but_that_of_logits_in_use() -> None:
+    pool = LogitBufferPool()
+    held, unused = pool.take(2, 100).memory, weakref.ref(pool.take(3, 100).memory)
+    held[0] = 7.0
+    assert unused() is not None, "the next pass would use it"
+    pool.clear()
+    assert unused() is None
+    assert held[0] == 7.0
+    assert pool.take(2, 100).memory is not held
 
 
 def test_rows_become_a_tensor_of_their_own_width() -> None:

@@ -67,7 +67,7 @@ class NativeDecoder:
         self.dtype: torch.dtype = getattr(torch, blueprint.dtype)
         self._memory_version = -1
         self._ropes = RopeTables(blueprint.ropes)
-        self._rooms = LogitBufferPool()
+        self.logit_buffers = LogitBufferPool()
         self._form = CPass()  # arguments that all passes share
         if isinstance(weights, Weights):
             weights = PackedWeights(self._library, blueprint, weights, kind=self._format, share=share)
@@ -241,7 +241,7 @@ class NativeDecoder:
             run.features, layers = before.data_ptr(), array("q", (0, self.num_layers))
         else:
             run.hidden_in, layers = before.data_ptr(), array("q", (self.num_layers,))
-        states = self._rooms.take(rows.count * len(layers), self._blueprint.hidden)
+        states = self.logit_buffers.take(rows.count * len(layers), self._blueprint.hidden)
         run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
         self._library.grow_trees(self._packed.decoder, run, trees.structure)
         # the pass refers to their memory
@@ -268,7 +268,7 @@ class NativeDecoder:
         longest = rows.longest if rope_positions is None else max(rope_positions, default=0) + 1
         self._ropes.point(self._form, longest=longest + ahead)
         self._biases.point(self._form, self._packed.layers, longest=rows.longest)
-        buffer = self._rooms.take(max(len(requested), logits), self._blueprint.vocab)
+        buffer = self.logit_buffers.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
         run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
         run.num_threads = torch.get_num_threads()

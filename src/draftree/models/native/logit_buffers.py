@@ -49,6 +49,10 @@ class LogitBufferPool:
         address = ctypes.addressof(room)
         return LogitBuffer(room, address + -address % ALIGNMENT)
 
+    def clear(self) -> None:
+        """Keep no buffer; the memory of those that are in use is freed with the last reference to them."""
+        self._rooms = []
+
     def _free(self, needed: int) -> ctypes.Array[ctypes.c_float] | None:
         for room in self._rooms:
             if len(room) >= needed and sys.getrefcount(room) == UNREAD:

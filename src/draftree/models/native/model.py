@@ -87,9 +87,10 @@ class NativeModel(SlottedModel):
         self.kv_dtype = kv_dtype
 
     def free_slots(self) -> None:
-        """Free the memory of keys and values; no slot may be open."""
+        """Free the memory of keys and values and of logits that are not in use; no slot may be open."""
         assert not self.num_open, "their keys and values are in use"
         self._pool.clear()
+        self._decoder.logit_buffers.clear()
 
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the model has these layers and that their input is the residual stream."""
