@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 from text_sums import are_same, arms_of, speeds, total
+from text_turns import ResultsFile, TimedLLM
 
-from draftree import LLM, SamplingParams
+from draftree import SamplingParams
 from draftree.bench.workload import encode, read_workload
-from draftree.core.types import RoundRecord
 from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter
 from draftree.drafters.wrappers.overlap import Overlap
 from draftree.engine.alternating import Alternation
@@ -40,44 +40,26 @@ class Arm:
     Attributes:
         name: as given.
         threads: of the target.
-        llm: the engine.
-        records: of the rounds of the current batch, each with the time at its end.
+        timed: the engine.
     """
 
     name: str
     threads: int
-    llm: LLM
-    records: list[tuple[float, RoundRecord]]
+    timed: TimedLLM
 
     def generate(self, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-        """Generate the texts of a batch; `seconds` include their prompts, `first_seconds` are those of a round."""
+        """Generate the texts of a batch; counters are those of this batch."""
         torch.set_num_threads(self.threads)
-        self.records.clear()
-        before, start = self._counts(), time.perf_counter()
-        texts = [list(text.token_ids) for text in self.llm.generate(prompts, params)]
-        seconds = time.perf_counter() - start
-        records = [record for _, record in self.records]
-        rows = [row for record in records for row in record.sequences]
-        return {
-            "rounds": len(records),
-            "rounds_of_sequences": len(rows),
-            "tokens": sum(map(len, texts)),
-            "seconds": round(seconds, 4),
-            "first_seconds": round(self.records[0][0] - start, 4),
-            "first_tokens": sum(row.num_written for row in records[0].sequences),
-            "nodes": sum(row.num_drafted for row in rows),
-            "draft_seconds": round(sum(record.draft_seconds for record in records[1:]), 4),
-            "score_seconds": round(sum(record.score_seconds for record in records[1:]), 4),
-            **{name: value - before[name] for name, value in self._counts().items()},
-            "note": self.llm.draft_note,
-            "token_ids": texts,
-        }
+        before = self._counts()
+        found = self.timed.generate(prompts, params)
+        counts = {name: value - before[name] for name, value in self._counts().items()}
+        return found | counts | {"note": self.timed.llm.draft_note}
 
     def _counts(self) -> dict[str, int]:
         """Return counters since the start: of drafts ahead, and of passes over halves of the batch."""
-        ahead = _ahead_in(self.llm.engine.parts.drafter)
-        alternation = self.llm.engine.alternation
-        passes = 0 if alternation is None else alternation.num_alternated
+        engine = self.timed.llm.engine
+        ahead = _ahead_in(engine.parts.drafter)
+        passes = 0 if engine.alternation is None else engine.alternation.num_alternated
         return asdict(AheadCounts() if ahead is None else ahead.counts) | {"alternated_passes": passes}
 
 
@@ -92,17 +74,11 @@ def build(loaded: LoadedModel, text: str, *, plan: str | None, is_always: bool) 
     """Load the drafter of an arm, with its number of threads."""
     spec, _, threads = text.rpartition("@")
     torch.set_num_threads(int(threads))
-    records: list[tuple[float, RoundRecord]] = []
-    llm = LLM(
-        loaded,
-        None if spec == "none" else spec,
-        plan=None if spec == "none" else plan,
-        on_round=lambda record: records.append((time.perf_counter(), record)),
-        prefix_cache_size=0,
-    )
-    if is_always and llm.engine.alternation is not None:
-        llm.engine.alternation = Alternation(llm.engine.parts)
-    return Arm(text, int(threads), llm, records)
+    timed = TimedLLM(loaded, None if spec == "none" else spec, plan=None if spec == "none" else plan)
+    engine = timed.llm.engine
+    if is_always and engine.alternation is not None:
+        engine.alternation = Alternation(engine.parts)
+    return Arm(text, int(threads), timed)
 
 
 def summarize(path: Path) -> None:
@@ -135,8 +111,7 @@ def measure(given: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(loaded.folder)
     tasks = read_workload(given.prompts).choose(given.category, given.count).tasks
     batches = [tasks[first : first + given.batch] for first in range(0, len(tasks), given.batch)]
-    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
-    done = {(line["arm"], line["prompt"]) for line in map(json.loads, lines)}
+    by_name = {",".join(task.id for task in batch): batch for batch in batches}
     params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=1, ignore_eos=True)
     arms = [build(loaded, arm, plan=given.plan, is_always=given.always) for arm in given.arms.split(";")]
     facts = {
@@ -150,21 +125,13 @@ def measure(given: argparse.Namespace) -> None:
     }
     for arm in arms:  # pages of weights, and the first pass
         arm.generate([encode(tasks[0], tokenizer)[0]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
-    slowest = 0.0
-    with given.out.open("a", encoding="utf-8") as out:
-        for turn, batch in enumerate(batches):
-            start, name = time.monotonic(), ",".join(task.id for task in batch)
-            if start + slowest > end:
-                return
-            for place in range(len(arms)):
-                arm = arms[(turn + place) % len(arms)]
-                if (arm.name, name) in done:
-                    continue
-                found = arm.generate([encode(task, tokenizer)[0] for task in batch], params)
-                line = facts | {"arm": arm.name, "prompt": name, "category": batch[0].category} | found
-                out.write(json.dumps(line) + "\n")
-                out.flush()
-            slowest = max(slowest, time.monotonic() - start)
+
+    def line_of(arm: Arm, name: str) -> dict[str, Any]:
+        batch = by_name[name]
+        prompts = [encode(task, tokenizer)[0] for task in batch]
+        return facts | {"category": batch[0].category} | arm.generate(prompts, params)
+
+    ResultsFile(given.out).take_turns(arms, list(by_name), line_of, end=end)
 
 
 def main() -> None:

@@ -53,7 +53,10 @@ TEXTS, TEXTS_OF_ONE = 64, 4
 """Texts of a paced run, and those that one client writes in turn in a group."""
 WIDE = 12
 """Nodes of wide trees."""
-CALIBRATION = (("streams", 1, 0), ("streams", 6, 0), ("streams", 6, 100), ("drafts", 1, 0), ("drafts", 6, 0))
+CALIBRATION = (
+    ("streams", 1, 0), ("streams", 6, 0), ("streams", 24, 0), ("streams", 6, 100), ("drafts", 1, 0), ("drafts", 6, 0),
+    ("drafts", 24, 0),
+)  # fmt: skip
 CALIBRATION_WIDE = (("wide", 1, 0), ("wide", 6, 0))
 """Kind, number of clients and milliseconds of the round trip of calibration runs."""
 

@@ -2,10 +2,11 @@
 
     python benchmarks/scale/fleet.py MODEL --prompts FILE --draft none --draft suffix --at-once 1 2 4 8 --out FILE
 
-The first half of the prompts calibrates the host: its time per round besides the pass, from runs of one request, and
-from a run of as many requests as there are prompts in this half. The texts of the second half are written one by one,
-and their rounds are recorded. What runs of several of these prompts at once take is then predicted from recorded rounds
-and measured passes, and compared with such runs, of which nothing enters the prediction.
+The first half of the prompts calibrates the host: its time per round besides the pass, per text, and per step that
+reads prompts, from runs of one request and from runs of as many requests as there are prompts in this half. The texts
+of the second half are written one by one, and their rounds are recorded. What runs of several of these prompts at once
+take is then predicted from recorded rounds and measured passes, and compared with such runs, of which nothing enters
+the prediction. `pass_ms` of a run is a pass over one row after it: the machine's speed at that time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts
+from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import outcomes_of
 from draftree.analysis.trace import Trace, TraceHeader, read_trace
@@ -61,6 +63,13 @@ def timed_passes(model: Any, batch: int, prefix: int, rows: Sequence[int]) -> It
         yield {"kind": "pass", "batch": batch, "prefix": prefix, "rows": count, "milliseconds": found[1:]}
     for slot in slots:
         model.close(slot)
+
+
+def single_passes(model: Any) -> list[float]:
+    """Milliseconds of passes over one row: what the machine's speed is at this time."""
+    (found,) = timed_passes(model, 1, PREFIX, [1])
+    times: list[float] = found["milliseconds"]
+    return times
 
 
 def timed_prompts(model: Any, rows: int) -> list[float]:
@@ -121,6 +130,18 @@ class Recorder:
             return seconds, read_trace(path), [list(one.token_ids) for one in done]
 
 
+def calibrated(llm: LLM, recorder: Recorder, prompts: list[list[int]], curve: MeasuredCurve, given: Any) -> HostCosts:
+    """The host's costs from runs of prompts one by one and at once; of runs at once, the one of median time counts."""
+    alone = [recorder.run(llm, [prompt]) for prompt in prompts]
+    crowds = sorted((recorder.run(llm, prompts) for _ in range(given.repeats)), key=lambda one: one[0])
+    seconds, together, _ = crowds[len(crowds) // 2]
+    host = host_costs([trace for _, trace, _ in alone], together, curve)
+    outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]
+    requests = requests_of_texts([len(prompt) for prompt in prompts], given.max_tokens, outcomes)
+    begun = [(request, own) for request, (own, _, _) in zip(requests, alone, strict=True)]
+    return with_texts(host, curve, begun, (requests, seconds))
+
+
 def rows_of(
     loaded: LoadedModel, prompts: list[list[int]], curve: MeasuredCurve, given: Any
 ) -> Iterator[dict[str, Any]]:
@@ -131,14 +152,13 @@ def rows_of(
         plain = draft == "none"
         llm = LLM(loaded, None if plain else draft, plan=None if plain else "fixed", on_round=recorder)
         recorder.run(llm, prompts[:1])
-        fitted = [recorder.run(llm, [prompt])[1] for prompt in prompts[:half]]
-        host = host_costs(fitted, recorder.run(llm, prompts[:half])[1], curve)
+        host = calibrated(llm, recorder, prompts[:half], curve, given)
         turns = [[recorder.run(llm, [prompt]) for prompt in prompts[half:]] for _ in range(given.repeats)]
         alone = turns[0]
         outcomes = [next(iter(outcomes_of(trace).values())) for _, trace, _ in alone]
         measured = MeasuredDraft(host, outcomes)
         yield measured.line(draft)
-        settings = FleetSettings(host=host)
+        settings = FleetSettings(host=host, opens=True)
         for count in given.at_once:
             some = prompts[half : half + count]
             if count == 1:  # all texts of the half, one after another
@@ -165,6 +185,7 @@ def rows_of(
                 "simulated": round(simulated, 4),
                 "ratio": round(simulated / middle, 3),
                 "equal": is_equal,
+                "pass_ms": round(statistics.median(single_passes(llm.model)), 3),
             }
 
 

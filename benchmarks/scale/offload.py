@@ -17,7 +17,6 @@ keys and values (a drafter takes its part first), or `target=SIZE`, for the targ
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import Any
 
 import torch
 from offload_summary import summarize
+from text_turns import ResultsFile, TimedLLM
 
 from draftree import LLM, SamplingParams
 from draftree.bench.workload import Task, encode, read_workload
-from draftree.core.types import RoundRecord
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 from draftree.models.native.streaming.budget import parse_size
@@ -53,16 +52,14 @@ class Arm:
 
     Attributes:
         name: as given.
-        llm: the engine.
+        timed: the engine.
         model: its target.
-        records: of the rounds of the current text, each with the time at its end.
         facts: part of every line.
     """
 
     name: str
-    llm: LLM
+    timed: TimedLLM
     model: StreamedModel
-    records: list[tuple[float, RoundRecord]]
     facts: dict[str, Any]
 
     @property
@@ -71,24 +68,11 @@ class Arm:
         return self.facts["draft"] == "none" and bool(self.model.stream_stats.of_pass)
 
     def generate(self, prompt: list[int], params: SamplingParams) -> dict[str, Any]:
-        """Generate a text; `seconds` and `read` include its prompt, `first_seconds` are those of its first round."""
-        self.records.clear()
-        before, start = self.model.stream_stats.read, time.perf_counter()
-        text = self.llm.generate([prompt], params)[0]
-        seconds = time.perf_counter() - start
-        records = [record for _, record in self.records]
-        return {
-            "rounds": len(records),
-            "tokens": len(text.token_ids),
-            "nodes": sum(row.num_drafted for record in records for row in record.sequences),
-            "read": self.model.stream_stats.read - before,
-            "seconds": round(seconds, 4),
-            "first_seconds": round(self.records[0][0] - start, 4),
-            "first_tokens": records[0].sequences[0].num_written,
-            "draft_seconds": round(sum(record.draft_seconds for record in records[1:]), 4),
-            "score_seconds": round(sum(record.score_seconds for record in records[1:]), 4),
-            "token_ids": list(text.token_ids),
-        }
+        """Generate a text; `read` are bytes of weights, those for its prompt included."""
+        before = self.model.stream_stats.read
+        found = self.timed.generate([prompt], params)
+        read = self.model.stream_stats.read - before
+        return found | {"read": read, "token_ids": found["token_ids"][0]}
 
 
 def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, int]) -> Arm:
@@ -99,7 +83,7 @@ def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, i
     if kind not in ("total", "target"):
         raise SystemExit(f"memory '{memory or given.memory}': write total=SIZE or target=SIZE")
     drafter = None if draft == "none" else draft
-    budget, records = parse_size(size), list[tuple[float, RoundRecord]]()
+    budget = parse_size(size)
     if kind == "total" and drafter is not None:
         if draft not in sizes:
             target = load_model(given.model, dtype=given.dtype, offload=budget)  # which is more than it will have
@@ -109,14 +93,8 @@ def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, i
     model = loaded.model
     assert isinstance(model, StreamedModel), "passes in C read the weights"
     start = time.perf_counter()
-    llm = LLM(
-        loaded,
-        drafter,
-        plan=plan or None,
-        on_round=lambda record: records.append((time.perf_counter(), record)),
-        prefix_cache_size=0,
-    )
-    weights, cache = drafter_bytes(llm, longest)
+    timed = TimedLLM(loaded, drafter, plan=plan or None)
+    weights, cache = drafter_bytes(timed.llm, longest)
     stats = model.stream_stats
     facts = {
         "model": given.model,
@@ -134,9 +112,9 @@ def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, i
         "drafter_cache_bytes": cache,
         "pass_bytes": stats.of_pass,
     }
-    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+    timed.llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     facts |= {"start_seconds": round(time.perf_counter() - start, 1), "start_bytes": model.stream_stats.read}
-    return Arm(name, llm, model, records, facts)
+    return Arm(name, timed, model, facts)
 
 
 def chosen(given: argparse.Namespace) -> list[Task]:
@@ -149,29 +127,20 @@ def measure(given: argparse.Namespace) -> None:
     tokenizer, tasks = Tokenizer.load(resolve_model(given.model)), chosen(given)
     prompts = {task.id: encode(task, tokenizer)[0] for task in tasks}
     longest = max(map(len, prompts.values())) + given.max_tokens
-    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
-    done = {(line["arm"], line["prompt"]) for line in map(json.loads, lines)}
-    names = given.arms.split(";")
-    tasks = [task for task in tasks if any((name, task.id) not in done for name in names)]
-    if not tasks:
+    file, names = ResultsFile(given.out), given.arms.split(";")
+    by_name = {task.id: task for task in tasks if any(file.lacks(name, task.id) for name in names)}
+    if not by_name:
         return
     sizes: dict[str, int] = {}
-    arms, slowest = [build(given, name, longest, sizes) for name in names], 0.0
-    with given.out.open("a", encoding="utf-8") as out:
-        for turn, task in enumerate(tasks):
-            start = time.monotonic()
-            if start + slowest > end:
-                return
-            for place in range(len(arms)):
-                arm = arms[(turn + place) % len(arms)]
-                if (arm.name, task.id) in done:
-                    continue
-                length = given.plain_tokens if arm.is_plain and given.plain_tokens else given.max_tokens
-                params = SamplingParams(max_tokens=length, temperature=given.temperature, seed=1, ignore_eos=True)
-                text = {"prompt": task.id, "category": task.category, "prompt_tokens": len(prompts[task.id])}
-                out.write(json.dumps(arm.facts | text | arm.generate(prompts[task.id], params)) + "\n")
-                out.flush()
-            slowest = max(slowest, time.monotonic() - start)
+    arms = [build(given, name, longest, sizes) for name in names]
+
+    def line_of(arm: Arm, name: str) -> dict[str, Any]:
+        length = given.plain_tokens if arm.is_plain and given.plain_tokens else given.max_tokens
+        params = SamplingParams(max_tokens=length, temperature=given.temperature, seed=1, ignore_eos=True)
+        text = {"category": by_name[name].category, "prompt_tokens": len(prompts[name])}
+        return arm.facts | text | arm.generate(prompts[name], params)
+
+    file.take_turns(arms, list(by_name), line_of, end=end)
 
 
 def main() -> None:

@@ -37,6 +37,8 @@ from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
 
 VOCABULARY, PROMPT, TOKENS = 512, 32, 48
+PROBE_LOOPS, PROBE_PRODUCTS = 1000, 2
+"""Size of the fixed work whose time tells how fast the server's core is."""
 
 
 class Meters:
@@ -44,9 +46,9 @@ class Meters:
 
     Keys: `loop` and `engine` (CPU of the threads), `before` and `after` (of the engine, before a pass and after it),
     `inner` (in passes), `wall` (seconds of passes), `passes`, `rows`, `sequences`, `trees`, `reads`, `replies`, `waits`
-    (how often the event loop slept), `woken` (arrivals and replies before which it slept), `opened`, and CPU of the
-    event loop for a lone client: up to the handover of a frame (`tree`, `read`, `open`), and from there to the end of
-    the reply (`tree_reply`, `read_reply`, `open_reply`).
+    (how often the event loop slept), `woken` (arrivals and replies before which it slept), `opened`, CPU of a fixed
+    work in every pass (`probe_loop`, `probe_product`), and CPU of the event loop for a lone client: up to the handover
+    of a frame (`tree`, `read`, `open`), and from there to the end of the reply (`tree_reply`, and so on).
     """
 
     def __init__(self) -> None:
@@ -55,6 +57,7 @@ class Meters:
         self._kind = ""
         self._slept = 0
         self._collection = 0.0
+        self._matrix = torch.full((96, 96), 0.01)
 
     def install(self, llm: AsyncLLM) -> None:
         """Observe rounds, messages and the event loop; call it on the loop, before the first client."""
@@ -132,6 +135,17 @@ class Meters:
         self.sums["before"] += now - self._engine_mark
         self._engine_mark = now
 
+    def probe(self) -> None:
+        """Do the fixed work, a loop of the interpreter and products of matrices, and note its CPU time."""
+        start, total = time.thread_time(), 0
+        for number in range(PROBE_LOOPS):
+            total += number & 3
+        middle = time.thread_time()
+        for _ in range(PROBE_PRODUCTS):
+            self._matrix @ self._matrix
+        self.sums["probe_loop"] += middle - start
+        self.sums["probe_product"] += time.thread_time() - middle
+
     def end_pass(self, seconds: float, rows: int) -> None:
         """Note the end of a pass."""
         now = time.thread_time()
@@ -188,6 +202,8 @@ class PacedModel(LanguageModel):
             self._meters.begin_pass()
         start, rows = time.perf_counter(), sum(len(job.tokens) for job in pass_.jobs)
         found = self.inner.run(pass_)
+        if self._meters is not None:
+            self._meters.probe()
         time.sleep(max(0.0, start + self._fixed + self._row * rows - time.perf_counter()))
         if self._meters is not None:
             self._meters.end_pass(time.perf_counter() - start, rows)

@@ -89,6 +89,13 @@ def test_the_server_picks(server: Running, folder: Path, draft: Any) -> None:
     check_empty(server)
 
 
+def test_the_comparison_of_weights_counts_for_no_token(server: Running, folder: Path) -> None:
+    with split_device(server, folder, None, picks="server") as llm:
+        latency = llm.model.link.latency
+        texts_of(llm, PROMPTS, FREE_PARAMS)
+        assert latency.bytes_down < 64 * latency.rounds, "picks, and no states of the probe's tokens"
+
+
 def test_log_probabilities_and_copies(server: Running, folder: Path) -> None:
     params = SamplingParams(max_tokens=12, temperature=0.8, seed=2, n=3, logprobs=2, prompt_logprobs=1)
     whole = LLM(str(folder), None, dtype="float32").generate(PROMPTS[0], params)

@@ -15,6 +15,7 @@ from draftree import LLM, SamplingParams
 from draftree.cli import verify_server as command
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.serve import run as serving_run
 from draftree.serve.verify.settings import VerifySettings
 from split_devices import SPLIT, split_folder
 
@@ -77,6 +78,35 @@ def test_the_option_reaches_the_settings(monkeypatch: pytest.MonkeyPatch) -> Non
     for wrong in (-1, 1.5, True):
         with pytest.raises(ConfigurationError, match="split"):
             VerifySettings(split=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("split", "message"), [(99, "has 4 layers: give 1 to 3"), (4, "has 4 layers: give 1 to 3")])
+def test_a_server_without_layers_of_its_own_is_refused_before_weights_are_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    split: int,
+    message: str,
+) -> None:
+    monkeypatch.delenv("DRAFTREE_API_KEYS", raising=False)
+    folder = split_folder(tmp_path)
+    monkeypatch.setattr(serving_run, "load_models", lambda settings: pytest.fail("weights were read"))
+    assert run(["verify-server", f"tiny={folder}", "--draft", "none", "--port", "0", "--split", str(split)]) == 1
+    assert f"split={split}, and model '{folder}' {message}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_offloaded_layers_are_not_divided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DRAFTREE_API_KEYS", raising=False)
+    folder = split_folder(tmp_path)
+    whole = LLM(str(folder), dtype="float32", kernels="torch").model
+    kilobytes = ((folder / "model.safetensors").stat().st_size - 4 * whole.input_embedding().numel()) // 1000 - 10
+    options = ["--draft", "none", "--port", "0", "--dtype", "float32", "--offload", f"{kilobytes}KB"]
+    assert run(["verify-server", f"tiny={folder}", *options, "--split", "2"]) == 1
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "'tiny' cannot be divided: offload reads them from a file: serve it without --split" in shown
 
 
 def test_options_of_the_server_are_refused_without_layers_here() -> None:

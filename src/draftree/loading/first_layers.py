@@ -24,7 +24,7 @@ from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
 from draftree.weights.packed_checkpoint import quantization_of
 
-__all__ = ["FirstLayers", "load_first_layers", "write_first_layers"]
+__all__ = ["FirstLayers", "load_first_layers", "require_split", "write_first_layers"]
 
 COPIED = ("*token*", "vocab*", "merges*", "chat_template*")
 """Files of the tokenizer, beside what `save_pretrained` writes."""
@@ -58,15 +58,41 @@ def shorten(config: Any, count: int) -> None:
     Raises:
         ConfigurationError: there are not as many, or no layer is left for the server.
     """
+    _require_count(config, count, "the model")
     whole = int(config.num_hidden_layers)
-    most = whole - (getattr(config, PART_OF, None) is None)
-    if not 0 < count <= most:
-        kept = "the model has" if most < whole else "the folder holds the first"
-        raise ConfigurationError(f"split={count}, and {kept} {whole} layers: give 1 to {most}")
     for name, value in list(config.to_dict().items()):
         if isinstance(value, list | tuple) and len(value) == whole:
             setattr(config, name, value[:count])  # one entry for each layer, such as layer_types
     config.num_hidden_layers = count
+
+
+def _require_count(config: Any, count: int, label: str) -> None:
+    """Check that a model has more than `count` layers, or a part of one as many."""
+    whole = int(config.num_hidden_layers)
+    most = whole - (getattr(config, PART_OF, None) is None)
+    if not 0 < count <= most:
+        kept = f"{label} has" if most < whole else "the folder holds the first"
+        allowed = f"give 1 to {most}" if most > 1 else "give 1" if most else "it cannot be divided"
+        raise ConfigurationError(f"split={count}, and {kept} {whole} layer{'s' * (whole != 1)}: {allowed}")
+
+
+def require_split(name: str | os.PathLike[str], count: int) -> None:
+    """Check, before any weights are read, that a server has layers left if devices run the first ones of a model.
+
+    Args:
+        name: as for `load_model`.
+        count: number of layers that devices run.
+
+    Raises:
+        ConfigurationError: the model has too few layers.
+        UnsupportedModelError: the model has an encoder.
+        ModelError: as `load_model`.
+    """
+    from transformers import AutoConfig
+
+    folder = _causal_folder(name)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    _require_count(config.get_text_config(), count, f"model '{name}'")
 
 
 def load_first_layers(
@@ -93,9 +119,7 @@ def load_first_layers(
         ModelError: as `load_model`.
     """
     require_known(kernels, quantization)
-    folder = resolve_model(name)
-    if is_encoder_decoder(folder):
-        raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")
+    folder = _causal_folder(name)
     label = f"{name}, first {count} layers"
     model = read_model(folder, dtype, device, reader=_FirstLayers(count))
     if kernels in ("auto", "native") and device.type == "cpu":
@@ -142,9 +166,7 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigurationError(f"'{to}' exists and is not an empty folder: name a new one")
-    folder = resolve_model(name)
-    if is_encoder_decoder(folder):
-        raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")
+    folder = _causal_folder(name)
     if quantization_of(folder) is not None:
         raise UnsupportedModelError(f"model '{name}' has packed weights: only plain ones are divided")
     whole, whole_bytes = _sizes(folder)
@@ -163,6 +185,13 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
             to.rmdir()
         made.rename(to)
     return FirstLayers(to, whole, size, whole_bytes)
+
+
+def _causal_folder(name: str | os.PathLike[str]) -> Path:
+    folder = resolve_model(name)
+    if is_encoder_decoder(folder):
+        raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")
+    return folder
 
 
 def _sizes(folder: Path) -> tuple[int, int]:

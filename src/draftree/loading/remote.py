@@ -6,6 +6,7 @@ import os
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import torch
 
@@ -17,11 +18,12 @@ from draftree.loading.load import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import FrameError
-from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, tokenizer_fingerprint
+from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests, tokenizer_fingerprint
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights.cache import Cache
 
 if TYPE_CHECKING:
+    from draftree.remote.link import Welcome
     from draftree.remote.split.target import SplitModel
 
 __all__ = ["KEY_VARIABLE", "load_remote", "require_same_tokenizer"]
@@ -71,7 +73,7 @@ def load_remote(
     weakref.finalize(model, model.link.close)
     welcome = model.link.welcome
     model.fingerprint = f"remote-{welcome.model}-{welcome.tokenizer}"
-    folder = _tokenizer_folder(address, key, welcome.tokenizer)
+    folder = _tokenizer_folder(address, key, welcome)
     return LoadedModel(model, folder, welcome.eos_ids, name, kernels="remote", tokenizer_sha=welcome.tokenizer)
 
 
@@ -103,9 +105,11 @@ def _split_target(
         raise
 
 
-def _tokenizer_folder(address: RemoteAddress, key: str | None, wanted: str) -> Path | None:
+def _tokenizer_folder(address: RemoteAddress, key: str | None, welcome: Welcome) -> Path | None:
+    """Return the folder of the server's tokenizer, whose files are fetched if they are not in the cache."""
     from draftree.remote.transport import fetch
 
+    wanted = welcome.tokenizer
     if address.tokenizer is not None:
         folder = expanded(address.tokenizer)
         if not folder.is_dir():
@@ -113,9 +117,11 @@ def _tokenizer_folder(address: RemoteAddress, key: str | None, wanted: str) -> P
     elif not wanted:
         return None
     else:
-        query = "" if address.model is None else f"?model={address.model}"
-        content = fetch(address, key, TOKENIZER_PATH + query, timeout=FETCH_SECONDS, max_bytes=MAX_BYTES)
-        folder = install_files(content, Cache().root / "remote")
+        where = Cache().root / "remote"
+        chosen = [] if address.model is None else [("model", address.model)]
+        query = urlencode([*chosen, *(("known", digest) for digest in kept_digests(welcome.model, where))])
+        content = fetch(address, key, f"{TOKENIZER_PATH}?{query}", timeout=FETCH_SECONDS, max_bytes=MAX_BYTES)
+        folder = install_files(content, where)
     require_same_tokenizer(load_tokenizer(folder), wanted)
     return folder
 

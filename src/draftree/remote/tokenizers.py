@@ -13,7 +13,15 @@ from typing import Any
 from draftree.core.errors import ModelLoadError
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["MAX_BYTES", "TOKENIZER_PATH", "install_files", "tokenizer_files", "tokenizer_fingerprint"]
+__all__ = [
+    "MAX_BYTES",
+    "TOKENIZER_PATH",
+    "files_digest",
+    "install_files",
+    "kept_digests",
+    "tokenizer_files",
+    "tokenizer_fingerprint",
+]
 
 TOKENIZER_PATH = "/v1/verify/tokenizer"
 """Path of a GET request for the files."""
@@ -27,6 +35,12 @@ MAX_BYTES = 64 << 20
 OTHER = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 """Characters of a model's name that the name of its folder does not have."""
 MAX_NAME, DIGITS = 64, 32
+MAX_KEPT = 8
+"""Most folders of one model whose files a device names as present."""
+DIGEST = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
+COMPLETE = "complete"
+"""File that is written last."""
+UNUSABLE = "the server's tokenizer files cannot be used: name a local copy, remote:URL?tokenizer=FOLDER"
 PROBE = "The café – 12,345 naïve façades.\n\tdef f(x): return x  # 東京 😀\r\n  end"
 """Text whose tokens are part of the fingerprint: tokenizers with one vocabulary may split it differently."""
 
@@ -50,40 +64,61 @@ def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
     return found if "tokenizer.json" in found else {}
 
 
+def files_digest(files: Mapping[str, str]) -> str:
+    """Return a hash of files by name."""
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def kept_digests(model: str, where: Path) -> list[str]:
+    """Return the digests of a model's files that `install_files` wrote into a folder, the latest first."""
+    start, times = f"{_plain(model)}-", dict[str, float]()
+    for path in where.glob(f"{start}*"):
+        digest = path.name.removeprefix(start)
+        if DIGEST.fullmatch(digest) and (path / COMPLETE).is_file():  # else of a model with a longer name
+            times[digest] = (path / COMPLETE).stat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)[:MAX_KEPT]
+
+
 def install_files(content: bytes, where: Path) -> Path:
     """Write the files of a server into a folder, after checks; the folder is named after the model and their content.
 
     Args:
-        content: JSON object with `files`, a map from names to texts, and the name of the `model` for messages.
+        content: JSON object with `files`, a map from names to texts, or the digest of files that are present as
+            `known`, and the name of the `model`.
         where: parent folder.
 
     Raises:
-        ModelLoadError: unknown names, or files that are not JSON.
+        ModelLoadError: unknown names, files that are not JSON, or a digest of files that are not present.
     """
-    model, files = _checked(content)
-    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:DIGITS]
-    folder = where / f"{OTHER.sub('-', model)[:MAX_NAME]}-{digest}"
-    if (folder / "complete").is_file():
+    model, files, digest = _checked(content)
+    folder = where / f"{_plain(model)}-{digest}"
+    if (folder / COMPLETE).is_file():
         return folder
+    if not files:
+        raise ModelLoadError(UNUSABLE)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, "utf-8")
-    (folder / "complete").write_text("", "utf-8")  # last: an interrupted write is repeated
+    (folder / COMPLETE).write_text("", "utf-8")  # last: an interrupted write is repeated
     return folder
 
 
-def _checked(content: bytes) -> tuple[str, Mapping[str, str]]:
+def _plain(model: str) -> str:
+    return OTHER.sub("-", model)[:MAX_NAME]
+
+
+def _checked(content: bytes) -> tuple[str, Mapping[str, str], str]:
+    """Return the model's name, its files, and their digest; no files if the server names those that are present."""
     try:
         found: Any = json.loads(content)
-        model, files = found["model"], found["files"]
+        model, known, files = found["model"], found.get("known"), found.get("files", {})
         assert isinstance(model, str)
         assert isinstance(files, dict)
+        assert known is None or (isinstance(known, str) and DIGEST.fullmatch(known))
         assert all(name in FILES and isinstance(text, str) for name, text in files.items())
         for name in files:
             if name in JSON_FILES and not isinstance(json.loads(files[name]), dict | list):
                 raise ValueError(name)
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError) as error:
-        raise ModelLoadError(
-            "the server's tokenizer files cannot be used: name a local copy, remote:URL?tokenizer=FOLDER"
-        ) from error
-    return model, files
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+        raise ModelLoadError(UNUSABLE) from error
+    return model, files, files_digest(files) if known is None else known

@@ -27,6 +27,7 @@ from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.security import KeyRing
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
+from draftree.serve.verify.divisible import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 
 __all__ = ["DrainingServer", "run_server"]
@@ -133,7 +134,7 @@ def run_server(
         The exit status.
 
     Raises:
-        ConfigurationError: certificate or key cannot be used.
+        ConfigurationError: certificate or key cannot be used, or the layers of a model cannot be divided.
         DraftreeError: a model cannot be loaded.
         RankError: a process ended that computes the model with this one.
     """
@@ -157,7 +158,14 @@ def run_server(
     )
     sys.setswitchinterval(SWITCH_SECONDS)
     server = DrainingServer(config, app.state.server, drain_timeout=settings.drain_timeout)
-    loading = Loading(lambda: load_models(settings), server)
+
+    def load() -> list[ServedModel]:
+        models = load_models(settings)
+        if verify is not None:
+            asyncio.run(require_divisible(models, verify.split))
+        return models
+
+    loading = Loading(load, server)
     url = url_of(listener, scheme="https" if tls else "http")
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
         asyncio.run(_serve(server, listener, loading, lambda: on_ready(url, list(pool))))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from draftree.analysis.fleet.calibration import calibrated_costs
+from draftree.analysis.fleet.calibration import TIMES, calibrated_costs, slowness
 from draftree.analysis.fleet.host import Host, HostCosts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
@@ -32,20 +36,27 @@ def nothing(now: float) -> None:
     """What follows from a work."""
 
 
-def test_messages_are_answered_in_order_and_share_the_time_with_the_engine() -> None:
+def test_messages_share_the_event_loop_and_the_time_with_the_engine() -> None:
     host = Host()
     host.add(0.0, 2.0, nothing)
     host.add(0.0, 1.0, nothing)
     host.begin(1.0, 2.0, nothing)
-    # one second alone, two shared until the first ends, two shared until both others end
+    # half a second of each message alone, the rest of the shorter in a quarter of the time, then a half for each work
     assert ends_of(host) == [3.0, 5.0, 5.0]
+
+
+def test_messages_that_come_together_end_together() -> None:
+    host = Host()
+    for _ in range(3):
+        host.add(0.0, 1.0, nothing)
+    assert ends_of(host) == [3.0, 3.0, 3.0]
 
 
 def test_only_a_message_after_a_pause_wakes_the_event_loop() -> None:
     host = Host(wake_up=0.5)
     host.add(0.0, 1.0, nothing)
     host.add(0.0, 1.0, nothing)
-    assert ends_of(host) == [1.5, 2.5]
+    assert ends_of(host) == [2.5, 2.5]
     host.add(2.5, 1.0, nothing)
     assert ends_of(host) == [3.5]
     host.add(4.0, 1.0, nothing)
@@ -96,9 +107,33 @@ def test_passes_of_the_host_are_delayed_by_messages() -> None:
     assert seconds(passes_on_host=True) > seconds(passes_on_host=False) + 4 * 3
 
 
-def calibration(costs: HostCosts) -> list[dict[str, object]]:
-    """Runs whose CPU times follow from costs."""
-    rows: list[dict[str, object]] = []
+def test_a_pass_ends_no_earlier_than_its_launch() -> None:
+    def seconds(**launch: float) -> float:
+        settings = FleetSettings(host=HostCosts(**launch))
+        return Fleet(Flat(), settings).run([SimulatedRequest(0.0, 1, 2), SimulatedRequest(0.0, 1, 2)]).seconds
+
+    assert seconds(launch=4.0, launch_per_sequence=2.0, launch_per_row=1.0) == pytest.approx(2 * 10)
+    assert seconds(launch=8.0, launch_per_sequence=2.0, launch_per_row=1.0) == pytest.approx(2 * (8 + 2 * 2 + 2 * 1))
+
+
+def test_the_launch_of_a_pass_delays_messages() -> None:
+    def seconds(launch: float) -> float:
+        host = HostCosts(launch=launch, tokens_message=1.0, update=1.0)
+        settings = FleetSettings(host=host, opens=True, read_trip=0.0)
+        return Fleet(Flat(), settings).run([SimulatedRequest(0.0, 1, 1), SimulatedRequest(5.0, 1, 2)]).by_request[0]
+
+    # both messages of the first text share their time with the launch of the second one's pass
+    assert seconds(5.0) == pytest.approx(seconds(0.0) + 2.0)
+
+
+def test_costs_of_a_slower_host_keep_shares() -> None:
+    found = HostCosts(overhead=1.0, launch=2.0, wake_up=4.0, draft_share=0.5, after=0.75).times(3.0)
+    assert found == HostCosts(overhead=3.0, launch=6.0, wake_up=12.0, draft_share=0.5, after=0.75)
+
+
+def calibration(costs: HostCosts, speeds: Sequence[float] = (1.0,)) -> list[dict[str, Any]]:
+    """Runs whose CPU times follow from costs; each is so many times as slow as the last of `speeds` in turn."""
+    rows: list[dict[str, Any]] = []
     opened = {"opened": 4, "open": 0.001, "open_reply": 0.003, "loop": 0.02, "woken": 12}
     rows.append({"kind": "calibration", "arm": "openings", "clients": 1, "rtt_ms": 0, "meters": opened})
     for arm, clients, nodes in (
@@ -122,22 +157,41 @@ def calibration(costs: HostCosts) -> list[dict[str, object]]:
             "rows": sequences * (1 + nodes), "before": engine * (1 - costs.after), "after": engine * costs.after,
             "loop": loop + len(texts) * opened["loop"] / 4, "woken": woken + len(texts) * 3,
             "read": each[0], "read_reply": each[1], "tree": each[2], "tree_reply": each[3],
+            "inner": passes * costs.launching(clients, clients * (1 + nodes)),
         }  # fmt: skip
+        slow = speeds[len(rows) % len(speeds)]
+        meters = {key: value * slow if key in TIMES else value for key, value in meters.items()}
+        if len(speeds) > 1:
+            meters |= {"probe_loop": 1e-4 * slow * passes, "probe_product": 3e-4 * slow * passes}
         rows.append(
             {"kind": "calibration", "arm": arm, "clients": clients, "rtt_ms": 0, "each": texts, "meters": meters}
         )
     return rows
 
 
+WANTED = HostCosts(
+    overhead=1e-3, overhead_per_sequence=2e-4, overhead_per_tree=5e-5, overhead_per_row=1e-5, launch=2e-3,
+    launch_per_sequence=1e-4, launch_per_row=5e-6, after=0.7, opening=1e-3, tree_message=3e-4, verdict_message=2e-4,
+    read_message=1e-4, tokens_message=2e-4, update=5e-5, wake_up=1.5e-4,
+)  # fmt: skip
+
+
 def test_costs_follow_from_cpu_times() -> None:
-    wanted = HostCosts(
-        overhead=1e-3, overhead_per_sequence=2e-4, overhead_per_tree=5e-5, overhead_per_row=1e-5, after=0.7,
-        opening=1e-3, tree_message=3e-4, verdict_message=2e-4, read_message=1e-4, tokens_message=2e-4, update=5e-5,
-        wake_up=1.5e-4,
-    )  # fmt: skip
-    found = calibrated_costs(calibration(wanted))
+    found = calibrated_costs(calibration(WANTED), launch=True)
     for name in HostCosts.__dataclass_fields__:
-        assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-6), name
+        assert getattr(found, name) == pytest.approx(getattr(WANTED, name), rel=1e-6), name
+    assert calibrated_costs(calibration(WANTED)).launching(8, 8) == 0.0
+
+
+def test_runs_count_in_relation_to_the_speed_of_the_core() -> None:
+    rows = calibration(WANTED, speeds=(1.0, 1.5, 0.75))
+    slow = [slowness(one, rows) for one in rows]
+    assert slow[0] == 1.0, "no passes"
+    assert slow[2] / slow[1] == pytest.approx(0.5)
+    found = calibrated_costs(rows, launch=True)
+    for name in ("overhead", "overhead_per_sequence", "overhead_per_tree", "overhead_per_row", "launch"):
+        usual = statistics.fmean(rows[place]["meters"]["probe_loop"] for place in range(1, len(rows))) / 0.01
+        assert getattr(found, name) == pytest.approx(usual * getattr(WANTED, name), rel=1e-6), name
 
 
 def test_calibration_needs_readers_and_devices_one_and_several() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
 from draftree.analysis.fleet.curves import MeasuredCurve
 from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.measured import MeasuredDraft, Measurements, host_costs, requests_of_texts
+from draftree.analysis.fleet.measured import MeasuredDraft, Measurements, host_costs, requests_of_texts, with_texts
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
 from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader
@@ -49,6 +50,25 @@ def test_the_host_takes_what_is_beside_draft_and_pass() -> None:
     assert found.overhead_per_sequence == pytest.approx((1.1 - 0.2) / 4)
     assert found.overhead == pytest.approx(0.2 - found.overhead_per_sequence)
     assert found.draft_share == pytest.approx(1.0 / (4 * 0.5))
+
+
+def test_the_mean_of_unequal_rounds_counts() -> None:
+    """A run takes the sum of its rounds: one round in four that takes longer adds to all."""
+    even, late = run_of("a", 4, total=1.5, draft=0.5), run_of("a", 2, total=2.5, draft=0.5)
+    mixed = Trace(even.header, (*even.rounds, late.rounds[0]), {})
+    assert host_costs([mixed], run_of("a", 4, total=1.5, draft=0.5), Flat()).overhead == pytest.approx(0.25)
+
+
+def test_texts_take_time_besides_their_rounds() -> None:
+    text, own = SimulatedRequest(0.0, 8, 4, (RoundOutcome(1, 2, 0.5),)), HostCosts(overhead=0.25, draft_share=0.5)
+    alone, three = 2 * (1 + 0.25 + 0.5), 2 * (1 + 0.25 + 2 * 0.5)
+    found = with_texts(own, Flat(), [(text, alone + 1.5), (text, alone + 2.5)], ([text] * 3, three + 2.0 + 2 * 0.75))
+    assert found == replace(own, opening=pytest.approx(0.75), prompt_step=pytest.approx(2.0 - 0.75))
+    settings = FleetSettings(host=found, opens=True)
+    assert Fleet(Flat(), settings).run([text]).seconds == pytest.approx(alone + 2.0)
+    assert Fleet(Flat(), settings).run([text] * 3).seconds == pytest.approx(three + 2.0 + 2 * 0.75)
+    nothing = with_texts(own, Flat(), [(text, 1.0)], ([text] * 3, 1.0))
+    assert nothing == own, "no text takes less than its rounds"
 
 
 def test_runs_without_rounds_after_the_prompt_are_refused() -> None:

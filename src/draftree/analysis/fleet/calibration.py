@@ -3,10 +3,15 @@
 `benchmarks/scale/equal_latency.py --calibrate` writes them: few clients that read, or draft, with the CPU seconds of
 the event loop and of the engine besides passes, and counts of steps, sequences, trees, rows and messages. The costs are
 the least-squares solution without negative values; every run counts by its relative error. Latencies are not used.
+
+A processor's speed may change between runs. Where the file has the CPU time of a fixed work in every pass
+(`probe_loop` and `probe_product`), the times of a run count in relation to it, and `slowness` is how much longer that
+work took in a run.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,21 +21,38 @@ from numpy.typing import NDArray
 from draftree.analysis.fleet.host import HostCosts
 from draftree.core.errors import ConfigurationError
 
-__all__ = ["calibrated_costs"]
+__all__ = ["calibrated_costs", "slowness"]
 
 Run = Mapping[str, Any]
+TIMES = (
+    "loop", "before", "after", "inner", "tree", "tree_reply", "read", "read_reply", "open", "open_reply",
+)  # fmt: skip
+"""Meters that are CPU seconds of the server."""
 
 
-def calibrated_costs(rows: Sequence[Run]) -> HostCosts:
+def slowness(row: Run, rows: Sequence[Run]) -> float:
+    """Return how much longer the fixed work took in a run than in calibration runs; 1 if there is none.
+
+    Args:
+        row: a run.
+        rows: lines of a results file with the calibration runs.
+    """
+    known = [one for one in (_probe(other) for other in rows if other.get("kind") == "calibration") if one]
+    own = _probe(row)
+    return own / statistics.fmean(known) if own and known else 1.0
+
+
+def calibrated_costs(rows: Sequence[Run], *, launch: bool = False) -> HostCosts:
     """Return the costs that explain the CPU times of calibration runs.
 
     Args:
         rows: lines of a results file; those of other kinds do not count.
+        launch: whether the CPU time in passes counts, too: that of the model of the calibration runs.
 
     Raises:
         ConfigurationError: no runs of clients that open texts, that read and that draft, one and several at a time.
     """
-    runs = [row for row in rows if row.get("kind") == "calibration"]
+    runs = [_at_usual_speed(row, rows) for row in rows if row.get("kind") == "calibration"]
     opened = [row for row in runs if row["arm"] == "openings"]
     written = [row for row in runs if row["arm"] != "openings"]
     kinds = {(row["arm"] == "streams", row["clients"] > 1) for row in written}
@@ -43,6 +65,14 @@ def calibrated_costs(rows: Sequence[Run]) -> HostCosts:
     engine = _solve(
         [[m["passes"], m["sequences"], m.get("trees", 0.0), m["rows"]] for m in map(_meters, written)],
         [m["before"] + m["after"] for m in map(_meters, written)],
+    )
+    passes = (
+        _solve(
+            [[m["passes"], m["sequences"], m["rows"]] for m in map(_meters, written)],
+            [m["inner"] for m in map(_meters, written)],
+        )
+        if launch
+        else [0.0, 0.0, 0.0]
     )
     sums = [_besides_sessions(row, session) for row in written]
     loop = _solve(
@@ -63,6 +93,9 @@ def calibrated_costs(rows: Sequence[Run]) -> HostCosts:
         overhead_per_sequence=engine[1],
         overhead_per_tree=engine[2],
         overhead_per_row=engine[3],
+        launch=passes[0],
+        launch_per_sequence=passes[1],
+        launch_per_row=passes[2],
         after=after,
         opening=session["open"] + session["open_reply"],
         wake_up=loop[0],
@@ -72,6 +105,19 @@ def calibrated_costs(rows: Sequence[Run]) -> HostCosts:
         tokens_message=loop[2] * tokens / (read + tokens),
         update=loop[3],
     )
+
+
+def _probe(row: Run) -> float:
+    """Return the CPU seconds of the fixed work for a pass; 0 if it was not done."""
+    meters = _meters(row)
+    return (meters.get("probe_loop", 0.0) + meters.get("probe_product", 0.0)) / max(1.0, meters.get("passes", 0.0))
+
+
+def _at_usual_speed(row: Run, rows: Sequence[Run]) -> Run:
+    """Return a run as if the fixed work had taken as long as in the mean of all calibration runs."""
+    factor = slowness(row, rows)
+    meters = {name: value / factor if name in TIMES else value for name, value in _meters(row).items()}
+    return {**row, "meters": meters}
 
 
 def _meters(row: Run) -> Mapping[str, float]:

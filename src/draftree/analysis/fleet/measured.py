@@ -10,24 +10,26 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftree.analysis.fleet.curves import MeasuredCurve, PassCurve
 from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 from draftree.analysis.trace import Trace, TracedRound
 from draftree.core.errors import ConfigurationError, suggestion
 
-__all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts"]
+__all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts", "with_texts"]
 
 
 def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> HostCosts:
     """Return the host's costs from recorded runs of one sequence, and of several at once.
 
     The overhead is what a round takes besides its draft and the pass of the curve, so it contains what passes of real
-    rounds take more than those of the curve. Both differences are linear in the number of sequences.
+    rounds take more than those of the curve. Both differences are linear in the number of sequences. Means count, since
+    a run takes the sum of its rounds.
 
     Args:
         alone: runs of one sequence each.
@@ -43,11 +45,37 @@ def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> Hos
     full = [one for one in rounds if len(one.steps) == most]
     if not singles or not full:
         raise ConfigurationError("the recorded runs have no rounds after prompts: record longer texts")
-    base, crowd = (statistics.median(_beside(one, curve) for one in some) for some in (singles, full))
+    base, crowd = (statistics.fmean(_beside(one, curve) for one in some) for some in (singles, full))
     each = 0.0 if most < 2 else max(0.0, (crowd - base) / (most - 1))
     drafts = [statistics.fmean(one.seconds["draft"] for one in some) for some in (singles, full)]
     share = 0.0 if most < 2 or not drafts[0] else (drafts[1] / drafts[0] - 1) / (most - 1)
     return HostCosts(base - each, each, min(1.0, max(0.0, share)))
+
+
+def with_texts(
+    host: HostCosts,
+    curve: PassCurve,
+    alone: Sequence[tuple[SimulatedRequest, float]],
+    together: tuple[Sequence[SimulatedRequest], float],
+) -> HostCosts:
+    """Return the costs with the time of texts besides their rounds: to begin and end each, and to read prompts.
+
+    It is what recorded runs take more than the simulator expects. What several texts at once take more than one text is
+    the time of each; the rest is that of a step that reads prompts, such as what passes over real prompts take more
+    than those of the curve, which return no hidden states and no logits.
+
+    Args:
+        host: costs of rounds.
+        curve: cost of passes.
+        alone: texts that were written one by one, and the seconds of each.
+        together: texts that were written at once, and the seconds of all.
+    """
+    settings, (several, seconds) = FleetSettings(host=replace(host, opening=0.0, prompt_step=0.0)), together
+    one = statistics.fmean(own - Fleet(curve, settings).run([request]).seconds for request, own in alone)
+    crowd = seconds - Fleet(curve, settings).run(several).seconds
+    opening = 0.0 if len(several) < 2 else max(0.0, (crowd - one) / (len(several) - 1))
+    opening = min(opening, max(0.0, one))
+    return replace(host, opening=opening, prompt_step=max(0.0, one - opening))
 
 
 def decoding_rounds(trace: Trace) -> list[TracedRound]:

@@ -2,19 +2,22 @@
 
 The rows are those of `benchmarks/scale/equal_latency.py`. Its calibration runs give the costs of the server's host
 from CPU times (`calibration.py`), and from texts of one device a device's own time for a message. The cases are
-simulated from recorded rounds and the times at which texts began; no latency of a case enters its prediction.
+simulated from recorded rounds, the times at which texts began, and the speed of the server's core: the CPU time of a
+fixed work. No latency of a case enters its prediction. Which devices share a pass depends on small random delays, so a
+prediction is the mean over several draws of them.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftree.analysis.fleet.calibration import calibrated_costs
-from draftree.analysis.fleet.curves import PassCurve
+from draftree.analysis.fleet.calibration import calibrated_costs, slowness
+from draftree.analysis.fleet.curves import PassCurve, within
 from draftree.analysis.fleet.host import HostCosts
+from draftree.analysis.fleet.result import FleetResult
 from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 
@@ -24,6 +27,8 @@ Row = Mapping[str, Any]
 BISECTIONS = 14
 MOST_OF_CLIENT = 0.01
 """Seconds of a client for a message besides its draft, at most."""
+DRAWS = 5
+"""Of random delays, over which predictions are means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,11 @@ class MeasuredClients:
         output: tokens of a text.
         draft: seconds of a draft.
         client: seconds of a device for a message besides its draft and the network.
-        jitter: largest random delay of a device's message: twice the mean time by which its messages are late.
+        jitter: largest random delay of a device's message by the number of devices: twice the mean time by which
+            messages are late, since all devices share a core.
         reader: the same of a client that reads without a network, and with one, which it waits for.
         passes_on_host: whether passes are computed on the core of the server.
+        calibration: runs that the costs are from.
     """
 
     curve: PassCurve
@@ -65,9 +72,10 @@ class MeasuredClients:
     output: int
     draft: float
     client: float = 0.0
-    jitter: float = 0.0
+    jitter: Mapping[int, float] = field(default_factory=lambda: {1: 0.0})
     reader: tuple[float, float] = (0.0, 0.0)
     passes_on_host: bool = False
+    calibration: Sequence[Row] = ()
 
     @classmethod
     def of_paced(cls, rows: Sequence[Row]) -> MeasuredClients:
@@ -77,13 +85,13 @@ class MeasuredClients:
             ConfigurationError: the file has no calibration runs.
         """
         head = next(row for row in rows if row["kind"] == "header")
-        host = calibrated_costs(rows)
+        host = calibrated_costs(rows, launch=True)
         runs = [row for row in rows if row["kind"] == "calibration" and row["arm"] != "openings"]
         fixed, each = (one / 1000 for one in head["paced_ms"])
         late = sum(row["meters"]["wall"] - each * row["meters"]["rows"] for row in runs)  # waits end a little late
         curve = PacedCurve(max(fixed, late / sum(row["meters"]["passes"] for row in runs)), each)
-        draft = head["draft_ms"] / 1000
-        found = cls(curve=curve, host=host, texts=head["rounds"], output=head["output"], draft=draft)
+        draft, own = head["draft_ms"] / 1000, [row for row in rows if row["kind"] == "calibration"]
+        found = cls(curve=curve, host=host, texts=head["rounds"], output=head["output"], draft=draft, calibration=own)
         return found.with_clients(runs)
 
     def with_clients(self, runs: Sequence[Row]) -> MeasuredClients:
@@ -93,7 +101,11 @@ class MeasuredClients:
         late = statistics.fmean(row["late_ms"] for row in far) / 1000
         devices = [row for row in runs if row["arm"] == "drafts" and row["clients"] == 1]
         wanted, low, high = mean_of(devices), 0.0, MOST_OF_CLIENT
-        jitter = 2 * statistics.fmean(row["late_ms"] for row in devices) / 1000
+        late_of: dict[int, list[float]] = {}
+        for row in runs:
+            if row["arm"] == "drafts":
+                late_of.setdefault(row["clients"], []).append(row["late_ms"])
+        jitter = {count: 2 * statistics.fmean(some) / 1000 for count, some in late_of.items()}
         found = replace(self, reader=(reads, reads + late), jitter=jitter)
         for _ in range(BISECTIONS):  # so that one device takes as long as measured
             found = replace(found, client=(low + high) / 2)
@@ -102,28 +114,44 @@ class MeasuredClients:
 
     def seconds(self, row: Row) -> list[float]:
         """Return the seconds of the texts of a row, as predicted."""
+        trip, found = row["rtt_ms"] / 1000, list[list[float]]()
+        for results in self._drawn(row):
+            found.append([one + trip for result in results for one in result.by_request])
+        return [statistics.fmean(some) for some in zip(*found, strict=True)]
+
+    def simulated_passes(self, row: Row) -> float:
+        """Return the number of passes of a row, as predicted."""
+        return statistics.fmean(sum(result.steps for result in results) for results in self._drawn(row))
+
+    def _drawn(self, row: Row) -> Iterator[list[FleetResult]]:
+        """Yield the results of the groups of a row, for draws of random delays."""
         trip, drafts = row["rtt_ms"] / 1000, row["arm"] != "streams"
         settings = FleetSettings(
             max_batch=64,
-            host=self.host,
+            host=self.host.times(slowness(row, self.calibration)),
             passes_on_host=self.passes_on_host,
             opens=True,
             gathers=drafts,
             known_pass=row.get("known_pass"),
             round_trip=trip if drafts else None,
             read_trip=None if drafts else trip,
-            jitter=self.jitter if drafts else 0.0,
+            jitter=within(self.jitter, row["clients"]) if drafts else 0.0,
             client_overhead=self.client if drafts else self.reader[trip > 0],
         )
-        place, found = row["first"], list[float]()
+        for seed in range(DRAWS if drafts else 1):
+            drawn = replace(settings, seed=seed)
+            yield [Fleet(self.curve, drawn).run(requests) for requests in self._requests(row, drafts=drafts)]
+
+    def _requests(self, row: Row, *, drafts: bool) -> Iterator[list[SimulatedRequest]]:
+        """Yield the texts of each group of a row."""
+        place = row["first"]
         for offsets in row["offsets"]:
             requests = []
             for number, offset in enumerate(offsets, place):
                 rounds = [RoundOutcome(*one, self.draft) for one in self.texts[number % len(self.texts)]]
                 requests.append(SimulatedRequest(offset, 1, self.output, rounds if drafts else PLAIN))
             place += len(offsets)
-            found += [one + trip for one in Fleet(self.curve, settings).run(requests).by_request]
-        return found
+            yield requests
 
     def simulated_mean(self, rows: Sequence[Row]) -> float:
         """Return the mean milliseconds per token of all texts of some rows, as predicted."""

@@ -44,6 +44,7 @@ class FleetSettings:
         client_overhead: seconds of a client per message besides its draft and the network.
         jitter: largest random delay of a tree on its way, in seconds: without one, trees that left together return
             together, and the first of them never begins a pass alone.
+        seed: of these delays.
         gathers: whether steps wait for trees that are about to return (`engine/gathering.py`).
         known_pass: seconds of a pass over one row as the server has measured it, which decides how long steps wait;
             None for those of the curve.
@@ -59,6 +60,7 @@ class FleetSettings:
     opens: bool = False
     client_overhead: float = 0.0
     jitter: float = 0.0
+    seed: int = 0
     gathers: bool = False
     known_pass: float | None = None
     prefill_busy: int = PREFILL_TOKENS_BUSY
@@ -81,7 +83,7 @@ class Fleet:
         """Indices of replicas that may begin a step."""
         self._done: list[Running] = []
         self._steps = 0
-        self._delays = random.Random(0)
+        self._delays = random.Random(settings.seed)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
         """Simulate all requests to their ends."""
@@ -232,6 +234,7 @@ class Fleet:
         replica.is_stepping, self._steps = True, self._steps + 1
         trees = 0 if settings.round_trip is None else len(step.deciding)
         beside = self._costs.step(len(step.deciding), trees=trees, rows=step.rows)
+        beside += self._costs.prompt_step if step.prompt_rows else 0.0
         after = self._costs.after * beside
         end = partial(self._end_step, index, step, now)
         finish = partial(self._work, index, after, end)
@@ -245,8 +248,11 @@ class Fleet:
     def _pass(self, index: int, step: Step, finish: Action, now: float) -> None:
         seconds = self._curve.seconds(step.batch, step.rows, step.prefix, prompt_rows=step.prompt_rows)
         seconds += self._drafting(step.deciding)
+        launch = self._costs.launching(len(step.deciding), step.rows)
         if self._settings.passes_on_host:
             self._work(index, seconds, finish, now)
+        elif launch > 0:
+            self._work(index, launch, lambda done: self._push(max(done, now + seconds), finish), now)
         else:
             self._push(now + seconds, finish)
 

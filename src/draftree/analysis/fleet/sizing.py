@@ -221,13 +221,14 @@ def simulated(
         width: devices of a replica.
         replicas: number of replicas.
         max_batch: sequences that run at once in each.
-        host: time of each server besides passes; messages count if clients draft.
+        host: time of each server besides passes; messages count if clients draft, and else the opening of a text.
         count: number of simulated requests.
     """
     settings = FleetSettings(
         replicas=replicas,
         max_batch=max_batch,
         host=host,
+        opens=demand.round_trip is None,
         round_trip=demand.round_trip,
         prefill_busy=512,
     )

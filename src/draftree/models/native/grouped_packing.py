@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, LinearBlueprint
+from draftree.models.native.blueprint import LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.groups import HEAD_KIND, LAYER_KIND, GroupFunctions, RowBlocks, table_of
 from draftree.models.native.library import FORMATS, LANES, address
-from draftree.models.native.packing import arranged, packed_bias
+from draftree.models.native.packing import PACK_ROWS, Packing, arranged, packed_bias
 from draftree.models.native.structures import CLinear
-from draftree.models.native.weights import Weights
-
-PACK_ROWS = 256
-"""Number of outputs per packing task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +22,11 @@ class GroupedPacker:
 
     Attributes:
         functions: of the C library.
-        weights: weights of the decoder, which are not released.
-        plan: architecture of the decoder, to whose dtype weights without blocks are rounded first.
-        room: returns memory for a product of this size in bytes.
-        keep: keeps a tensor as long as the decoder.
-        pool: runs packing tasks.
+        packing: the decoder's weights, and where the result goes.
     """
 
     functions: GroupFunctions
-    weights: Weights
-    plan: Blueprint
-    room: Callable[[int], Tensor]
-    keep: Callable[[Tensor], Tensor]
-    pool: Executor
+    packing: Packing
 
     def pack(
         self,
@@ -69,31 +56,26 @@ class GroupedPacker:
         own = HEAD_KIND if is_head else LAYER_KIND
         kinds = [source.kind if isinstance(source, RowBlocks) else own for source in sources]
         sizes = [self.functions.block_bytes(inputs, kinds[owner]) for owner in owners]
-        table = self.keep(table_of([kinds[owner] for owner in owners], sizes))
-        packed = self.keep(self.room(sum(sizes)))
-        bias = packed_bias(list(map(len, sources)), biases, dtype=self._dtype, in_turns=in_turns)
+        table = self.packing.keep(table_of([kinds[owner] for owner in owners], sizes))
+        packed = self.packing.keep(self.packing.room(sum(sizes)))
+        bias = packed_bias(list(map(len, sources)), biases, dtype=self.packing.dtype, in_turns=in_turns)
         if bias is not None:
-            self.keep(bias)
+            self.packing.keep(bias)
         self._fill(sources, owners, inputs, packed, table)
         outputs = sum(map(len, sources))
         fields = (address(bias), address(table), inputs, outputs, FORMATS["grouped"], first_output)
         return CLinear(packed.data_ptr(), None, None, *fields)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.plan.dtype)
-        return found
-
     def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
-        return arranged(self.weights.get(name), linear, head_dim=self.plan.head_dim)
+        return arranged(self.packing.weights.get(name), linear, head_dim=self.packing.plan.head_dim)
 
     def _sources(self, linear: LinearBlueprint) -> Sequence[Tensor | RowBlocks]:
         """Return the weight of a layer; gate and up of an expert in blocks are two."""
         if linear.expert is None:
-            whole = self.weights.blocks(linear.weight)
+            whole = self.packing.weights.blocks(linear.weight)
             blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
         else:
-            blocks = self.weights.expert_blocks(linear.weight, linear.expert)
+            blocks = self.packing.weights.expert_blocks(linear.weight, linear.expert)
         if blocks is None:
             return [self._arranged(linear.weight, linear)]
         if linear.is_transposed or linear.is_reordered:
@@ -115,10 +97,10 @@ class GroupedPacker:
         def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
             source, blocks = piece
             if isinstance(source, Tensor):
-                source = source.to(self._dtype).contiguous()
+                source = source.to(self.packing.dtype).contiguous()
             self.functions.pack(source, inputs, packed, blocks.contiguous())
 
-        list(self.pool.map(pack, pieces))
+        list(self.packing.pool.map(pack, pieces))
 
 
 def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:

@@ -18,9 +18,10 @@ from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBluepri
 from draftree.models.native.grouped_packing import GroupedPacker
 from draftree.models.native.groups import lookup_of
 from draftree.models.native.huge_pages import huge_pages
-from draftree.models.native.library import FORMATS, LANES, Library, address
+from draftree.models.native.library import FORMATS, Library, address
+from draftree.models.native.linear_packing import LinearPacker
 from draftree.models.native.packed_experts import packed_experts
-from draftree.models.native.packing import by_distance, bytes_needed, packed_bias, parts_of, pieces_of
+from draftree.models.native.packing import Packing, by_distance, bytes_needed
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CLayer, CLinear
 from draftree.models.native.weights import Weights
@@ -275,37 +276,19 @@ class PackedWeights:
     ) -> CLinear:
         """Pack layers one after the other or interleaved (gate and up), and release their weights.
 
-        `kind` is their format; None for that of the decoder. `first_output` is the first column of a share.
-        With `is_one` the outputs of all layers are those of one, and their number is a multiple of 16.
+        `kind` is their format; None for that of the decoder. The other options are those of the packers.
         """
         kind = self._format if kind is None else kind
+        packing = Packing(self._weights, self._blueprint, self._room, self._keep, pool)
         if kind == FORMATS["grouped"]:
-            packer = GroupedPacker(self._library.groups, self._weights, self._blueprint, self._room, self._keep, pool)
-            grouped = packer.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
-            if release:
-                self._release(linears)
-            return grouped
-        inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
-        blocks = -(-outputs // LANES)
-        packed = self._keep(self._room(blocks * self._library.block_bytes(inputs, kind)))
-        is_int8 = kind == FORMATS["int8"]
-        scales = self._keep(torch.zeros(blocks * LANES)) if is_int8 else None
-        sums = self._keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights, biases = parts_of(self._weights, linears, head_dim=self._blueprint.head_dim, in_turns=in_turns)
-        if is_one:
-            bias = packed_bias(list(map(len, weights)), biases, dtype=self._dtype, in_turns=False)
-            weights, outputs = [torch.cat(weights)], blocks * LANES
-        if not is_one:
-            bias = packed_bias(list(map(len, weights)), biases, dtype=self._dtype, in_turns=in_turns)
-        self._kept += [] if bias is None else [bias]
-        step = 2 if in_turns else 1
-        pack = partial(self._library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
-        pieces = pieces_of(weights, in_turns=in_turns)
-        list(pool.map(lambda piece: pack(piece[0].to(self._dtype), first=piece[1]), pieces))
+            grouped = GroupedPacker(self._library.groups, packing)
+            packed = grouped.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
+        else:
+            plain = LinearPacker(self._library, packing)
+            packed = plain.pack(linears, kind, in_turns=in_turns, is_one=is_one, first_output=first_output)
         if release:
             self._release(linears)
-        beside = (address(scales), address(sums), address(bias), None)
-        return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
+        return packed
 
     def _release(self, linears: Sequence[LinearBlueprint]) -> None:
         for name in (name for linear in linears for name in linear.names):

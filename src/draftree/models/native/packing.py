@@ -1,8 +1,10 @@
-"""Sizes of packed weights, and values beside them in the order of the blocks of the C library."""
+"""What all packing shares: sizes of packed weights, and weights and biases in the order of the C library's blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +16,31 @@ from draftree.models.native.weights import Weights
 
 PACK_ROWS = 256
 """Number of outputs per packing task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Weights of a decoder that are being packed, and where the result goes.
+
+    Attributes:
+        weights: weights of the decoder, which are not released.
+        plan: architecture of the decoder, to whose dtype weights without blocks are rounded first.
+        room: returns memory for a product of this size in bytes.
+        keep: keeps a tensor as long as the decoder.
+        pool: runs packing tasks.
+    """
+
+    weights: Weights
+    plan: Blueprint
+    room: Callable[[int], Tensor]
+    keep: Callable[[Tensor], Tensor]
+    pool: Executor
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the decoder."""
+        found: torch.dtype = getattr(torch, self.plan.dtype)
+        return found
 
 
 def packed_bias(

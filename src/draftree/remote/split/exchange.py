@@ -92,8 +92,11 @@ class Exchange:
 
     def _join(self) -> dict[str, Any]:
         where = self._address
+        join = {"t": "join", "split": where.split, "states": where.states, "picks": where.picks}
         try:
-            return self.link.request({"t": "join", "split": where.split, "states": where.states, "picks": where.picks})
+            reply = self.link.request(join)
+            self.link.traffic()  # the states that are compared count for no token
+            return reply
         except RefusedError as error:
             if error.code == "unknown_type":
                 raise RefusedError(

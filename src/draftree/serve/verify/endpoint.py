@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, FastAPI, Query, Request, Response, WebSocket, WebSocketDisconnect
 
-from draftree.remote.tokenizers import tokenizer_files
+from draftree.remote.tokenizers import files_digest, tokenizer_files
 from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.errors import ApiError
 from draftree.serve.json_text import JsonResponse
@@ -80,11 +80,15 @@ async def answer(request: Request) -> Response:
 
 
 @router.get(f"{PATH}/tokenizer", summary="The tokenizer's files")
-async def tokenizer(request: Request, model: str | None = None) -> Response:
-    """Return the tokenizer's files as texts by name, for devices without a copy."""
+async def tokenizer(
+    request: Request, model: str | None = None, known: Annotated[list[str] | None, Query()] = None
+) -> Response:
+    """Return the tokenizer's files as texts by name; in their place their digest if the device has them (`known`)."""
     served = model_of(request, model)
 
     def files(found: Tokenizer | None) -> dict[str, Any]:
-        return {"model": served.name, "files": tokenizer_files(found)}
+        texts = tokenizer_files(found)
+        digest = files_digest(texts)
+        return {"model": served.name, **({"known": digest} if digest in (known or ()) else {"files": texts})}
 
     return JsonResponse(await served.llm.prompts.with_tokenizer(files))

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 from draftree.core.clock import Clock
-from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.tree import ROOT, depths, is_chain, is_path, is_rooted
-from draftree.models.base import LayerSubset
 from draftree.models.kv.slots import CLOSED, KVSlot
 from draftree.models.kv.slotted import SlottedModel
 from draftree.remote.address import PICKS, STATES
@@ -22,7 +21,7 @@ from draftree.remote.split.sampling import require_sendable
 from draftree.remote.split.states import StateFormat
 from draftree.sampling.controls import build_controls
 from draftree.serve.errors import ApiError, closed_error
-from draftree.serve.pool import ServedModel
+from draftree.serve.verify.divisible import probe_of
 from draftree.serve.verify.layer_passes import LayerPasses, LayerText, Work
 from draftree.serve.verify.settings import VerifySettings
 
@@ -113,8 +112,10 @@ class LayerService:
                 f"states must be one of {', '.join(STATES)}, picks one of {', '.join(PICKS)}, and a session joins once"
             )
         if model.name not in self._passes:
-            target = _target_of(model)
-            probe = await model.llm.between_steps(lambda: _probed(target, split))
+            try:
+                target, probe = await probe_of(model, split)
+            except ConfigurationError as error:
+                raise ApiError(400, f"{error}; the device must send tokens") from error
             self._passes[model.name] = (LayerPasses(model.llm, target, split, clock=self._clock), target, probe)
         passes, target, probe = self._passes[model.name]
         texts = LayerTexts(passes, target, StateFormat(kind, probe.hidden), picks == "server")
@@ -266,22 +267,3 @@ def _after_edit(slot: KVSlot, rows: SentRows) -> list[int]:
         return list(slot.parents)
     places = {node: place for place, node in enumerate(keep)} | {root: ROOT}
     return [places[slot.parents[node]] for node in keep]
-
-
-def _target_of(model: ServedModel) -> SlottedModel:
-    target = model.llm.llm.model
-    if not isinstance(target, SlottedModel) or target.streams_weights:
-        raise ApiError(400, f"the layers of the model '{model.name}' cannot be divided: its device must send tokens")
-    return target
-
-
-def _probed(target: SlottedModel, split: int) -> Probe:
-    """Return the states of a few tokens; on the engine's thread."""
-    if split >= target.num_layers:
-        raise ApiError(400, f"the model has {target.num_layers} layers, and devices run {split}: none is left")
-    try:
-        target.require_part(LayerSubset(end=split))
-        target.require_capture((split, target.num_layers))
-    except UnsupportedModelError as error:
-        raise ApiError(400, f"the layers of the model cannot be divided: {error}") from error
-    return Probe.of_whole(target, split)

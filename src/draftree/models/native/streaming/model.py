@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -122,27 +122,9 @@ class ResidentDecoder(NativeDecoder):
         super().__init__(blueprint, weights, quantization=quantization)
         self._resident = weights
 
-    def run(
-        self,
-        memory: KVMemory | None,
-        rows: Rows,
-        logit_rows: Sequence[int],
-        *,
-        layer_range: LayerRange,
-        features: Tensor | None = None,
-        rope_positions: Sequence[int] | None = None,
-        sources: SourceRows | None = None,
-    ) -> RangeOutput:
-        """Run one pass over rows; arguments as for `NativeDecoder.run`."""
-        output = super().run(
-            memory,
-            rows,
-            logit_rows,
-            layer_range=layer_range,
-            features=features,
-            rope_positions=rope_positions,
-            sources=sources,
-        )
+    def run(self, *args: Any, **options: Any) -> RangeOutput:
+        """Run one pass; arguments as for `NativeDecoder.run`."""
+        output = super().run(*args, **options)
         self._resident.start_copying()
         return output
 
