@@ -132,7 +132,8 @@ def test_texts_of_a_device_that_drafts_are_reproduced_within_ten_percent() -> No
 CLIENT_FILES = ("equal-latency-paced", "equal-latency-paced-blind", "equal-latency-paced-probed")
 """Calibration runs and cases; when the last was measured, the model was finished."""
 CLIENT_ROWS = {
-    name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text("utf-8").splitlines()] for name in CLIENT_FILES
+    name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text("utf-8").splitlines()]
+    for name in CLIENT_FILES
 }
 CASES = {name: cases_of(rows) for name, rows in CLIENT_ROWS.items()}
 
