@@ -35,7 +35,7 @@
 /* A row's weights in attention by tiles or in pairs may exceed 1 by this power of two. */
 #define HEADROOM 8.0f
 
-enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
+enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 64, MAX_THREADS = 256 };
 
 typedef struct {
     atomic_long taken, done, met;
