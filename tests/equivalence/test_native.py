@@ -141,6 +141,15 @@ def test_threads_do_not_change_a_bit(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("kind", DTYPES)
+def test_how_rows_are_grouped_for_attention_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, tokens = lowered("mistral", kind, **shape(9, 3, 64)), text(200)
+    wanted = at_once(lm, tokens)
+    for size in (1, 5, 8, 40):
+        monkeypatch.setattr(decoder.NativeDecoder, "rows_of_chunk", lambda _self, _rows, size=size: size)
+        assert torch.equal(at_once(lm, tokens), wanted)
+
+
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE, VOCAB_SIZE + 8])
 def test_logits_stored_past_the_caches_are_those_of_one_row(vocab_size: int) -> None:
     """Rows of the second size start at any place of a line of 64 bytes, where such stores are not possible."""

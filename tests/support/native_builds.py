@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
 
+CPU_FACTS = Path("/proc/cpuinfo")
 BUILDS: dict[str, Sequence[str]] = {"this processor": []}
 if platform.machine() == "x86_64":
     BUILDS |= {
@@ -20,6 +22,8 @@ if platform.machine() == "x86_64":
     }
     if torch.cpu._is_avx2_supported():
         BUILDS["AVX2"] = ["-march=haswell"]
+    if CPU_FACTS.exists() and "avx_vnni" in CPU_FACTS.read_text("utf-8").split():
+        BUILDS["AVX-VNNI"] = ["-march=haswell", "-mavxvnni"]
 
 
 def built(name: str) -> Library:

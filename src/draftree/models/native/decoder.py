@@ -116,7 +116,8 @@ class NativeDecoder:
 
         Results do not depend on it.
         """
-        pieces = -(-PIECES_OF_THREAD * torch.get_num_threads() // self._blueprint.kv_heads)
+        threads = torch.get_num_threads()  # one thread shares nothing, and reads keys once for all rows
+        pieces = 1 if threads == 1 else -(-PIECES_OF_THREAD * threads // self._blueprint.kv_heads)
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
         return min(fair, self._library.rows_of_chunk)
 

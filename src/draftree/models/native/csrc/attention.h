@@ -8,8 +8,6 @@
 #include <string.h>
 #include "attention_keys.h"
 
-enum { KEY_GROUPS = KEY_BLOCK / LANES, QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / GROUP };
-
 typedef float Weights[QUERIES_AT_ONCE][KEY_BLOCK]; /* scores, and then weights */
 
 INLINE int64_t attention_floats(int64_t dim, int64_t queries) { /* of a thread */
@@ -28,12 +26,12 @@ INLINE void score_keys(const AttentionState *at, const float *queries, int first
     EACH_QUERY(q)
         EACH_PART(i) sums[QUERY_PART(q, i)] = (part_f){0};
     for (int64_t k = 0; k < dim; k++) {
-        part_f key[GROUP * PARTS];
+        part_f key[KEYS_AT_ONCE * PARTS];
         EACH_PART(i)
             key[i] = *(const part_f *)(keys + (i / PARTS * dim + k) * LANES +
                                        i % PARTS * PART_LANES);
         EACH_QUERY(q) {
-            const part_f number = (part_f){0} + queries[q * dim + k];
+            const part_f number = splat_part(queries[q * dim + k]);
             EACH_PART(i)
                 sums[QUERY_PART(q, i)] = fma_part(number, key[i], sums[QUERY_PART(q, i)]);
         }
@@ -68,10 +66,10 @@ INLINE void add_values(const AttentionState *at, const Weights weights, const fl
             sums[QUERY_PART(q, i)] = *(part_f *)(sums_at + q * dim + from + i * PART_LANES) *
                                      factors[q];
     for (int key = low; key < high; key++) {
-        part_f value[GROUP * PARTS];
+        part_f value[KEYS_AT_ONCE * PARTS];
         EACH_PART(i) value[i] = value_part(at, key, from + i * PART_LANES, source);
         EACH_QUERY(q) {
-            const part_f weight = (part_f){0} + weights[q][key];
+            const part_f weight = splat_part(weights[q][key]);
             EACH_PART(i)
                 sums[QUERY_PART(q, i)] = fma_part(weight, value[i], sums[QUERY_PART(q, i)]);
         }
@@ -123,13 +121,13 @@ INLINE void attend_queries(const AttentionState *at, int64_t query, int low, int
     float *sums = at->sums + query * at->dim;
     int group = low / LANES;
     const int end = (high + LANES - 1) / LANES;
-    for (; group + GROUP <= end; group += GROUP)
-        score_keys(at, queries, group, weights, num, GROUP);
+    for (; group + KEYS_AT_ONCE <= end; group += KEYS_AT_ONCE)
+        score_keys(at, queries, group, weights, num, KEYS_AT_ONCE);
     for (; group < end; group++) score_keys(at, queries, group, weights, num, 1);
     for (int q = 0; q < num; q++) factors[q] = weigh_query(at, weights[q], query + q, low, high);
     int64_t i = 0;
-    for (; i + GROUP * LANES <= at->dim; i += GROUP * LANES)
-        add_values(at, weights, factors, sums, i, low, high, num, GROUP, source);
+    for (; i + KEYS_AT_ONCE * LANES <= at->dim; i += KEYS_AT_ONCE * LANES)
+        add_values(at, weights, factors, sums, i, low, high, num, KEYS_AT_ONCE, source);
     for (; i < at->dim; i += LANES)
         add_values(at, weights, factors, sums, i, low, high, num, 1, source);
 }
@@ -201,7 +199,7 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
     const int64_t own = block + (shared - block) / LANES * LANES; /* widened for every row */
     const int64_t last = min_int(block + KEY_BLOCK, pass->position[widest] + 1);
     const int is_shared = shared == block + KEY_BLOCK;
-    prefetch_block(work, layer, first_row, kv_head, block + KEY_BLOCK, pass->position[widest] + 1);
+    prefetch_next(work, layer, at, first_row, end_row, kv_head, block, pass->position[widest] + 1);
     widen_keys(work, layer, at, widest, kv_head, block, block,
                is_shared ? last : min_int(own, last));
     for (int64_t row = first_row; row <= end_row; row++) {
@@ -222,6 +220,7 @@ static void attend_rows(const Work *work, const Layer *layer, const AttentionSta
         attend_block(work, at, (row - first_row) * group, (row - first_row + 1) * group,
                      (int)(low - block), (int)(high - block));
     }
+    prefetch_rest(at->ahead);
 }
 
 /* places the state of `queries` queries in the memory of a thread */
@@ -272,6 +271,8 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
                   queries = (end_row - first_row) * group, of_row = group * dim;
     AttentionState at = start_attention(scratch, dim, queries, layer->scaling);
     int64_t places[KEY_BLOCK];
+    Ahead ahead = {0};
+    at.ahead = &ahead;
     at.in_pairs = HALF_PAIRS && decoder->cache_format == BFLOAT16 && dim % (2 * LANES) == 0;
     if (queries <= QUERIES_AT_ONCE * (at.in_pairs ? 2 : 1)) {
         at.places = places;
@@ -295,7 +296,8 @@ static void attend(const Work *work, const Layer *layer, float *scratch, int64_t
         at.bias_from[i] = head * (pass->bias_length + KEY_BLOCK) + pass->bias_length - 1 -
                           pass->position[first_row + i / group];
     }
-    for (int64_t block = start / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
+    at.start = start / KEY_BLOCK * KEY_BLOCK;
+    for (int64_t block = at.start; block < end; block += KEY_BLOCK) {
         at.block = block;
         attend_rows(work, layer, &at, first_row, end_row, kv_head, block);
     }

@@ -4,6 +4,19 @@
 #include "rows.h"
 #include "transposing.h"
 
+/* with few registers one group of keys and more queries: a key is loaded for more products */
+enum { KEYS_AT_ONCE = PARTS == 1 ? GROUP : 1, /* in groups of 16; parts of values likewise */
+       KEY_GROUPS = KEY_BLOCK / LANES,
+       QUERIES_AT_ONCE = SUMS_AT_ONCE / PARTS / KEYS_AT_ONCE };
+
+/* Keys and values of the next block, which kernels of pairs prefetch line by line: what is asked for
+ * faster than lines arrive is dropped. */
+typedef struct {
+    const char *keys, *end; /* the next line, and the end of the keys */
+    ptrdiff_t to_values;    /* from a line of keys to that of values */
+    uint32_t when;          /* bit s: in each 32 steps, a line is prefetched in step s */
+} Ahead;
+
 /* `in_pairs`: keys and values of a block stay in bfloat16. Each 32 bits of the keys are two
  * dimensions of a key, [16 keys][head_dim / 2][16][2], and those of the values two keys of a
  * dimension, [32][head_dim][2]. Queries are in bfloat16, too, and a total is in 16 parts. */
@@ -17,10 +30,26 @@ typedef struct {
     float *largest, *total;
     const float *bias;  /* added to scores; NULL: none */
     int64_t *bias_from; /* of each query: entry of the key at position 0 */
-    int64_t dim, block; /* block: position of its first key */
+    int64_t dim, start, block; /* start, block: positions of the first key, and of a block's */
     float scaling, cap;
     int in_pairs;
+    Ahead *ahead;
 } AttentionState;
+
+INLINE void prefetch_lines(Ahead *ahead, int lines) { /* the last ones may lie after the end */
+    if (ahead->keys >= ahead->end) return;
+    for (int line = 0; line < lines; line++) {
+        __builtin_prefetch(ahead->keys + line * 64, 0, 2);
+        __builtin_prefetch(ahead->keys + line * 64 + ahead->to_values, 0, 2);
+    }
+    ahead->keys += lines * 64;
+}
+
+INLINE void prefetch_rest(Ahead *ahead) {
+    while (ahead->keys < ahead->end) prefetch_lines(ahead, 1);
+}
+
+enum { LINES_WHILE_PLACING = 8 };
 
 INLINE int64_t place_of_key(const Pass *pass, int64_t row, int64_t position) {
     int64_t identical = pass->identical[row];
@@ -66,9 +95,12 @@ static void transpose_keys(float *to, const void *from, const int64_t *at, int64
 }
 
 #if HALF_PAIRS
-INLINE void place_key_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim) {
+/* `lines`: of the next block, prefetched for each 32 numbers */
+INLINE void place_key_pairs(char *to, const uint16_t *from, const int64_t *at, int64_t dim,
+                            Ahead *ahead, int lines) {
     part_f x[LANES];
     for (int64_t i = 0; i < dim; i += 2 * LANES) {
+        prefetch_lines(ahead, lines);
         for (int key = 0; key < LANES; key++) x[key] = *(const part_f_loose *)(from + at[key] + i);
         transpose(x);
         for (int pair = 0; pair < LANES; pair++) ((part_f *)to)[i / 2 + pair] = x[pair];
@@ -107,7 +139,8 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
 #if HALF_PAIRS
         if (at->in_pairs) {
             const int64_t offset = (group - block) * dim * 2; /* in bytes */
-            place_key_pairs((char *)at->keys + offset, layer->keys, place, dim);
+            place_key_pairs((char *)at->keys + offset, layer->keys, place, dim, at->ahead,
+                            at->own_values == NULL ? 0 : LINES_WHILE_PLACING);
             if (at->own_values == NULL)
                 place_value_pairs((char *)at->values + offset, layer->values, place, dim);
             continue;
@@ -124,17 +157,40 @@ static void widen_keys(const Work *work, const Layer *layer, const AttentionStat
     }
 }
 
-/* Prefetches the keys and values of a block that lie in the places of their positions. */
-static void prefetch_block(const Work *work, const Layer *layer, int64_t row, int64_t kv_head,
-                           int64_t block, int64_t end) {
-    const Decoder *decoder = work->decoder;
+/* Keys and values of a block that lie in the places of their positions. */
+static Ahead block_ahead(const Work *work, const Layer *layer, int64_t row, int64_t kv_head,
+                         int64_t block, int64_t end) {
     const Pass *pass = work->pass;
-    const int64_t bytes = kv_bytes(decoder);
+    const int64_t bytes = kv_bytes(work->decoder);
     const int64_t place = pass->slot[row] * pass->slot_step + kv_head * pass->places + block;
-    const int64_t from = place * bytes,
-                  size = (min_int(block + KEY_BLOCK, end) - block) * bytes;
-    for (int64_t at = 0; at < size; at += 64) {
-        __builtin_prefetch((const char *)layer->keys + from + at, 0, 2);
-        __builtin_prefetch((const char *)layer->values + from + at, 0, 2);
-    }
+    const char *keys = (const char *)layer->keys + place * bytes;
+    return (Ahead){.keys = keys,
+                   .end = keys + max_int(0, min_int(block + KEY_BLOCK, end) - block) * bytes,
+                   .to_values = (const char *)layer->values - (const char *)layer->keys};
+}
+
+/* Plans to prefetch while this number of kernel calls multiply a block. A call has as many steps as
+ * a head has numbers, which is half of the lines of keys. */
+INLINE void plan_ahead(Ahead *ahead, int64_t calls) {
+    ahead->when = calls <= 2    ? 0xffffffffu
+                  : calls <= 4  ? 0x55555555u
+                  : calls <= 8  ? 0x11111111u
+                  : calls <= 16 ? 0x01010101u
+                                : 0x00010001u;
+}
+
+/* Plans to prefetch the block after this one, or the first one of the next key head. Kernels of
+ * pairs do so line by line while they multiply this block; otherwise it is done at once. */
+INLINE void prefetch_next(const Work *work, const Layer *layer, const AttentionState *at,
+                          int64_t first_row, int64_t end_row, int64_t kv_head, int64_t block,
+                          int64_t end) {
+    const Decoder *decoder = work->decoder;
+    const int64_t queries = (end_row - first_row) * (decoder->heads / decoder->kv_heads);
+    if (block + KEY_BLOCK < end)
+        *at->ahead = block_ahead(work, layer, first_row, kv_head, block + KEY_BLOCK, end);
+    else if (kv_head + 1 < decoder->kv_heads)
+        *at->ahead = block_ahead(work, layer, first_row, kv_head + 1, at->start, end);
+    else at->ahead->end = at->ahead->keys;
+    plan_ahead(at->ahead, blocks_of(queries, QUERIES_AT_ONCE));
+    if (!at->in_pairs) prefetch_rest(at->ahead);
 }

@@ -26,9 +26,11 @@ INLINE void score_key_pairs(const AttentionState *at, const uint16_t *queries, i
     const int64_t pairs = at->dim / 2;
     const vu *keys = (const vu *)at->keys + first * pairs;
     vf sums[SUMS_AT_ONCE];
+    Ahead ahead = *at->ahead;
     EACH_SUM(q, i) sums[q * count + i] = splat(0.0f);
     for (int64_t pair = 0; pair < pairs; pair++) {
         vu key[GROUP];
+        if (ahead.when >> (pair & 31) & 1) prefetch_lines(&ahead, 1);
         for (int i = 0; i < count; i++) key[i] = keys[i * pairs + pair];
         EACH_QUERY(q) {
             const vu both = two_halves(queries + q * at->dim + 2 * pair);
@@ -37,6 +39,7 @@ INLINE void score_key_pairs(const AttentionState *at, const uint16_t *queries, i
         }
     }
     EACH_SUM(q, i) store(scores[q] + (first + i) * LANES, sums[q * count + i]);
+    at->ahead->keys = ahead.keys;
 }
 
 /* 16 scores as exponents of powers of two */
@@ -108,11 +111,13 @@ INLINE void add_value_pairs(const AttentionState *at, const PairWeights weights,
                             const float *factors, float *sums_at, int64_t from, int low, int high,
                             int num, int count, int is_own) {
     vf sums[SUMS_AT_ONCE];
+    Ahead ahead = *at->ahead;
     EACH_SUM(q, i)
         sums[q * count + i] = load(sums_at + q * at->dim + from + i * LANES) * factors[q];
 #define VALUE_STEP(pair, mask) \
     { \
         vu value[GROUP]; \
+        if (ahead.when >> ((pair) & 31) & 1) prefetch_lines(&ahead, 1); \
         load_value_pairs(at, value, pair, from, count, is_own); \
         EACH_QUERY(q) { \
             const vu both = two_halves(weights[q] + 2 * (pair)); \
@@ -128,6 +133,7 @@ INLINE void add_value_pairs(const AttentionState *at, const PairWeights weights,
     for (; at_pair < high / 2; at_pair++) VALUE_STEP(at_pair, )
     if (high % 2) VALUE_STEP(at_pair, & 0xffffu)
 #undef VALUE_STEP
+    at->ahead->keys = ahead.keys;
     EACH_SUM(q, i) store(sums_at + q * at->dim + from + i * LANES, sums[q * count + i]);
 }
 

@@ -5,7 +5,7 @@
 /* x times the distribution function of the normal distribution, whose error is below 1e-7: half of
  * the complementary error function by Abramowitz and Stegun, 7.1.26 */
 INLINE vf exact_gelu(vf x) {
-    const vi is_negative = x < 0.0f;
+    const vi is_negative = above(splat(0.0f), x);
     const vf size = choose(is_negative, -x, x) * 0.70710678119f, t = 1.0f / (1.0f + 0.3275911f * size);
     vf tail = splat(1.061405429f);
     tail = fma16(tail, t, splat(-1.453152027f));
@@ -18,7 +18,7 @@ INLINE vf exact_gelu(vf x) {
 
 INLINE vf activate(vf x, int64_t kind) {
     if (kind == RELU || kind == RELU_SQUARED) {
-        x = choose(x < 0.0f, splat(0.0f), x); /* NaN stays */
+        x = choose(above(splat(0.0f), x), splat(0.0f), x); /* NaN stays */
         return kind == RELU ? x : x * x;
     }
     if (kind == GELU) return exact_gelu(x);
@@ -32,8 +32,8 @@ INLINE vf activate(vf x, int64_t kind) {
 INLINE vf gated(const Decoder *decoder, vf gate, vf up) {
     if (decoder->activation != CLAMPED_SILU) return activate(gate, decoder->activation) * up;
     const vf limit = splat(decoder->gate_limit); /* NaN stays */
-    gate = choose(gate > limit, limit, gate);
-    up = choose(up > limit, limit, choose(up < -limit, -limit, up));
+    gate = choose(above(gate, limit), limit, gate);
+    up = choose(above(up, limit), limit, choose(above(-limit, up), -limit, up));
     return (up + 1.0f) * (gate / (1.0f + exp16(-(gate * decoder->gate_slope))));
 }
 
@@ -56,14 +56,8 @@ INLINE vf as_kept(const Decoder *decoder, vf value) {
 /* stores a result of the activation in the format of the next product, or float32 for int8 */
 INLINE void store_inner(const Work *work, int64_t row, int64_t column, vf value) {
     const Decoder *decoder = work->decoder;
-    if (decoder->format == BFLOAT16) {
-        int64_t units = blocks_of(work->inner, 32);
-        store_half((uint16_t *)((char *)work->mixed + tile_at(row, column / 32, units)) +
-                       column % 32,
-                   value);
-    } else {
-        store(work->mixed + row * work->inner + column, value);
-    }
+    if (decoder->format == BFLOAT16) store_half_input(work->mixed, row, column, work->inner, value);
+    else store(work->mixed + row * work->inner + column, value);
 }
 
 INLINE void finish(const Work *work, const Linear *linear, int64_t row, int64_t block, vf value,

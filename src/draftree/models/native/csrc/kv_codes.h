@@ -58,7 +58,7 @@ INLINE part_f codes_part(const int8_t *codes, int64_t from, int64_t dim) {
     typedef int8_t bytes_of_part
         __attribute__((vector_size(PART_LANES), aligned(1), may_alias));
     return __builtin_convertvector(*(const bytes_of_part *)(codes + from), part_f) *
-           ((part_f){0} + scale_of_codes(codes, dim));
+           splat_part(scale_of_codes(codes, dim));
 }
 
 /* Transposes 16 keys of codes, which start at these bytes of `from`, as `transpose_keys`. Four

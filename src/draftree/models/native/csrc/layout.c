@@ -71,6 +71,8 @@ const char *draftree_instructions(void) {
     return "AVX-512 with int8 products";
 #elif defined(__AVX512F__)
     return "AVX-512";
+#elif defined(__AVXVNNI__)
+    return "AVX2 with int8 products";
 #elif defined(__FMA__)
     return "AVX2";
 #elif defined(__ARM_NEON)

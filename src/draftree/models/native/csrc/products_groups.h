@@ -48,12 +48,16 @@ typedef struct {
     const Unpacked *weights;
     const RowGroup *rows; /* the first group of the first row */
     int64_t stride;       /* from one row to the next, in groups */
-    int num_groups, first_part, zero;
+    int num_groups, first_block, first_part, zero;
     Sums *sums; /* of the first row */
 } UnpackedPiece;
 
 INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halves, int minimums,
                          int has_8_bits) {
+    const uint8_t (*codes_at)[PIECE_GROUPS][QUADS_OF_GROUP][64] = piece.weights->codes +
+                                                                  piece.first_block;
+    const Parted (*scale)[PIECE_GROUPS][MOST_HALVES] = piece.weights->scale + piece.first_block;
+    const Parted (*minimum)[PIECE_GROUPS] = piece.weights->minimum + piece.first_block;
     for (int group = 0; group < piece.num_groups; group++) {
         const RowGroup *rows = piece.rows + group;
         UNROLLED for (int half = 0; half < halves; half++) {
@@ -66,7 +70,7 @@ INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halve
                 const int quad = half * 4 + step;
                 part_i codes[GROUP * PARTS];
                 EACH_PART(i)
-                    codes[i] = *(const part_i *)(piece.weights->codes[i / PARTS][group][quad] +
+                    codes[i] = *(const part_i *)(codes_at[i / PARTS][group][quad] +
                                                  i % PARTS * WIDTH);
                 EACH_ROW(r) {
                     const part_i bytes = broadcast_part(
@@ -81,10 +85,10 @@ INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halve
                     part_f *total = &piece.sums[r].value[piece.first_part + i];
                     *total = scaled_and_added(
                         *total, sum[PART_OF(r, i)], rows + r * piece.stride,
-                        piece.weights->scale[i / PARTS][group][half].part[i % PARTS]);
+                        scale[i / PARTS][group][half].part[i % PARTS]);
                     if (minimums)
-                        *total = fma_part((part_f){0} + rows[r * piece.stride].scaled_sum,
-                                          piece.weights->minimum[i / PARTS][group].part[i % PARTS],
+                        *total = fma_part(splat_part(rows[r * piece.stride].scaled_sum),
+                                          minimum[i / PARTS][group].part[i % PARTS],
                                           *total);
                 }
         }
@@ -121,29 +125,38 @@ UNPACKED(add_bytes, 1, 0, 1)
 UNPACKED(add_halves, 2, 0, 0)
 UNPACKED(add_minimums, 1, 1, 0)
 
+static void add_unpacked_of(UnpackedPiece piece, int num_rows, int count, int kind) {
+    if (halves_of(kind) == 2) add_halves(piece, num_rows, count);
+    else if (has_minimum(kind)) add_minimums(piece, num_rows, count);
+    else if (piece.zero == 128) add_bytes(piece, num_rows, count);
+    else add_plain(piece, num_rows, count);
+}
+
 /* rows by up to GROUP blocks of one kind, whose codes are unpacked piece by piece */
 static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, int64_t num_rows,
                           int64_t block, int count, int first_part, int kind, Sums *sums) {
     Unpacked unpacked;
     const int64_t groups = input_groups(linear->inputs);
-    const int64_t most = min_int(6, SUMS_AT_ONCE / PARTS / count), calls = blocks_of(num_rows, most);
+    const int at_once = PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS ? 1 : count;
+    const int64_t most = min_int(6, SUMS_AT_ONCE / PARTS / at_once),
+                  calls = blocks_of(num_rows, most);
     for (int64_t from = 0; from < groups; from += PIECE_GROUPS) {
         const int64_t to = min_int(from + PIECE_GROUPS, groups);
         for (int i = 0; i < count; i++)
             unpack_groups(block_of(linear, block + i), from, to, i, kind, &unpacked);
         for (int64_t call = 0, r = 0, end; call < calls; call++, r = end) {
             end = num_rows * (call + 1) / calls;
-            const UnpackedPiece piece = {&unpacked,
-                                         row_groups(work, row + r, linear->inputs) + from,
-                                         groups,
-                                         (int)(to - from),
-                                         first_part,
-                                         zero_of(kind),
-                                         sums + r};
-            if (halves_of(kind) == 2) add_halves(piece, (int)(end - r), count);
-            else if (has_minimum(kind)) add_minimums(piece, (int)(end - r), count);
-            else if (piece.zero == 128) add_bytes(piece, (int)(end - r), count);
-            else add_plain(piece, (int)(end - r), count);
+            for (int i = 0; i < count; i += at_once) {
+                const UnpackedPiece piece = {.weights = &unpacked,
+                                             .rows = row_groups(work, row + r, linear->inputs) + from,
+                                             .stride = groups,
+                                             .num_groups = (int)(to - from),
+                                             .first_block = i,
+                                             .first_part = first_part + i * PARTS,
+                                             .zero = zero_of(kind),
+                                             .sums = sums + r};
+                add_unpacked_of(piece, (int)(end - r), at_once, kind);
+            }
         }
     }
 }

@@ -15,6 +15,8 @@ enum {
 INLINE part_i dot_of_codes(part_i sum, part_i codes, part_i bytes, int has_8_bits) {
 #if defined(__AVX512VNNI__)
     return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)bytes);
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return (part_i)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)bytes);
 #elif defined(__AVX512BW__)
     const __m512i ones = _mm512_set1_epi16(1);
     if (!has_8_bits)
@@ -162,7 +164,7 @@ INLINE void add_packed(PackedPiece piece, int num_rows, int count, int kind) {
                 const Parted minimum = {minimum_of(piece.at[i / PARTS], kind, group)};
                 EACH_ROW(r)
                     total[PART_OF(r, i)] = fma_part(
-                        (part_f){0} + rows[r * piece.stride].scaled_sum, minimum.part[i % PARTS],
+                        splat_part(rows[r * piece.stride].scaled_sum), minimum.part[i % PARTS],
                         total[PART_OF(r, i)]);
             }
     }

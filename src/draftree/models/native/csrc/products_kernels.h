@@ -56,7 +56,7 @@ INLINE void add_float32(Piece piece, int num_rows, int count) {
                 w[i] = *(const part_f_loose *)(weight + (i / PARTS * inputs + k) * LANES +
                                                i % PARTS * PART_LANES);
             EACH_ROW(r) {
-                const part_f a = (part_f){0} + input[r * inputs + k];
+                const part_f a = splat_part(input[r * inputs + k]);
                 EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
             }
         }
@@ -71,6 +71,45 @@ INLINE uint32_t number_at(const char *from) {
     return number;
 }
 
+#if WIDE_HALVES
+/* The even or the odd ones of pairs of weights. With many sums there are too few registers to keep
+ * pairs, so they are loaded for each. */
+INLINE void load_halves(part_f *to, const char *weight, int64_t units, int count, int is_odd,
+                        int has_many_sums) {
+    if (has_many_sums) __asm__("" : "+r"(weight));
+    EACH_PART(i) {
+        const part_u both = *(const part_u_loose *)(weight + i / PARTS * units * 1024 +
+                                                    i % PARTS * WIDTH);
+        to[i] = (part_f)(is_odd ? both & 0xffff0000u : both << 16);
+    }
+}
+
+INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
+    const int64_t units = blocks_of(piece.linear->inputs, 32), stride = units * 32;
+    const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
+    const float *input = wide_input(piece.work->inputs, piece.row, piece.linear->inputs);
+    part_f sums[SUMS_AT_ONCE], w[GROUP * PARTS];
+    EACH_ROW(r)
+        EACH_PART(i) sums[PART_OF(r, i)] = piece.partial_sums[r].value[piece.first_part + i];
+    START_PREFETCH;
+    for (int64_t unit = piece.from / 32; unit < blocks_of(piece.to, 32); unit++) {
+        RENEW_PREFETCH;
+        for (int pair = 0; pair < 16; pair++) {
+            PREFETCH(units * 1024, pair % STEPS);
+            UNROLLED for (int odd = 0; odd < 2; odd++) {
+                load_halves(w, weight + (unit * 16 + pair) * 64, units, count, odd,
+                            num_rows * count > 4);
+                EACH_ROW(r) {
+                    const part_f a = splat_part(input[r * stride + unit * 32 + 2 * pair + odd]);
+                    EACH_PART(i) sums[PART_OF(r, i)] = fma_part(a, w[i], sums[PART_OF(r, i)]);
+                }
+            }
+        }
+    }
+    EACH_ROW(r)
+        EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
+}
+#else
 INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
     const int64_t units = blocks_of(piece.linear->inputs, 32);
     const char *weight = (const char *)piece.linear->weight + piece.block * units * 1024;
@@ -89,33 +128,18 @@ INLINE void add_bfloat16(Piece piece, int num_rows, int count) {
                 w[i] = *(const part_u_loose *)(weight +
                                                ((i / PARTS * units + unit) * 16 + pair) * 64 +
                                                i % PARTS * WIDTH);
-#if defined(__AVX512BF16__)
             EACH_ROW(r) {
                 const part_u both = (part_u){0} + number_at(input[r] + unit * 1024 + pair * 4);
                 EACH_PART(i)
                     sums[PART_OF(r, i)] = (part_f)_mm512_dpbf16_ps((__m512)sums[PART_OF(r, i)],
                                                                    (__m512bh)both, (__m512bh)w[i]);
             }
-#else
-            EACH_ROW(r) {
-                const uint32_t both = number_at(input[r] + unit * 1024 + pair * 4);
-                EACH_PART(i)
-                    sums[PART_OF(r, i)] = fma_part((part_f)((part_u){0} + (both << 16)),
-                                                   (part_f)(w[i] << 16), sums[PART_OF(r, i)]);
-            }
-            EACH_ROW(r) {
-                const uint32_t both = number_at(input[r] + unit * 1024 + pair * 4);
-                EACH_PART(i)
-                    sums[PART_OF(r, i)] = fma_part((part_f)((part_u){0} + (both & 0xffff0000u)),
-                                                   (part_f)(w[i] & 0xffff0000u),
-                                                   sums[PART_OF(r, i)]);
-            }
-#endif
         }
     }
     EACH_ROW(r)
         EACH_PART(i) piece.partial_sums[r].value[piece.first_part + i] = sums[PART_OF(r, i)];
 }
+#endif
 
 INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; }
 
@@ -124,13 +148,20 @@ INLINE part_i broadcast_part(const char *from) { return (part_i){0} + (int32_t)n
 #if SPLIT_BYTES || BYTE_GROUPS
 /* four products of an unsigned byte and a signed one in each lane */
 INLINE part_i dot_of_quads(part_i sum, part_i a, part_i b) {
+#if defined(__AVX512F__)
     return (part_i)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+    return (part_i)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)a, (__m256i)b);
+#endif
 }
 #endif
 
-#if BYTE_GROUPS
+#if BYTE_GROUPS && defined(__AVX512F__)
 enum { SUMS_OF_ROW = 2 }; /* in int8, for each part of a block */
 #include "products_bytes.h"
+#elif BYTE_GROUPS
+enum { SUMS_OF_ROW = 1 };
+#include "products_bytes_avx.h"
 #elif SPLIT_BYTES
 enum { SUMS_OF_ROW = 2 };
 

@@ -8,12 +8,14 @@
 #pragma once
 #include "products_kernels.h"
 
-enum { ROWS_PER_CALL = 48, PIECE_LINES = 96, AHEAD_LINES = 128 /* of all blocks */ };
+enum { ROWS_PER_CALL = 48, PIECE_LINES = 96, AHEAD_LINES = 128, /* of all blocks */
+       ROWS_OF_ALL_BLOCKS = 2 };
 
 /* the largest number of rows of a kernel for `count` blocks */
 INLINE int64_t rows_at_once(int64_t format, int64_t count) {
     const int64_t rows = SUMS_AT_ONCE / PARTS / count / (format == INT8 ? SUMS_OF_ROW : 1);
-    return min_int(rows, MOST_ROWS);
+    const int unpacks = format == INT8 && PARTS > 1 && !BYTE_GROUPS; /* into registers, too */
+    return min_int(rows, unpacks ? 4 : MOST_ROWS);
 }
 
 INLINE int64_t lines_of_block(int64_t inputs, int64_t format) { /* of 64 bytes */
@@ -94,6 +96,7 @@ INLINE void product_by_rows(const Work *work, const Linear *linear, int64_t row,
     int at_once = count;
     while (at_once > 2 && num_rows > rows_at_once(format, at_once)) at_once /= 2;
     if (num_rows > rows_at_once(format, at_once)) at_once = count; /* no single sweep anyway */
+    if (PARTS > 1 && num_rows > ROWS_OF_ALL_BLOCKS) at_once = 1; /* a weight of fewer blocks for more rows */
     for (int i = 0; i < count; i += at_once)
         add_blocks(work, linear, row, num_rows, block + i, at_once, i * PARTS, sums,
                    (const char *)linear->weight +

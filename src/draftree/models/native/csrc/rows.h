@@ -84,13 +84,8 @@ static void write_formatted(const Work *work, int64_t row, const float *from, in
         float *to = (float *)work->inputs + row * size;
         for (int64_t i = 0; i < size; i += LANES) store(to + i, VALUE(i));
     } else if (format == BFLOAT16) {
-        int64_t units = blocks_of(size, 32);
         for (int64_t i = 0; i < size; i += LANES)
-            store_half((uint16_t *)((char *)work->inputs + tile_at(row, i / 32, units)) + i % 32,
-                       VALUE(i));
-        if (size % 32)
-            store_half((uint16_t *)((char *)work->inputs + tile_at(row, size / 32, units)) + 16,
-                       splat(0.0f));
+            store_half_input(work->inputs, row, i, size, VALUE(i));
     } else if (format == GROUPED) {
         RowGroup *groups = row_groups(work, row, size);
         for (int64_t i = 0; i < size; i += GROUP_INPUTS) {

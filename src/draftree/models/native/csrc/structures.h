@@ -19,7 +19,8 @@
  * are all there is, see byte_groups.h. Elsewhere they have 16 bits, in two bytes that are apart for
  * tiles, where a second product costs less than sums that leave the tiles. */
 #define SPLIT_BYTES AMX
-#if !AMX && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if !AMX && ((defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)) || \
+             (defined(__AVXVNNI__) && !defined(__AVX512F__)))
 #define BYTE_GROUPS 1
 #else
 #define BYTE_GROUPS 0
@@ -35,7 +36,7 @@
 /* A row's weights in attention by tiles or in pairs may exceed 1 by this power of two. */
 #define HEADROOM 8.0f
 
-enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = AMX ? 64 : 8, MAX_THREADS = 256 };
+enum { TILE_ROWS = 16, KEY_BLOCK = 64, ATTENTION_ROWS = 64, MAX_THREADS = 256 };
 
 typedef struct {
     atomic_long taken, done, met;
@@ -108,6 +109,33 @@ INLINE int64_t widest_router(const Decoder *decoder) { /* outputs */
 INLINE int64_t tile_rows(int64_t format) { return format == INT8 ? 2 : 1; }
 INLINE int64_t tile_at(int64_t row, int64_t unit, int64_t units) {
     return ((row / 16 * units + unit) * 16 + row % 16) * 64;
+}
+
+/* Inputs in bfloat16 are stored as float32, [row][inputs, filled up to a multiple of 32], if they are
+ * multiplied as float32: a load then puts one into all lanes. */
+#if AMX || defined(__AVX512BF16__)
+#define WIDE_HALVES 0
+#else
+#define WIDE_HALVES 1
+#endif
+
+INLINE const float *wide_input(const void *inputs, int64_t row, int64_t size) {
+    return (const float *)inputs + row * blocks_of(size, 32) * 32;
+}
+
+/* stores 16 inputs of a row of `size`, rounded to bfloat16, and zeros in what fills up the last 32 */
+INLINE void store_half_input(void *inputs, int64_t row, int64_t column, int64_t size, vf value) {
+    const int is_odd_end = column % 32 == 0 && column + LANES == size;
+#if WIDE_HALVES
+    float *to = (float *)wide_input(inputs, row, size) + column;
+    store(to, widen(narrow(value)));
+    if (is_odd_end) store(to + LANES, splat(0.0f));
+#else
+    const int64_t units = blocks_of(size, 32);
+    uint16_t *to = (uint16_t *)((char *)inputs + tile_at(row, column / 32, units)) + column % 32;
+    store_half(to, value);
+    if (is_odd_end) store_half(to + LANES, splat(0.0f));
+#endif
 }
 
 /* Blocks of outputs that a thread takes at once, and sums of a kernel, of one register each: as

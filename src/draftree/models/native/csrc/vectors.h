@@ -45,13 +45,57 @@ INLINE void end_streams(void) {
 #endif
 }
 
+/* The contents of one register. Sums of long loops are kept in these, since compilers spill wider
+ * vectors. */
+#if defined(__AVX512F__)
+enum { WIDTH = 64 };
+#elif defined(__AVX2__)
+enum { WIDTH = 32 };
+#else
+enum { WIDTH = 16 };
+#endif
+enum { PARTS = 64 / WIDTH, PART_LANES = LANES / PARTS };
+typedef float part_f __attribute__((vector_size(WIDTH), may_alias));
+typedef int32_t part_i __attribute__((vector_size(WIDTH), may_alias));
+typedef uint32_t part_u __attribute__((vector_size(WIDTH)));
+typedef int16_t part_s __attribute__((vector_size(WIDTH)));
+typedef part_f part_f_loose __attribute__((aligned(4)));
+typedef part_i part_i_loose __attribute__((aligned(4)));
+typedef part_u part_u_loose __attribute__((aligned(4), may_alias));
+
+/* Comparisons of registers: compilers compare wider vectors number by number. */
+typedef union {
+    vf floats;
+    vi ints;
+    part_f part[PARTS];
+    part_i part_ints[PARTS];
+} InParts;
+INLINE vi above(vf a, vf b) { /* all bits where a > b */
+    const InParts x = {a}, y = {b};
+    InParts found;
+    for (int i = 0; i < PARTS; i++) found.part_ints[i] = x.part[i] > y.part[i];
+    return found.ints;
+}
+INLINE vi above_ints(vi a, vi b) {
+    const InParts x = {.ints = a}, y = {.ints = b};
+    InParts found;
+    for (int i = 0; i < PARTS; i++) found.part_ints[i] = x.part_ints[i] > y.part_ints[i];
+    return found.ints;
+}
+INLINE vi is_nan(vf a) {
+    const InParts x = {a};
+    InParts found;
+    for (int i = 0; i < PARTS; i++) found.part_ints[i] = x.part[i] != x.part[i];
+    return found.ints;
+}
+
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
 INLINE vi max_vi(vi a, vi b) {
 #if defined(__AVX512F__)
     return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
 #else
-    return (vi)choose(a > b, (vf)a, (vf)b);
+    return (vi)choose(above_ints(a, b), (vf)a, (vf)b);
 #endif
 }
 
@@ -80,23 +124,7 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #endif
 }
 
-/* The contents of one register. Sums of long loops are kept in these, since compilers spill wider
- * vectors. */
-#if defined(__AVX512F__)
-enum { WIDTH = 64 };
-#elif defined(__AVX2__)
-enum { WIDTH = 32 };
-#else
-enum { WIDTH = 16 };
-#endif
-enum { PARTS = 64 / WIDTH, PART_LANES = LANES / PARTS };
-typedef float part_f __attribute__((vector_size(WIDTH), may_alias));
-typedef int32_t part_i __attribute__((vector_size(WIDTH), may_alias));
-typedef uint32_t part_u __attribute__((vector_size(WIDTH)));
-typedef int16_t part_s __attribute__((vector_size(WIDTH)));
-typedef part_f part_f_loose __attribute__((aligned(4)));
-typedef part_i part_i_loose __attribute__((aligned(4)));
-typedef part_u part_u_loose __attribute__((aligned(4), may_alias));
+INLINE part_f splat_part(float x) { return x - (part_f){0}; } /* 0 + x would turn -0 into 0 */
 
 INLINE part_f fma_part(part_f a, part_f b, part_f c) {
 #if defined(__AVX512F__)
@@ -124,7 +152,7 @@ INLINE vf max16(vf one, vf other) {
 #if defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)one, (__m512)other);
 #else
-    return choose(one > other, one, other);
+    return choose(above(one, other), one, other);
 #endif
 }
 
@@ -193,7 +221,7 @@ INLINE vf exp_of_rest(vf y, vf n) {
 
 /* e to the x; relative error about 1e-7; 0 below -87 */
 INLINE vf exp16(vf x) {
-    vi tiny = x < -87.0f, huge = x > 88.0f;
+    const vi tiny = above(splat(-87.0f), x), huge = above(x, splat(88.0f));
     vf y = choose(tiny, splat(-87.0f), choose(huge, splat(88.0f), x));
     vf shift = splat(12582912.0f); /* adding it rounds to an integer */
     vf n = fma16(y, splat(LOG2_E), shift) - shift;
@@ -230,7 +258,7 @@ INLINE vf power_of_two(vf x) {
 
 /* `cap` times the hyperbolic tangent of x / cap; NaN stays */
 INLINE vf capped(vf x, float cap) {
-    const vi is_negative = x < 0.0f;
+    const vi is_negative = above(splat(0.0f), x);
     const vf size = choose(is_negative, -x, x) * (1.0f / cap), e = exp_of_negative(-2.0f * size);
     const vf found = cap * ((1.0f - e) / (1.0f + e));
     return choose(is_negative, -found, found);
@@ -250,8 +278,8 @@ INLINE half_row narrow(vf x) { /* to bfloat16, to nearest, ties to even; NaN sta
 #else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    vi is_nan = x != x;
-    return __builtin_convertvector((rounded & ~(vu)is_nan) | (0x7fc0 & (vu)is_nan), half_row);
+    const vu nan = (vu)is_nan(x);
+    return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), half_row);
 #endif
 }
 INLINE void store_half(uint16_t *p, vf x) { *(half_loose *)p = narrow(x); }
