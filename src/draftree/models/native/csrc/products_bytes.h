@@ -31,7 +31,7 @@ INLINE void add_int8(Piece piece, int num_rows, int count) {
             }
         }
         EACH_ROW(r) {
-            const part_f scale = (part_f){0} + input[r][group].scale;
+            const part_f scale = broadcast_float(&input[r][group].scale);
             EACH_PART(i)
                 totals[PART_OF(r, i)] =
                     fma_part(__builtin_convertvector(sums[PART_OF(r, i)], part_f), scale,

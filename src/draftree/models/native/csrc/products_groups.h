@@ -83,7 +83,7 @@ INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halve
                         *total, sum[PART_OF(r, i)], rows + r * piece.stride,
                         piece.weights->scale[i / PARTS][group][half].part[i % PARTS]);
                     if (minimums)
-                        *total = fma_part((part_f){0} + rows[r * piece.stride].scaled_sum,
+                        *total = fma_part(broadcast_float(&rows[r * piece.stride].scaled_sum),
                                           piece.weights->minimum[i / PARTS][group].part[i % PARTS],
                                           *total);
                 }
@@ -174,7 +174,7 @@ static void add_as_packed(const Work *work, const Linear *linear, int64_t row, i
                 end = num_rows * (call + 1) / calls;
                 piece.rows = row_groups(work, row + r, linear->inputs);
                 piece.sums = sums + r;
-                add_direct(piece, (int)(end - r), is_wide, kind);
+                add_direct(&piece, (int)(end - r), is_wide, kind);
                 piece.next += piece.next_lines * 64 * (piece.to - piece.from);
             }
         }

@@ -121,6 +121,9 @@ INLINE part_i load_part(const char *from) { return *(const part_i_loose *)from; 
 
 INLINE part_i broadcast_part(const char *from) { return (part_i){0} + (int32_t)number_at(from); }
 
+/* an addition of a float to zeros would remain in the code, since it changes -0 */
+INLINE part_f broadcast_float(const float *from) { return (part_f)broadcast_part((const char *)from); }
+
 #if SPLIT_BYTES || BYTE_GROUPS
 /* four products of an unsigned byte and a signed one in each lane */
 INLINE part_i dot_of_quads(part_i sum, part_i a, part_i b) {
