@@ -52,8 +52,9 @@ typedef struct {
     Sums *sums; /* of the first row */
 } UnpackedPiece;
 
-INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halves, int minimums,
+INLINE void add_unpacked(const UnpackedPiece *given, int num_rows, int count, int halves, int minimums,
                          int has_8_bits) {
+    const UnpackedPiece piece = *given;
     const uint8_t (*codes_at)[PIECE_GROUPS][QUADS_OF_GROUP][64] = piece.weights->codes +
                                                                   piece.first_block;
     const Parted (*scale)[PIECE_GROUPS][MOST_HALVES] = piece.weights->scale + piece.first_block;
@@ -111,7 +112,7 @@ INLINE void add_unpacked(UnpackedPiece piece, int num_rows, int count, int halve
     }
 /* halves, minimums and whether codes have 8 bits are constant */
 #define UNPACKED(name, ...) \
-    static __attribute__((noinline)) void name(UnpackedPiece piece, int num_rows, int count) { \
+    static __attribute__((noinline)) void name(const UnpackedPiece *piece, int num_rows, int count) { \
         if (count == GROUP) { \
             UNPACKED_ROWS(GROUP, __VA_ARGS__) \
         } else if (count == 2) { \
@@ -125,7 +126,7 @@ UNPACKED(add_bytes, 1, 0, 1)
 UNPACKED(add_halves, 2, 0, 0)
 UNPACKED(add_minimums, 1, 1, 0)
 
-static void add_unpacked_of(UnpackedPiece piece, int num_rows, int count, int kind) {
+static void add_unpacked_of(const UnpackedPiece *piece, int num_rows, int count, int kind) {
     if (halves_of(kind) == 2) add_halves(piece, num_rows, count);
     else if (has_minimum(kind)) add_minimums(piece, num_rows, count);
     else if (piece.zero == 128) add_bytes(piece, num_rows, count);
@@ -155,7 +156,7 @@ static void add_by_pieces(const Work *work, const Linear *linear, int64_t row, i
                                              .first_part = first_part + i * PARTS,
                                              .zero = zero_of(kind),
                                              .sums = sums + r};
-                add_unpacked_of(piece, (int)(end - r), at_once, kind);
+                add_unpacked_of(&piece, (int)(end - r), at_once, kind);
             }
         }
     }
@@ -187,7 +188,7 @@ static void add_as_packed(const Work *work, const Linear *linear, int64_t row, i
                 end = num_rows * (call + 1) / calls;
                 piece.rows = row_groups(work, row + r, linear->inputs);
                 piece.sums = sums + r;
-                add_direct(piece, (int)(end - r), is_wide, kind);
+                add_direct(&piece, (int)(end - r), is_wide, kind);
                 piece.next += piece.next_lines * 64 * (piece.to - piece.from);
             }
         }

@@ -119,7 +119,8 @@ typedef struct {
 } PackedPiece;
 
 /* reads codes as they are packed; all sums are in registers */
-INLINE void add_packed(PackedPiece piece, int num_rows, int count, int kind) {
+INLINE void add_packed(const PackedPiece *given, int num_rows, int count, int kind) {
+    PackedPiece piece = *given;
     const int halves = halves_of(kind);
     part_f total[SUMS_AT_ONCE];
     EACH_ROW(r)
@@ -178,8 +179,8 @@ INLINE void add_packed(PackedPiece piece, int num_rows, int count, int kind) {
         break;
 /* wide: GROUP blocks; otherwise two */
 #define DIRECT(kind) \
-    static __attribute__((noinline)) void add_direct_##kind(PackedPiece piece, int num_rows, \
-                                                            int is_wide) { \
+    static __attribute__((noinline)) void add_direct_##kind(const PackedPiece *piece, \
+                                                            int num_rows, int is_wide) { \
         if (is_wide) { \
             switch (num_rows) { \
                 DIRECT_CASE(1, WIDE_ROWS, GROUP, kind) \
@@ -202,7 +203,7 @@ INLINE void add_packed(PackedPiece piece, int num_rows, int count, int kind) {
         DO(KIND_Q6_K) DO(KIND_IQ4_XS)
 EACH_KIND(DIRECT)
 
-static void add_direct(PackedPiece piece, int num_rows, int is_wide, int kind) {
+static void add_direct(const PackedPiece *piece, int num_rows, int is_wide, int kind) {
 #define ONE(name) \
     case name: add_direct_##name(piece, num_rows, is_wide); break;
     switch (kind) { EACH_KIND(ONE) }
