@@ -129,7 +129,7 @@ UNPACKED(add_minimums, 1, 1, 0)
 static void add_unpacked_of(const UnpackedPiece *piece, int num_rows, int count, int kind) {
     if (halves_of(kind) == 2) add_halves(piece, num_rows, count);
     else if (has_minimum(kind)) add_minimums(piece, num_rows, count);
-    else if (piece.zero == 128) add_bytes(piece, num_rows, count);
+    else if (piece->zero == 128) add_bytes(piece, num_rows, count);
     else add_plain(piece, num_rows, count);
 }
 
