@@ -12,7 +12,7 @@ from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
 from draftree.loading.resolve import require_sound
-from draftree.remote.address import is_remote
+from draftree.remote.address import PREFIX, is_remote
 from draftree.serve.served import choose_models
 from draftree.serve.settings import Group, ServerSettings
 from draftree.serve.verify.settings import MAX_NODES, VerifySettings
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftree.serve.pool import ServedModel
     from draftree.serve.security import KeyRing
 
-__all__ = ["verify_server"]
+__all__ = ["device_address", "verify_server"]
 
 LIMITS = str(Group.LIMITS)
 MaxSessions = Annotated[
@@ -132,6 +132,17 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySetting
 
         def announce(url: str, models: Sequence[ServedModel]) -> None:
             drafters = {model.name: model.drafts for model in models}
-            say(f"{ready_line(settings, keys, url, drafters)}; devices: remote:{url}\n")
+            say(f"{ready_line(settings, keys, url, drafters)}; devices: {device_address(url, limits.split)}\n")
 
         return run_server(settings, keys, listener=listener, on_ready=announce, verify=limits)
+
+
+def device_address(url: str, split: int) -> str:
+    """Return what devices give as their model; HOST stands for a name of this machine if it listens at all of them.
+
+    Args:
+        url: address that the server listens at.
+        split: layers that devices run; 0 if they send tokens.
+    """
+    reachable = url.replace("//0.0.0.0:", "//HOST:").replace("//[::]:", "//HOST:")
+    return f"{PREFIX}{reachable}" + (f"?split={split}&weights=MODEL" if split else "")
