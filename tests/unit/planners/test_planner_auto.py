@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -221,3 +222,13 @@ def test_it_is_the_default_where_no_draft_can_change_the_text(draft: str, verify
     methods = choose_methods(draft, verify, None)
     assert methods.plan == plan
     assert isinstance(methods.planner, AutoPlanner) == (plan == "auto")
+
+
+def test_some_early_misses_do_not_turn_off_a_good_drafter() -> None:
+    """A draft costs a quarter of a pass; a process in which the first ones miss must learn that later ones pay."""
+    speeds = []
+    for seed in range(30):
+        table = lone(FLAT, 0.6, level=0.025, unread=0.0005)
+        table.dice = random.Random(seed)
+        speeds += table.texts(4, 64)
+    assert sum(speed > 1.05 for speed in speeds) > 0.95 * len(speeds)

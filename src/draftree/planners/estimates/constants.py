@@ -48,6 +48,10 @@ class AutoConstants:
     """Levels of a trial; with 1 or 4 the worst prompt loses 1% more."""
     single_level_share: float = 0.2
     """Cost of a level from which a trial has one level."""
+    least_drafts: int = 8
+    """Drafts of a drafter that runs a model before it is turned off, if they do not cost more than the next share."""
+    settling_share: float = 1.5
+    """Cost of these drafts, in plain passes, from which it is turned off after fewer."""
     max_idle_rounds: int = 16
     """Rounds in a row without any decision while no trial is due; a decision takes 0.1 ms."""
     idle_sample_rounds: int = 4
