@@ -49,9 +49,9 @@ class AutoConstants:
     single_level_share: float = 0.2
     """Cost of a level from which a trial has one level."""
     least_drafts: int = 8
-    """Drafts of a drafter that runs a model before it is turned off, if they do not cost more than the next share."""
+    """Drafts of a drafter that runs a model before it is turned off; fewer if they cost more than the next share."""
     settling_share: float = 1.5
-    """Cost of these drafts, in plain passes, from which it is turned off after fewer."""
+    """Cost of these drafts, in plain passes, from which `first_drafts` that read little text are enough."""
     max_idle_rounds: int = 16
     """Rounds in a row without any decision while no trial is due; a decision takes 0.1 ms."""
     idle_sample_rounds: int = 4
@@ -119,7 +119,7 @@ class AutoConstants:
     known_weight: float = 6.0
     """Weight in drafts of acceptance that was measured before."""
     first_drafts: int = 3
-    """Drafts of a drafter whose acceptance was measured before until their cost is judged."""
+    """Drafts until the cost of a drafter is judged."""
     unsure_share: float = 0.5
     """Acceptance of a level after a token of low survival, relative to that of the level: unlikely tokens follow each
     other."""

@@ -143,15 +143,15 @@ class PartPlan:
             depth = best.levels if self.costs.knows_levels else max(best.levels, min(2, self.part.depth))
             self._set(self.part.depth if self.min_survival else depth)
         else:
-            is_unsettled = self._is_unsettled(curve[batch], extra=catching_up + planning)
+            is_unsettled = self._is_unsettled(curve[batch])
             is_due = is_unsettled or not self._rounds_left(curve, batch, extra=catching_up + planning, now=now)
             self._set(self._trial_depth(curve[batch]) if is_due else 0, is_trial=is_due and not is_unsettled)
         return best
 
-    def _is_unsettled(self, plain_seconds: float, *, extra: float) -> bool:
-        """Whether too few drafts were made to turn it off: a text may begin with some misses."""
-        spent = self.num_drafts * self.costs.of(1) + extra
-        return self.num_drafts < AUTO.least_drafts and spent < AUTO.settling_share * plain_seconds
+    def _is_unsettled(self, plain_seconds: float) -> bool:
+        """Whether it has too few drafts to turn it off: a text may begin with misses, and the first drafts are slow."""
+        is_cheap = self.num_drafts * min(self.costs.calls, default=0.0) < AUTO.settling_share * plain_seconds
+        return self.num_drafts < AUTO.least_drafts and (is_cheap or self.costs.count < AUTO.first_drafts)
 
     def _least_survival(self, curve: Sequence[float], speed: float, batch: int) -> float:
         """Survival of a node below which a further level is expected to cost more than it gains at this speed."""
