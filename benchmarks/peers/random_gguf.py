@@ -53,7 +53,7 @@ def main(folder: str, wanted: str, target: str, *shape: str) -> None:
     names = {"token_embd.weight": (VOCAB, hidden), "output.weight": (VOCAB, hidden)}
     names |= {f"blk.{layer}.{name}.weight": size for layer in range(layers) for name, size in sizes.items()}
     for name, size in names.items():
-        data, kind = matrix(*size, kind_of(name, layers, wanted))
+        data, kind = matrix(*size, kind_of(name, layers, wanted, is_pure=False))
         writer.add_tensor(name, data, raw_dtype=kind)
     norms = [f"blk.{layer}.{name}.weight" for layer in range(layers) for name in ("attn_norm", "ffn_norm")]
     for name in ("output_norm.weight", *norms):
