@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.core.processor import cpu_info
+from draftree.models.native.build import SLOW_PAIRS, NativeUnavailableError, built_library
 from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
 
 CPU_FACTS = Path("/proc/cpuinfo")
@@ -20,6 +21,10 @@ if platform.machine() == "x86_64":
         "AVX-512": [*WITHOUT_TILES, "-mno-avx512bf16", "-mno-avx512vnni"],
         "SSE": ["-march=x86-64"],
     }
+    if cpu_info("vendor_id") == "GenuineIntel":
+        BUILDS["pairs"] = [*WITHOUT_TILES, f"-U{SLOW_PAIRS.removeprefix('-D')}"]
+    else:
+        BUILDS["without pairs"] = [*WITHOUT_TILES, SLOW_PAIRS]
     if torch.cpu._is_avx2_supported():
         BUILDS["AVX2"] = ["-march=haswell"]
     if CPU_FACTS.exists() and "avx_vnni" in CPU_FACTS.read_text("utf-8").split():

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.processor import cpu_info
 from draftree.models.native.library_files import private_folder, publish, usable, working_folder
 from draftree.models.native.trust import why_folder_untrusted
 from draftree.weights.cache import Cache
@@ -29,6 +30,8 @@ SOURCES = tuple(sorted(Path(__file__).parent.glob("csrc/*.c")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 OPTIMIZATION = "-O3"
+SLOW_PAIRS = "-DSLOW_PAIRS"
+"""Flag of processors whose products of pairs in bfloat16 are slower than those of float32: Intel's, see structures.h."""
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Flags of all builds. Contraction is off: fused products in only one copy of a loop would break exactness."""
 BUILD_SECONDS = 300
@@ -169,6 +172,8 @@ def _flags(command: Sequence[str]) -> list[str]:
         flags.insert(0, OPTIMIZATION)
     if not any(word.startswith(("-march=", "-mcpu=")) for word in command):
         flags.append(_for_this_processor())
+    if cpu_info("vendor_id") == "GenuineIntel":
+        flags.append(SLOW_PAIRS)
     return flags
 
 

@@ -65,7 +65,7 @@ const char *draftree_layout(void) {
 const char *draftree_instructions(void) {
 #if AMX
     return "AMX tiles";
-#elif defined(__AVX512BF16__)
+#elif HALF_PAIRS
     return "AVX-512 with bfloat16 and int8 products";
 #elif defined(__AVX512VNNI__)
     return "AVX-512 with int8 products";
