@@ -33,6 +33,7 @@ class Table:
         rates: acceptance of each level that was measured before.
         slow: numbers of the rounds whose drafts take fifty times as long.
         claims: acceptance of a level by the scores of the trees; None for trees without scores.
+        after_draft: factor of a pass that follows a draft.
     """
 
     costs: dict[int, float]
@@ -49,6 +50,7 @@ class Table:
     rates: tuple[float, ...] = ()
     slow: frozenset[int] = frozenset()
     claims: float | None = None
+    after_draft: float = 1.0
     seconds: float = 0.0
     tokens: int = 0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
@@ -105,7 +107,7 @@ class Table:
         trees = [t if k is None else prune(t, k) for t, k in zip(offered, kept, strict=True)]
         rows = [self.walk(*given) for given in zip(offered, trees, strict=True)]
         num_rows = self.batch + sum(map(len, trees))
-        score = self.pass_seconds(num_rows)
+        score = self.pass_seconds(num_rows) * (self.after_draft if any(map(len, offered)) else 1.0)
         total = score + sum(parts)
         part_seconds = parts if len(parts) > 1 else ()
         record = RoundRecord(self.planning, sum(parts), score, 0, 0, total, num_rows, tuple(rows), part_seconds)

@@ -227,8 +227,25 @@ def test_it_is_the_default_where_no_draft_can_change_the_text(draft: str, verify
 def test_some_early_misses_do_not_turn_off_a_good_drafter() -> None:
     """A draft costs a quarter of a pass; a process in which the first ones miss must learn that later ones pay."""
     speeds = []
-    for seed in range(30):
+    for seed in range(60):
         table = lone(FLAT, 0.6, level=0.025, unread=0.0005)
         table.dice = random.Random(seed)
         speeds += table.texts(4, 64)
     assert sum(speed > 1.05 for speed in speeds) > 0.95 * len(speeds)
+
+
+def test_a_pass_that_a_draft_slows_down_is_compared_with_plain_passes() -> None:
+    """While a head drafts no plain round is seen, and one must not be taken to be as slow as those with drafts."""
+    costs = {1: 3.7, 2: 4.0, 3: 4.2, 4: 4.4, 8: 7.8, 16: 14.0}
+
+    def speed(right: float, after_draft: float) -> float:
+        found = []
+        for seed in range(8):
+            table = lone(costs, right, level=0.3, depth=4, rates=(0.64, 0.64, 0.7, 0.7), after_draft=after_draft)
+            table.dice = random.Random(seed)
+            found += table.texts(6, 64)
+        return sum(found) / len(found)
+
+    assert speed(0.33, 1.35) > 0.96
+    assert speed(0.75, 1.35) > 1.35
+    assert speed(0.33, 1.0) > 1.08

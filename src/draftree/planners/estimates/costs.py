@@ -2,7 +2,8 @@
 
 The cost of a pass is the measured curve over its rows, times a level and a shape that are learned for every (batch,
 prefix) cell: the level depends on the load of the machine, the shape on the cost of more rows in this cell. A new cell
-starts as a copy of the last one in use.
+starts as a copy of the last one in use. Rounds without a draft have a level of their own, since a draft and the work on
+its tree slow the pass after it down, by up to a third where passes are short.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class _Cell:
         shape: further factor by number of rows, and the number of rounds that it averages.
         curve: seconds by rows; empty if it must be recomputed.
         rounds: number of observed rounds.
+        plain: level of rounds without a draft; None if passes were not measured before the first round.
+        drafted: number of rounds with a draft since the last one without.
     """
 
     batch: int
@@ -37,6 +40,31 @@ class _Cell:
     shape: dict[int, tuple[float, int]] = field(default_factory=dict)
     curve: list[float] = field(default_factory=list)
     rounds: int = 0
+    plain: float | None = None
+    drafted: int = 0
+
+    def observe_plain(self, level: float) -> None:
+        """Learn from a round without a draft; before the first draft, its level is that of all rounds."""
+        assert self.plain is not None
+        self.plain += (min(level, AUTO.max_jump * self.plain) - self.plain) / AUTO.cost_memory
+        self.drafted = 0
+        if not self.shape:
+            self.level = self.plain
+
+    def observe_drafted(self, rows: int, level: float) -> None:
+        """Learn from a round with a draft; after many in a row, what changes their level changes the plain one, too."""
+        before = self.level = self.level or level
+        mean, count = self.shape.get(rows, (1.0, 0))
+        ratio = min(level / before, AUTO.max_jump * mean)
+        self.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / AUTO.cost_memory
+        self.shape[rows] = (
+            mean + (ratio - mean) / min(count + 1, AUTO.cost_memory),
+            min(count + 1, AUTO.cost_memory),
+        )
+        self.centre()
+        self.drafted += 1
+        if self.plain is not None and self.drafted > AUTO.settled_rounds:
+            self.plain *= self.level / before
 
     def centre(self) -> None:
         """Move the mean of the shape into the level, which also applies to other numbers of rows."""
@@ -57,7 +85,7 @@ class PassCosts:
         """Set measured passes of one sequence; a pass costs at most what one with more rows costs."""
         known = sorted(pass_seconds)
         seconds = list(accumulate((pass_seconds[rows] for rows in reversed(known)), min))[::-1]
-        self._last = _Cell(1, 1.0 if known else None)
+        self._last = _Cell(1, 1.0 if known else None, plain=1.0 if known else None)
         self._cells = {}
         known, seconds = known or [1], seconds or [1.0]
         slope = seconds[-1] / known[-1] if len(known) > 1 else AUTO.unknown_row_share * seconds[0]
@@ -71,21 +99,20 @@ class PassCosts:
             known = sorted(cell.shape) or [1]
             means = [(cell.level or 1.0) * _settled(*cell.shape.get(rows, (1.0, 1))) for rows in known]
             factors = _between(known, means, max_rows)
-            seconds = (base * factor for base, factor in zip(self._base, factors, strict=False))
+            seconds = [base * factor for base, factor in zip(self._base, factors, strict=False)]
+            if cell.plain is not None and cell.shape and batch < len(seconds):
+                seconds[: batch + 1] = [base * cell.plain for base in self._base[: batch + 1]]
             cell.curve = list(accumulate(seconds, max))
         return cell.curve
 
     def observe(self, rows: int, batch: int, prefix: int, *, seconds: float) -> None:
         """Learn from a round's seconds without its draft."""
         cell = self._cell(batch, prefix)
-        mean, count = cell.shape.get(rows, (1.0, 0))
-        base = self._base[min(rows, MAX_ROWS)]
-        if cell.level is None:
-            cell.level = seconds / base
-        ratio = min(seconds / base / cell.level, AUTO.max_jump * mean)
-        cell.level *= 1.0 + (ratio / _settled(mean, count) - 1.0) / AUTO.cost_memory
-        cell.shape[rows] = mean + (ratio - mean) / min(count + 1, AUTO.cost_memory), min(count + 1, AUTO.cost_memory)
-        cell.centre()
+        level = seconds / self._base[min(rows, MAX_ROWS)]
+        if rows == batch and cell.plain is not None:
+            cell.observe_plain(level)
+        else:
+            cell.observe_drafted(rows, level)
         cell.rounds += 1
         if cell.rounds < AUTO.settled_rounds or cell.rounds % AUTO.renew_rounds == 0:
             cell.curve = []
@@ -97,7 +124,8 @@ class PassCosts:
         if found is None:
             # another batch has other numbers of rows, so its shape is unknown
             points = self._last.shape.items() if self._last.batch == batch else ()
-            found = _Cell(batch, self._last.level, {rows: (mean, 1) for rows, (mean, _) in points})
+            shape = {rows: (mean, 1) for rows, (mean, _) in points}
+            found = _Cell(batch, self._last.level, shape, plain=self._last.plain)
             self._cells[key] = found
         return found
 
