@@ -45,7 +45,9 @@ class TraceCosts:
         batch = len(one.steps)
         if one.num_rows == batch + drafted:
             prefix = sum(step.prefix for step in one.steps) // batch
-            self._passes.observe(one.num_rows, batch, prefix, seconds=one.seconds["total"] - one.seconds["draft"])
+            draft = one.seconds["draft"]
+            seconds = one.seconds["total"] - draft
+            self._passes.observe(one.num_rows, batch, prefix, seconds=seconds, is_plain=not draft)
         deepest = max(max(depths(step.tree.parents), default=0) for step in one.steps)
         for costs, seconds in zip(self._drafts, one.part_seconds or (one.seconds["draft"],), strict=False):
             if deepest:

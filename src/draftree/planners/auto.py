@@ -227,6 +227,7 @@ class AutoPlanner(Planner[SequenceEstimates]):
                 self._others + batch,
                 self._prefix,
                 seconds=record.total_seconds - record.draft_seconds,
+                is_plain=self._is_idle or not any(map(any, self._asked)),
             )
         if self._is_idle or not any(plan.depth for plan in self._plans):
             return

@@ -32,7 +32,7 @@ def test_rounds_bend_the_curve_towards_what_they_took() -> None:
     costs = PassCosts()
     costs.learn({1: 0.01, 8: 0.02})
     for _ in range(60):
-        costs.observe(1, 1, 50, seconds=0.02)
+        costs.observe(1, 1, 50, seconds=0.02, is_plain=True)
         costs.observe(8, 1, 50, seconds=0.03)
     curve = costs.curve(1, 50, max_rows=8)
     assert (curve[1], curve[8]) == pytest.approx((0.02, 0.03), rel=0.05)

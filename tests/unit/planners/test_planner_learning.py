@@ -36,7 +36,7 @@ def test_rounds_teach_what_was_not_measured_and_the_machine_may_slow_down() -> N
     costs = PassCosts()
     costs.learn({1: 0.1, 16: 0.1})
     for _ in range(60):
-        costs.observe(1, 1, 100, seconds=0.2)
+        costs.observe(1, 1, 100, seconds=0.2, is_plain=True)
         costs.observe(9, 1, 100, seconds=0.3)
     assert at(costs, 1) == pytest.approx(0.2, rel=0.1)
     assert at(costs, 9) == pytest.approx(0.3, rel=0.1)
@@ -54,11 +54,11 @@ def test_a_new_batch_size_begins_where_the_last_one_was_and_learns_its_own() -> 
     costs = PassCosts()
     costs.learn({1: 0.1, 64: 0.2})
     for _ in range(40):
-        costs.observe(4, 4, 100, seconds=0.3)
+        costs.observe(4, 4, 100, seconds=0.3, is_plain=True)
     assert at(costs, 4, batch=4) == pytest.approx(0.3, rel=0.1)
     assert at(costs, 5, batch=5) == pytest.approx(0.3, rel=0.15)
     for _ in range(40):
-        costs.observe(5, 5, 100, seconds=0.1)
+        costs.observe(5, 5, 100, seconds=0.1, is_plain=True)
     assert at(costs, 5, batch=5) == pytest.approx(0.1, rel=0.15)
     assert at(costs, 4, batch=4) == pytest.approx(0.3, rel=0.1)
 

@@ -31,7 +31,7 @@ HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
 COMPILERS = ("cc", "gcc", "clang")
 OPTIMIZATION = "-O3"
 SLOW_PAIRS = "-DSLOW_PAIRS"
-"""Flag of processors whose products of pairs in bfloat16 are slower than those of float32: Intel's, see structures.h."""
+"""Flag of processors whose products of pairs in bfloat16 are slower than those of float32; see structures.h."""
 FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
 """Flags of all builds. Contraction is off: fused products in only one copy of a loop would break exactness."""
 BUILD_SECONDS = 300

@@ -52,7 +52,10 @@ class _Cell:
             self.level = self.plain
 
     def observe_drafted(self, rows: int, level: float) -> None:
-        """Learn from a round with a draft; after many in a row, what changes their level changes the plain one, too."""
+        """Learn from a round with a draft, which a plain one does not exceed.
+
+        After many in a row, the machine may be slower or faster for plain rounds, too.
+        """
         before = self.level = self.level or level
         mean, count = self.shape.get(rows, (1.0, 0))
         ratio = min(level / before, AUTO.max_jump * mean)
@@ -63,8 +66,9 @@ class _Cell:
         )
         self.centre()
         self.drafted += 1
-        if self.plain is not None and self.drafted > AUTO.settled_rounds:
-            self.plain *= self.level / before
+        if self.plain is not None:
+            change = self.level / before if self.drafted > AUTO.settled_rounds else 1.0
+            self.plain = min(self.plain * change, self.level)
 
     def centre(self) -> None:
         """Move the mean of the shape into the level, which also applies to other numbers of rows."""
@@ -105,11 +109,19 @@ class PassCosts:
             cell.curve = list(accumulate(seconds, max))
         return cell.curve
 
-    def observe(self, rows: int, batch: int, prefix: int, *, seconds: float) -> None:
-        """Learn from a round's seconds without its draft."""
+    def observe(self, rows: int, batch: int, prefix: int, *, seconds: float, is_plain: bool = False) -> None:
+        """Learn from a round's seconds without its draft.
+
+        Args:
+            rows: tokens of the pass.
+            batch: sequences of the round.
+            prefix: their mean length.
+            seconds: of the round without its draft.
+            is_plain: whether no draft was made, not even an empty one.
+        """
         cell = self._cell(batch, prefix)
         level = seconds / self._base[min(rows, MAX_ROWS)]
-        if rows == batch and cell.plain is not None:
+        if is_plain and cell.plain is not None:
             cell.observe_plain(level)
         else:
             cell.observe_drafted(rows, level)
