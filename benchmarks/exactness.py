@@ -96,6 +96,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, help="prompts of each category")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization")
+    parser.add_argument("--kv-dtype")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--out", type=Path)
@@ -107,7 +108,7 @@ def main() -> int:
         given.draft = [draft for draft in given.draft if not is_done(given.out, own | {"draft": draft})]
         if not given.draft:
             return 0
-    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization)
+    loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization, kv_dtype=given.kv_dtype)
     plain = LLM(loaded)
     prompts = [ids for ids in prompts_of(plain, given) if len(ids) + given.max_tokens <= plain.model.max_length]
     params = params_of(len(prompts), given.max_tokens)[number - 1 :: parts]
@@ -127,6 +128,7 @@ def main() -> int:
             {
                 **own,
                 "dtype": given.dtype,
+                "kv_dtype": given.kv_dtype,
                 "is_exact": plain.is_exact,
                 "draft": draft,
                 "plan": given.plan,
