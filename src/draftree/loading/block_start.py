@@ -21,7 +21,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.heap import return_free_memory
-from draftree.loading.endings import eos_ids_in
+from draftree.loading.endings import eos_ids_from
 from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
 from draftree.loading.packed_start import PackedCopy, copy_name
 from draftree.loading.upcast import in_float32
@@ -186,7 +186,7 @@ def _first_start(
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     config, templates = _short_config(folder)
     short = _dequantized(config, source, dtype)
-    eos_ids = eos_ids_in(short)
+    eos_ids = eos_ids_from(folder, short)
     with in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
