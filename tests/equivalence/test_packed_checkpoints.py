@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.cli.main import run
+from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.loading.load import load_model
-from families import VOCAB_SIZE, fresh
+from draftree.loading.packed_start import packed_folders
+from families import VOCAB_SIZE
+from packed_samples import AWQ, COMPRESSED, GPTQ, awq, compressed, gptq, packed_folder
 from second_starts import logits
 from slot_samples import at_once
 
@@ -23,84 +27,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
     pytest.mark.usefixtures("store"),
 ]
-
-SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "max_position_embeddings": 400}
-GROUP = 64
-GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
-AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-COMPRESSED: dict[str, Any] = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP, "symmetric": True}}},
-}
-
-
-def words(codes: Tensor, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> Tensor:
-    """Codes of the last dimension in 32-bit words; place i of a word has its code number order[i]."""
-    parts = codes.long().unflatten(-1, (-1, 8))
-    whole = torch.stack([parts[..., one] << 4 * place for place, one in enumerate(order)]).sum(0)
-    return whole.where(whole < 1 << 31, whole - (1 << 32)).to(torch.int32)
-
-
-def rounded(weight: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes (outputs, inputs), scales and zeros (outputs, groups)."""
-    groups = weight.float().unflatten(1, (-1, GROUP))
-    low, high = groups.amin(-1).clamp(max=0), groups.amax(-1).clamp(min=0)
-    scales = groups.abs().amax(-1) / 7.5 if symmetric else (high - low) / 15
-    scales = scales.half().float()
-    zeros = torch.full_like(scales, 8) if symmetric else (-low / scales).round().clamp(1, 15)
-    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, 15)
-    return codes.flatten(1), scales, zeros
-
-
-def gptq(stem: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
-    return {
-        f"{stem}qweight": words(codes).T.contiguous(),
-        f"{stem}qzeros": words((zeros - 1).T),
-        f"{stem}scales": scales.T.half().contiguous(),
-        f"{stem}g_idx": (torch.arange(codes.shape[1]) // GROUP).int(),
-    }
-
-
-def awq(stem: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    return {
-        f"{stem}qweight": words(codes.T, order),
-        f"{stem}qzeros": words(zeros.T, order),
-        f"{stem}scales": scales.T.half().contiguous(),
-    }
-
-
-def compressed(stem: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> dict[str, Tensor]:
-    return {
-        f"{stem}weight_packed": words(codes),
-        f"{stem}weight_scale": scales.half(),
-        f"{stem}weight_zero_point": words(zeros.T).T.contiguous(),
-        f"{stem}weight_shape": torch.tensor(codes.shape),
-    }
-
-
-def packed_folder(
-    where: Path, settings: dict[str, Any], pack: Callable[..., dict[str, Tensor]], *, symmetric: bool
-) -> tuple[Path, Any]:
-    """A packed checkpoint, and the model of the values that it stands for."""
-    model = fresh("llama", **SIZES)
-    folder = where / "packed"
-    model.save_pretrained(folder)
-    found = {}
-    for name, weight in load_file(folder / "model.safetensors").items():
-        if "proj" not in name:
-            found[name] = weight
-            continue
-        codes, scales, zeros = rounded(weight, symmetric=symmetric)
-        found |= pack(name.removesuffix("weight"), codes, scales, zeros)
-        values = scales.repeat_interleave(GROUP, 1) * (codes - zeros.repeat_interleave(GROUP, 1))
-        with torch.no_grad():
-            model.get_parameter(name).copy_(values)
-    save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}), "utf-8")
-    return folder, model
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -132,6 +58,8 @@ def test_logits_are_those_of_the_values(
         ({"group_size": -2}, "4 bits in groups of -2"),
         ({"group_size": 48}, "4 bits in groups of 48"),
         ({"desc_act": True}, "another order of inputs"),
+        ({"checkpoint_format": "marlin"}, "the GPTQ format 'marlin'"),
+        ({"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "rotated inputs"),
     ],
 )
 def test_what_passes_do_not_support_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -155,3 +83,115 @@ def test_options_for_other_weights_are_refused(tmp_path: Path) -> None:
     for options in ({"kernels": "torch"}, {"quantization": "int8"}):
         with pytest.raises(ConfigurationError, match="leave kernels, quantization and offload out"):
             load_model(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"input_activations": {"num_bits": 8}}, "quantized inputs"),
+        ({"weights": {"num_bits": 4, "group_size": 64, "actorder": "group"}}, "another order of inputs .actorder"),
+    ],
+)
+def test_groups_of_compressed_tensors_are_refused_by_their_own_reason(
+    group: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    settings = COMPRESSED | {"config_groups": {"group_0": COMPRESSED["config_groups"]["group_0"] | group}}
+    folder, _ = packed_folder(tmp_path, settings, compressed, symmetric=True)
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(folder)
+
+
+def test_experts_are_refused(tmp_path: Path) -> None:
+    folder, _ = packed_folder(tmp_path, GPTQ, gptq, symmetric=True)
+    path = folder / "model.safetensors"
+    renamed = {key.replace("mlp.up_proj", "mlp.experts.3.up_proj"): value for key, value in load_file(path).items()}
+    save_file(renamed, path, metadata={"format": "pt"})
+    with pytest.raises(
+        UnsupportedModelError, match=r"has experts \(.*experts\.3\..* not supported in checkpoints of 4"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(("settings", "pack"), [(GPTQ, gptq), (COMPRESSED, compressed)])
+def test_modules_of_8_bits_are_named(
+    settings: dict[str, Any], pack: Callable[..., dict[str, Tensor]], tmp_path: Path
+) -> None:
+    """As the setting `dynamic` of gptqmodel and `extra_config` of AutoRound allow."""
+    folder, _ = packed_folder(tmp_path, settings, pack, symmetric=True)
+    path, stem = folder / "model.safetensors", "model.layers.1.mlp.down_proj."
+    found = load_file(path)
+    for part, side in (("qweight", 0), ("qzeros", 1), ("weight_packed", 1)):
+        if (key := f"{stem}{part}") in found:
+            found[key] = found[key].repeat_interleave(2, side)
+    save_file(found, path, metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModelError, match=r"weights of 8 bits in 'model\.layers\.1\.mlp\.down_proj'"):
+        load_model(folder)
+
+
+def test_modules_have_groups_of_their_own_if_they_are_declared(tmp_path: Path) -> None:
+    declared = GPTQ | {"group_size": 128, "dynamic": {"+:.*": {"group_size": 64}, "-:lm_head": {}}}
+    folder, _ = packed_folder(tmp_path, declared, gptq, symmetric=True)
+    assert load_model(folder, dtype="float32").model.is_exact
+    (tmp_path / "other").mkdir()
+    folder, _ = packed_folder(tmp_path / "other", GPTQ | {"group_size": 128}, gptq, symmetric=True)
+    with pytest.raises(ModelLoadError, match=r"needs groups of 128 of the \d* inputs, as config.json declares"):
+        load_model(folder)
+
+
+def test_matrices_of_another_shape_than_the_configuration_needs_are_refused(tmp_path: Path) -> None:
+    folder, _ = packed_folder(tmp_path, GPTQ, gptq, symmetric=True)
+    path = folder / "model.safetensors"
+    found = load_file(path)
+    last = max(int(key.split(".")[2]) for key in found if key.startswith("model.layers."))
+    for part in ("qweight", "qzeros", "scales"):
+        key = f"model.layers.{last}.mlp.gate_proj.{part}"
+        found[key] = found[key].repeat_interleave(2, 1)
+    save_file(found, path, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"'model.layers.\d.mlp.gate_proj.weight' has the shape \[512, 128\]"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("some-method", "14 of its weights are missing"), ("auto-round", "auto-round")],
+)
+def test_methods_that_nothing_here_runs_are_refused(method: str, reason: str, tmp_path: Path) -> None:
+    settings = GPTQ | {"quant_method": method, "packing_format": "auto_round:other"}
+    folder, _ = packed_folder(tmp_path, settings, gptq, symmetric=True)
+    message = f"quantized by '{method}', packing format .* nor transformers can run here .*{reason}"
+    with pytest.raises(UnsupportedModelError, match=message):
+        load_model(folder, dtype="float32")
+
+
+def test_a_start_of_changed_files_replaces_the_packed_weights(tmp_path: Path) -> None:
+    folder, _ = packed_folder(tmp_path, GPTQ, gptq, symmetric=True)
+    first = logits(load_model(folder, dtype="float32"))
+    ((copy, _),) = packed_folders()
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    assert torch.equal(logits(load_model(folder, dtype="float32")), first)
+    assert [found for found, _ in packed_folders()] == [copy]
+    assert [found for found, _ in packed_folders(folder)] == [copy]
+    assert len(list((tmp_path / "cache" / "blueprints").glob("*.blocks"))) == 1
+
+
+def test_settings_that_changed_are_read_again(tmp_path: Path) -> None:
+    folder, _ = packed_folder(tmp_path, GPTQ, gptq, symmetric=True)
+    first = load_model(folder, dtype="float32")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"eos_token_id": [7, 9]}), "utf-8")
+    assert load_model(folder, dtype="float32").eos_ids == (7, 9) != first.eos_ids
+
+
+def test_removing_a_model_leaves_packed_weights_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = tmp_path / "cache" / "models"
+    for name in ("foo", "foo-bar"):
+        folder, _ = packed_folder(tmp_path / name, GPTQ, gptq, symmetric=True)
+        models.mkdir(exist_ok=True)
+        folder.rename(models / name)
+        (models / name / "draftree.json").write_text(json.dumps({"source": name}), "utf-8")
+        load_model(models / name, dtype="float32")
+    kept = packed_folders(models / "foo-bar")
+    assert (len(kept), len(packed_folders())) == (1, 2)
+    assert run(["models", "remove", "foo"]) == 0
+    assert "removed foo" in capsys.readouterr().err
+    assert packed_folders() == kept

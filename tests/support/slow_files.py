@@ -75,6 +75,7 @@ SLOW = frozenset(
         "test_notebooks",
         "test_offload",
         "test_packed_checkpoints",
+        "test_packed_fuzz",
         "test_packed_reference",
         "test_packed_start",
         "test_parallel_ends",

@@ -125,8 +125,8 @@ def remove_models(names: CachedNames) -> None:
     console = Console(stderr=True)
     for name in wanted:
         freed_bytes = folder_bytes(cache.folder(name))
-        freed_bytes += sum(size for folder, size in packed_folders() if folder.name.startswith(f"{name}-"))
-        remove_packed(f"{name}-")
+        freed_bytes += sum(size for _, size in packed_folders(cache.folder(name)))
+        remove_packed(cache.folder(name))
         cache.remove(name)
         console.print(f"removed {escape(harmless(name))} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.heap import return_free_memory
-from draftree.loading.endings import eos_ids_in
+from draftree.loading.endings import eos_ids_from
 from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
-from draftree.loading.packed_start import PackedCopy
+from draftree.loading.packed_start import PackedCopy, copy_name
 from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_record import Record, parsed
-from draftree.loading.warm_start.native_start import SOURCES, digest
+from draftree.loading.warm_start.native_start import SETTINGS, SOURCES, digest
 from draftree.loading.warm_start.store import digest_of
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
@@ -55,6 +55,10 @@ class BlockSource(Protocol):
 
     def kind(self, name: str) -> str:
         """Return the name of the blocks of a parameter."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter in the layout of transformers."""
         ...
 
     def values(self, name: str) -> Tensor:
@@ -114,7 +118,7 @@ class BlockWeights(Weights):
 
 
 def start(
-    folder: Path, source: BlockSource, dtype: torch.dtype, *, record: Path, identity: str, quantization: str
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, record: Path, place: str, identity: str, quantization: str
 ) -> tuple[NativeModel, tuple[int, ...]]:
     """Return a model on blocks, and the tokens that end a text.
 
@@ -123,6 +127,8 @@ def start(
         source: the blocks.
         dtype: dtype of keys and values, float32 or bfloat16.
         record: file of the record.
+        place: hash that distinguishes the folder from others of its name; the start of changed files replaces what
+            the cache keeps for it.
         identity: sum of the files.
         quantization: name of the kind of weights.
 
@@ -134,9 +140,11 @@ def start(
     if kind not in DTYPES:
         raise NativeUnavailableError(f"keys and values of passes in C are float32 or bfloat16, not {kind}")
     versions = [__version__, digest_of(SOURCES), version("transformers")]
+    settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
     facts = {"dtype": kind, "identity": identity, "library": built_library().name, "versions": versions}
+    facts |= {"settings": settings}
     known, model = _recorded(record, facts), None
-    copy = PackedCopy(f"{folder.name}-{identity[:12]}-{kind}", facts, quantization=quantization)
+    copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
     if known is not None and (model := copy.load(known.blueprint)) is None:
         model = copy.build(known.blueprint, BlockWeights(source))
         if digest(model) != known.digest:
@@ -178,7 +186,7 @@ def _first_start(
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     config, templates = _short_config(folder)
     short = _dequantized(config, source, dtype)
-    eos_ids = eos_ids_in(short)
+    eos_ids = eos_ids_from(folder, short)
     with in_float32(short), with_rounded_inputs(short):
         reference = reference_logits(short)
     few = plan_model(short)
@@ -193,6 +201,7 @@ def _first_start(
         raise NativeUnavailableError(f"logits of its blocks differ from those of dequantized weights ({error:.1e})")
     layers = tuple(_layer_at(few.layers[first], first, place) for place, first in enumerate(templates))
     _require_blocks(layers, source)
+    _require_alike(few.layers, layers, templates, source)
     blueprint = replace(few, layers=layers, fingerprint=identity[:16])
     model = copy.build(blueprint, BlockWeights(source))
     _require_finite(model, folder)
@@ -233,6 +242,7 @@ def _dequantized(config: Any, source: BlockSource, dtype: torch.dtype) -> Any:
 
     model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     for name, parameter in model.named_parameters():
+        _require_shape(source, name, parameter.shape)
         parameter.copy_(source.values(name))
         source.release(name)
     return model.eval().requires_grad_(False)
@@ -249,6 +259,35 @@ def _layer_at(template: LayerBlueprint, first: int, place: int) -> LayerBlueprin
         return tuple(map(renamed, value)) if isinstance(value, tuple) else value
 
     return replace(template, **{one.name: renamed(getattr(template, one.name)) for one in dataclasses.fields(template)})
+
+
+def _require_shape(source: BlockSource, name: str, wanted: Sequence[int]) -> None:
+    found = source.shape(name)
+    if found != tuple(wanted):
+        raise ModelLoadError(
+            f"the weights do not fit config.json: '{name}' has the shape {list(found)}, and {list(wanted)} is needed; "
+            "get the model again"
+        )
+
+
+def _require_alike(
+    few: Sequence[LayerBlueprint], layers: Sequence[LayerBlueprint], templates: Sequence[int], source: BlockSource
+) -> None:
+    """Raise ModelLoadError if a parameter of a layer has another shape than in the layer that was compared."""
+    for layer, first in zip(layers, templates, strict=True):
+        for name, compared in zip(_names_in(layer), _names_in(few[first]), strict=True):
+            if compared in source.sources:
+                _require_shape(source, name, source.shape(compared))
+
+
+def _names_in(value: Any) -> Iterator[str]:
+    """Return all strings of a blueprint, in the order of its fields."""
+    if isinstance(value, str):
+        yield value
+    is_part = isinstance(value, LayerBlueprint | LinearBlueprint | ExpertsBlueprint)
+    parts = [getattr(value, one.name) for one in dataclasses.fields(value)] if is_part else value
+    for part in parts if isinstance(parts, list | tuple) else ():
+        yield from _names_in(part)
 
 
 def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 
@@ -13,3 +15,18 @@ def eos_ids_in(model: Any) -> tuple[int, ...]:
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+
+
+def eos_ids_from(folder: Path, model: Any) -> tuple[int, ...]:
+    """Return ids of the tokens that end a text, as `eos_ids_in`, for a model built from the configuration of a folder.
+
+    Args:
+        folder: folder with the configuration, whose generation settings come first.
+        model: the model, which does not have them.
+    """
+    from transformers import GenerationConfig
+
+    # as transformers reads a model: without the file, or with a damaged one, config.json decides
+    with contextlib.suppress(OSError, ValueError):
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    return eos_ids_in(model)

@@ -15,13 +15,15 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.paths import expanded
 from draftree.loading.block_start import start
 from draftree.loading.choices import QUANTIZATIONS
+from draftree.loading.packed_start import place_of
 from draftree.loading.prepared import is_block_file
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.model import NativeModel
 from draftree.weights.cache import Cache
 from draftree.weights.gguf_blocks import describe_blocks
 from draftree.weights.gguf_file import forget_gguf
-from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of
+from draftree.weights.packed_checkpoint import PackedCheckpoint
+from draftree.weights.packed_scheme import SUFFIXES, quantization_of
 from draftree.weights.progress import silent
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,9 @@ def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightCh
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
-        model, eos_ids = start(folder, file, dtype, record=folder / RECORD, identity=identity, quantization=GGUF)
+        model, eos_ids = start(
+            folder, file, dtype, record=folder / RECORD, place=identity, identity=identity, quantization=GGUF
+        )
     except NativeUnavailableError as reason:
         logger.warning("'%s' is converted to a folder once: %s", name, reason)
         return None
@@ -130,9 +134,12 @@ def load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlo
     source = PackedCheckpoint(folder, settings)
     files = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(folder.glob("*.safetensors"))]
     identity = hashlib.sha256(json.dumps([str(folder.resolve()), files, dict(settings)]).encode()).hexdigest()
-    record = Cache().root / "blueprints" / f"{folder.name}-{identity[:16]}.blocks"
+    place = place_of(folder)
+    record = Cache().root / "blueprints" / f"{folder.name}-{place[:16]}.blocks"
     try:
-        model, eos_ids = start(folder, source, dtype, record=record, identity=identity, quantization=method)
+        model, eos_ids = start(
+            folder, source, dtype, record=record, place=place, identity=identity, quantization=method
+        )
     except NativeUnavailableError as reason:
         raise UnsupportedModelError(
             f"'{folder}' has weights of 4 bits by {method}, which run in passes in C only: {reason}"

@@ -1,11 +1,12 @@
 """Packed weights that the cache keeps for later starts, which then read them instead of packing again.
 
 A folder of packed weights is as large as the weights in memory. It belongs to the files and versions that it was made
-for; another start replaces it.
+for; the start of a model whose files or versions changed replaces it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
@@ -14,16 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.loading.choices import QUANTIZATIONS
+from draftree.loading.warm_start.native_start import start_name
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import library
 from draftree.models.native.library_files import PACKING, working_folder
+from draftree.models.native.lowering import DTYPES, PACKED_AS
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.model import resident_model
 from draftree.models.native.streaming.store import add_facts, open_store, publish, write_store
 from draftree.models.native.weights import Weights
 from draftree.weights.cache import Cache
 
-__all__ = ["SWITCH", "PackedCopy", "keeps_packed", "packed_folders", "remove_packed"]
+__all__ = ["SWITCH", "PackedCopy", "copy_name", "keeps_packed", "packed_folders", "place_of", "remove_packed"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,20 +49,48 @@ def keeps_packed() -> bool:
     return given == "1"
 
 
-def packed_folders() -> list[tuple[Path, int]]:
-    """Return the folders of packed weights in the cache and their sizes in bytes, by name."""
+def copy_name(folder: Path, place: str, kind: str) -> str:
+    """Return the name of a folder of packed weights.
+
+    Args:
+        folder: folder of the model.
+        place: hash that distinguishes it from other folders of the same name.
+        kind: name of the dtype of keys and values.
+    """
+    return f"{folder.name}-{place[:12]}-{kind}"
+
+
+def place_of(folder: Path) -> str:
+    """Return the hash of a folder's path."""
+    return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
+
+
+def packed_folders(model: Path | None = None) -> list[tuple[Path, int]]:
+    """Return the folders of packed weights in the cache and their sizes in bytes, by name.
+
+    Args:
+        model: folder of the model whose packed weights are returned; None for those of all models.
+    """
+    names = None if model is None else _names_of(model)
     found = []
     for folder in sorted((Cache().root / FOLDER).glob("[!.]*/")):
-        found.append((folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())))
+        if names is None or folder.name in names:
+            found.append((folder, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())))
     return found
 
 
-def remove_packed(prefix: str = "") -> int:
-    """Remove the folders of packed weights whose names start with `prefix`; return how many there were."""
-    removed = [folder for folder, _ in packed_folders() if folder.name.startswith(prefix)]
-    for folder in removed:
+def remove_packed(model: Path | None = None) -> int:
+    """Remove folders of packed weights, `model` as for `packed_folders`; return how many there were."""
+    removed = packed_folders(model)
+    for folder, _ in removed:
         shutil.rmtree(folder, ignore_errors=True)
     return len(removed)
+
+
+def _names_of(model: Path) -> set[str]:
+    identity = str((Cache().manifest(model.name) or {}).get("sha256", ""))  # of a GGUF file
+    copies = {copy_name(model, place, kind) for place in (place_of(model), identity) for kind in DTYPES}
+    return copies | {start_name(model, kind, packing) for kind in PACKED_AS for packing in (None, *QUANTIZATIONS)}
 
 
 class PackedCopy:

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import DraftreeError, ModelLoadError
+from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
+from draftree.weights.packed_scheme import quantization_of
 
 PART_OF = "draftree_first_layers_of"
 """Setting of a folder that holds the first layers of a model: how many layers the model has."""
@@ -63,6 +64,7 @@ def read_model(
     Raises:
         ModelLoadError: its files are damaged, it does not fit into memory, it needs code of its own, or the folder
             holds a part of a model and `reader` reads whole ones.
+        UnsupportedModelError: it declares quantized weights, which transformers cannot read here.
     """
     from transformers import AutoModelForCausalLM
 
@@ -93,6 +95,7 @@ def read_model(
             raise ModelLoadError(f"model {why}") from error
         if is_out_of_memory(error):
             raise ModelLoadError(f"model '{folder}' could not be read: {OUT_OF_MEMORY}") from error
+        _require_readable(folder, first_line(error))
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
     return model
@@ -102,9 +105,20 @@ def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:
     # transformers would initialize such weights randomly and continue
     wrong = sorted([*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])])
     if wrong:
-        raise ModelLoadError(
-            f"model '{folder}' does not fit its config.json: {len(wrong)} of its weights are missing or of another "
-            f"shape ({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}); {get_again(folder)}"
+        names = f"{', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''}"
+        found = f"{len(wrong)} of its weights are missing or of another shape ({names})"
+        _require_readable(folder, found)
+        raise ModelLoadError(f"model '{folder}' does not fit its config.json: {found}; {get_again(folder)}")
+
+
+def _require_readable(folder: Path, reason: str) -> None:
+    """Raise UnsupportedModelError for `reason` if a model that could not be read declares quantized weights."""
+    found = quantization_of(folder)
+    if found is not None:
+        form = f", packing format '{found['packing_format']}'" if found.get("packing_format") else ""
+        raise UnsupportedModelError(
+            f"model '{folder}' has weights quantized by '{found.get('quant_method')}'{form}, which neither passes in C "
+            f"nor transformers can run here ({reason}): use the model without quantization, or a GGUF file"
         )
 
 

@@ -18,10 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
-    """Return the sha256 of the content; read again only if size or modification time changed since the last read."""
+    """Return the sha256 of the content; read again only if size, times or inode changed since the last read."""
     path = path.resolve()
     status = path.stat()
-    seen = {"path": str(path), "num_bytes": status.st_size, "changed_ns": status.st_mtime_ns}
+    seen = {"path": str(path), "num_bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    seen |= {"changed_ns": status.st_ctime_ns, "inode": status.st_ino}
     note = cache.root / "fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
     try:
         known = json.loads(note.read_text("utf-8"))

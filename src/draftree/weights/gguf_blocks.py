@@ -14,7 +14,14 @@ from torch import Tensor
 from draftree.core.errors import DraftreeError
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
-from draftree.weights.convert_gguf import GGUF_CONVERTER, JOINED, read_joined, save_description, tensor_sources
+from draftree.weights.convert_gguf import (
+    GGUF_CONVERTER,
+    JOINED,
+    joined_shape,
+    read_joined,
+    save_description,
+    tensor_sources,
+)
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.gguf_file import GgufFile, read_gguf
 from draftree.weights.progress import Progress
@@ -48,6 +55,10 @@ class BlockFile:
         """Return the name of the blocks of a parameter, of several tensors the one with the most bytes."""
         parts = self.sources[name].split(JOINED)
         return self._file.kind_of(max(parts, key=lambda part: self._file.tensor(part).num_bytes))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter."""
+        return joined_shape(self._file, self.sources[name])
 
     def values(self, name: str) -> Tensor:
         """Return a parameter in the layout of transformers, float32.

@@ -7,7 +7,7 @@ gptqmodel, autoawq and compressed-tensors. AutoRound writes the first two under 
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,38 +17,22 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.remedies import get_again
+from draftree.weights.packed_scheme import BITS, BLOCK, SUFFIXES, quantization_of, refusal, scheme_of
+from draftree.weights.packed_shapes import FLOATS, INDICES, Header, matrix_shape
 
 __all__ = ["PackedCheckpoint", "quantization_of"]
 
-BITS, CODES_OF_WORD = 4, 8
-ALL_INPUTS = -1
-"""Size of the only group of a row, as GPTQ notes it."""
-BLOCK = 32
+CODES_OF_WORD = 8
 SYMMETRIC_ZERO = 8
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of AWQ of each of its eight codes."""
-AUTOROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-"""Method whose layout a packing format of AutoRound has."""
-SUFFIXES = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
-
-
-def quantization_of(folder: Path) -> Mapping[str, Any] | None:
-    """Return the quantization that a model folder declares; None for none.
-
-    Raises:
-        ModelLoadError: its configuration cannot be read.
-    """
-    try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"'{folder / 'config.json'}' cannot be read: {error}") from error
-    found = config.get("quantization_config") if isinstance(config, dict) else None
-    if not isinstance(found, dict):
-        return None
-    layout = AUTOROUND.get(str(found.get("packing_format"))) if found.get("quant_method") == "auto-round" else None
-    return found if layout is None else {**found, "quant_method": layout}
+SCALES = {"gptq": "scales", "awq": "scales", "compressed-tensors": "weight_scale"}
+"""Last part of the names of tensors of scales, by method."""
+EXPERT = re.compile(r"\.experts\.")
+PARTS = ("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape",
+         "weight_g_idx")  # fmt: skip
+"""Last parts of the names of a module's tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +63,8 @@ class Codes:
         return scales * self.codes.float() + (-self.scales * self.zeros).half().float().repeat_interleave(group, 1)
 
     def rows(self) -> Tensor:
-        """Return the blocks of each output, shape (outputs, bytes), uint8.
-
-        Raises:
-            UnsupportedModelError: the number of inputs is no multiple of 32.
-        """
+        """Return the blocks of each output, shape (outputs, bytes), uint8."""
         outputs, inputs = self.codes.shape
-        if inputs % BLOCK:
-            raise UnsupportedModelError(f"a matrix of 4 bits has {inputs} inputs, which is no multiple of {BLOCK}")
         repeats = inputs // self.scales.shape[1] // BLOCK
         parts = [self.scales] if self.kind == "Q4_0" else [self.scales, -self.scales * self.zeros]
         heads = [part.half().repeat_interleave(repeats, 1)[..., None].view(torch.uint8) for part in parts]
@@ -105,56 +83,61 @@ class PackedCheckpoint:
         sources: names of all parameters in the transformers model.
 
     Raises:
-        UnsupportedModelError: a quantization of another kind; the message has the reason.
-        ModelLoadError: a file is missing or damaged.
+        UnsupportedModelError: a quantization of another kind, or experts; the message has the reason.
+        ModelLoadError: a file is missing or damaged, or tensors of a matrix do not fit each other or the settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from safetensors import SafetensorError, safe_open
 
         self._folder = folder
-        self._method = str(settings.get("quant_method"))
-        self._scheme = self._checked(settings)
+        self._scheme = scheme_of(folder, settings)
+        self._method = self._scheme.method
         self._files: dict[str, Any] = {}
+        self._headers: dict[str, Header] = {}
         try:
             for path in sorted(folder.glob("*.safetensors")):
                 file = safe_open(path, framework="pt")
-                self._files |= dict.fromkeys(file.keys(), file)
+                for key in file.keys():  # noqa: SIM118 (a file is no mapping)
+                    found = file.get_slice(key)
+                    self._files[key], self._headers[key] = file, Header(found.get_dtype(), tuple(found.get_shape()))
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"'{folder}' cannot be read: {error}") from error
+        if expert := next(filter(EXPERT.search, self._files), None):
+            raise UnsupportedModelError(
+                f"'{folder}' has experts ('{expert}'), which are not supported in checkpoints of 4 bits: use the model "
+                "without quantization, or a GGUF file"
+            )
         suffix = SUFFIXES[self._method]
-        self._packed = {f"{key.removesuffix(suffix)}weight" for key in self._files if key.endswith(f".{suffix}")}
+        self._packed = {
+            f"{key.removesuffix(suffix)}weight": self._shape(key.removesuffix(suffix))
+            for key in self._files
+            if key.endswith(f".{suffix}")
+        }
         dense = {key for key in self._files if key.endswith((".weight", ".bias"))}
-        self.sources = {name: name for name in self._packed | dense}
+        self.sources = {name: name for name in self._packed.keys() | dense}
         self._read: tuple[str, Codes] | None = None
 
-    def _checked(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._method not in SUFFIXES:
-            raise self._refusal(f"the method '{self._method}'")
-        scheme = settings
-        if self._method == "compressed-tensors":
-            groups = list((settings.get("config_groups") or {}).values())
-            if settings.get("format") != "pack-quantized" or len(groups) != 1:
-                raise self._refusal(f"the format '{settings.get('format')}' in {len(groups)} groups of layers")
-            scheme = groups[0].get("weights") or {}
-            if groups[0].get("input_activations") or scheme.get("actorder") not in (None, "static", "weight"):
-                raise self._refusal("quantized inputs, or groups in another order of inputs")
-            size = ALL_INPUTS if scheme.get("strategy") == "channel" else scheme.get("group_size")
-            scheme = {"bits": scheme.get("num_bits"), "group_size": size}
-        bits, size = scheme.get("bits", scheme.get("w_bit")), scheme.get("group_size", scheme.get("q_group_size"))
-        if bits != BITS or not isinstance(size, int) or (size != ALL_INPUTS and (size <= 0 or size % BLOCK)):
-            raise self._refusal(f"{bits} bits in groups of {size}")
-        if scheme.get("desc_act"):
-            raise self._refusal("groups in another order of inputs (desc_act)")
-        if self._method == "awq" and str(scheme.get("version", "gemm")).lower() != "gemm":
-            raise self._refusal(f"the AWQ version '{scheme.get('version')}'")
-        return scheme
+    def _shape(self, stem: str) -> tuple[int, int]:
+        headers = {part: self._headers[key] for part in PARTS if (key := f"{stem}{part}") in self._headers}
+        declared = headers.get("weight_shape")
+        if declared is not None and (declared.dtype not in INDICES or declared.shape != (2,)):
+            raise self._damaged(f"its tensor '{stem}weight_shape' is {declared}, and needs two numbers")
+        shape = () if declared is None else tuple(self._tensor(f"{stem}weight_shape").tolist())
+        return matrix_shape(self._scheme, stem, headers, shape)
 
-    def _refusal(self, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"'{self._folder}' has weights of {what}: supported are 4 bits by gptq, awq or compressed-tensors, in "
-            "groups of a multiple of 32 inputs in their order; use the model without quantization, or a GGUF file"
-        )
+    def _damaged(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"'{self._folder}' is damaged: {what}: {get_again(self._folder)}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a parameter.
+
+        Raises:
+            ModelLoadError: there is no such parameter.
+        """
+        if name not in self._packed and name not in self._headers:
+            raise self._missing(name)
+        return self._packed[name] if name in self._packed else self._headers[name].shape
 
     def kind(self, name: str) -> str:
         """Return the name of the blocks of a parameter."""
@@ -162,7 +145,12 @@ class PackedCheckpoint:
 
     def values(self, name: str) -> Tensor:
         """Return a parameter, float32."""
-        return self._codes(name).values() if name in self._packed else self._tensor(name).float()
+        if name in self._packed:
+            return self._codes(name).values()
+        found = self._headers.get(name)
+        if found is not None and found.dtype not in FLOATS:
+            raise self._damaged(f"its tensor '{name}' is {found}, and needs one of the types {', '.join(FLOATS)}")
+        return self._tensor(name).float()
 
     def rows(self, name: str) -> Tensor:
         """Return the blocks of a matrix, shape (rows, bytes of a row), uint8."""
@@ -182,9 +170,12 @@ class PackedCheckpoint:
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._files:
-            raise ModelLoadError(f"'{self._folder}' lacks the tensor '{name}': get the model again")
+            raise self._missing(name)
         found: Tensor = self._files[name].get_tensor(name)
         return found
+
+    def _missing(self, name: str) -> ModelLoadError:
+        return ModelLoadError(f"'{self._folder}' lacks the tensor '{name}': {get_again(self._folder)}")
 
     def _codes(self, name: str) -> Codes:
         if self._read is None or self._read[0] != name:
@@ -194,17 +185,19 @@ class PackedCheckpoint:
         return self._read[1]
 
     def _gptq(self, stem: str) -> Codes:
+        self._require_natural_order(f"{stem}g_idx", stem)
         codes = unpacked(self._tensor(f"{stem}qweight").T)
         scales = self._tensor(f"{stem}scales").float().T
-        zeros = unpacked(self._tensor(f"{stem}qzeros")).T.float()
-        if self._scheme.get("checkpoint_format", "gptq") == "gptq":
-            zeros = zeros + 1
-        group = codes.shape[1] // scales.shape[1]
-        if f"{stem}g_idx" in self._files:
-            order = self._tensor(f"{stem}g_idx").long()
-            if not torch.equal(order, torch.arange(len(order)) // group):
-                raise self._refusal("groups in another order of inputs (g_idx)")
+        zeros = unpacked(self._tensor(f"{stem}qzeros")).T.float() + self._scheme.zero_offset
         return Codes(codes, scales.contiguous(), zeros.contiguous())
+
+    def _require_natural_order(self, name: str, stem: str) -> None:
+        """Raise UnsupportedModelError if a tensor of the group of each input has another order than the inputs."""
+        if name in self._files:
+            order, scales = self._tensor(name).long(), self._headers[f"{stem}{SCALES[self._method]}"].shape
+            groups = scales[1] if self._method == "compressed-tensors" else scales[0]
+            if not torch.equal(order, torch.arange(len(order)) // (len(order) // groups)):
+                raise refusal(self._folder, f"groups in another order of inputs ('{name}')")
 
     def _awq(self, stem: str) -> Codes:
         order = torch.tensor(AWQ_ORDER)
@@ -216,9 +209,10 @@ class PackedCheckpoint:
         return Codes(codes.T.contiguous(), scales.contiguous(), zeros.T.float().contiguous())
 
     def _compressed(self, stem: str) -> Codes:
+        self._require_natural_order(f"{stem}weight_g_idx", stem)
         codes = unpacked(self._tensor(f"{stem}weight_packed"))
         scales = self._tensor(f"{stem}weight_scale").float()
-        shape = self._tensor(f"{stem}weight_shape").tolist() if f"{stem}weight_shape" in self._files else codes.shape
+        shape = self._packed[f"{stem}weight"]
         zeros = torch.full_like(scales, SYMMETRIC_ZERO)
         if f"{stem}weight_zero_point" in self._files:
             # signed zeros are stored like signed codes, 8 larger

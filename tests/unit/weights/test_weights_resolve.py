@@ -94,6 +94,15 @@ def test_another_content_under_the_same_name_is_another_model(gguf_file: Path) -
     assert first.is_dir()
 
 
+def test_another_content_of_the_same_size_and_modification_time_is_read(gguf_file: Path) -> None:
+    first, status = resolve_model(gguf_file), gguf_file.stat()
+    content = bytearray(gguf_file.read_bytes())
+    content[-2] ^= 1
+    gguf_file.write_bytes(content)
+    os.utime(gguf_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert resolve_model(gguf_file) != first
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [

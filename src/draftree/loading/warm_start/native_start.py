@@ -75,8 +75,13 @@ def start_key(
     except (NativeUnavailableError, OSError) as error:
         logger.info("%s: its start is not recorded: %s", folder, error)
         return None
-    key = hashlib.sha256("\0".join((where, kind, str(quantization))).encode()).hexdigest()
-    return StartKey(f"{folder.name}-{key[:16]}", folder, quantization, facts)
+    return StartKey(start_name(folder, kind, quantization), folder, quantization, facts)
+
+
+def start_name(folder: Path, kind: str, quantization: str | None) -> str:
+    """Return the name of the record of a folder's starts with a dtype and a quantization."""
+    key = hashlib.sha256("\0".join((str(folder.resolve()), kind, str(quantization))).encode()).hexdigest()
+    return f"{folder.name}-{key[:16]}"
 
 
 def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
