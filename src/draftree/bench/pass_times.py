@@ -1,6 +1,6 @@
 """Cost of a model's pass by number of rows, compared with the lower bound from memory bandwidth.
 
-A pass over a few tokens reads all weights once, independent of their number: the lower bound is their bytes divided by
+A pass over a few tokens reads the weights once, independent of their number: the lower bound is their bytes divided by
 the measured bandwidth. The possible gain of drafting depends on how slowly the cost grows from there.
 """
 
@@ -23,6 +23,13 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel
 from draftree.loading.prepared import prepared_folder
 from draftree.models.base import LanguageModel
+from draftree.models.native.model import NativeModel
+
+EXPERTS = "experts"
+"""Name of the modules that have the experts of a layer, without a shared one."""
+NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS_OF_ROW = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
+"""Names in the configurations of models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +136,48 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
 
 
 def bytes_of_pass(loaded: LoadedModel) -> int:
-    """Return the bytes of all weights that a pass reads; with groups, scales and a separate embedding included."""
+    """Return the bytes of the weights that a pass reads at least, see `weights_of_pass`; with groups, their scales."""
     assert loaded.folder is not None
     if loaded.quantization not in (None, "int8"):
-        return int(loaded.model.footprint.weights)
+        model = loaded.model
+        return model.decoder.read_bytes if isinstance(model, NativeModel) else int(model.footprint.weights)
     size = torch.int8 if loaded.quantization == "int8" else loaded.model.dtype
     return weight_bytes_read(loaded.folder, size, trust_remote_code=loaded.runs_code)
 
 
 def weight_bytes_read(folder: Path, dtype: torch.dtype, *, trust_remote_code: bool = False) -> int:
-    """Return the bytes of all weights that a pass reads in a dtype."""
+    """Return the bytes of the weights that a pass reads at least in a dtype."""
     return weights_of_pass(folder, trust_remote_code=trust_remote_code) * dtype.itemsize
 
 
 def weights_of_pass(folder: Path, *, trust_remote_code: bool = False) -> int:
-    """Return the number of weights that a pass reads: all except an embedding that is not also the head."""
+    """Return the number of weights that a pass reads at least, which are those that one row is multiplied with.
+
+    Embeddings are not among them, except one that is also the head: only the rows of the pass's tokens are read. Of the
+    experts of a layer, those of one row are.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    head = model.get_output_embeddings()
-    embedding = model.get_input_embeddings()
-    count = sum(parameter.numel() for parameter in model.parameters())
-    if head is not None and head.weight is not embedding.weight:
-        count -= embedding.weight.numel()
-    return int(count)
+    head = model.get_output_embeddings() or model.get_input_embeddings()
+    embeddings = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+    count, of_experts = 0, 0
+    for name, parameter in model.named_parameters():
+        if id(parameter) in embeddings and parameter is not head.weight:
+            continue
+        if EXPERTS in name.split("."):
+            of_experts += parameter.numel()
+        else:
+            count += parameter.numel()
+    return count + (_weights_of_row(config.get_text_config(), of_experts) if of_experts else 0)
+
+
+def _weights_of_row(config: Any, of_experts: int) -> int:
+    """Return how many weights of all experts one row uses."""
+    every, used = (
+        next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+        for names in (NUM_EXPERTS, EXPERTS_OF_ROW)
+    )
+    return of_experts if not every or not used else of_experts * min(used, every) // every

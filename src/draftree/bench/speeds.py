@@ -1,7 +1,7 @@
 """Measured memory bandwidth and arithmetic peak of this machine: the lower bounds of every pass.
 
-With a C compiler, both are measured by loops of the instructions that the native kernels use, on as many threads;
-otherwise by torch's own sums and products.
+With a C compiler, both are measured by loops of the instructions that passes use, on as many threads; otherwise by
+torch's own sums and products.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,12 @@ from torch import Tensor
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.huge_pages import huge_pages
+from draftree.models.native.library import WITHOUT_TILES
 
 SOURCE = Path(__file__).with_name("probe.c")
-FORMATS = ("float32", "bfloat16", "int8")
+TORCH_FORMATS = ("float32", "bfloat16", "int8")
+FORMATS = (*TORCH_FORMATS, "int4")
+"""Formats of weights with peaks of their own; int4 stands for all weights in groups, also those of GGUF files."""
 LEAST_BYTES = 1 << 28
 BANDWIDTH_BYTES = 1 << 29
 FREE_SHARE = 4
@@ -42,8 +45,8 @@ class Speeds:
     Attributes:
         read_bytes_per_second: bandwidth on a buffer of `buffer_bytes`, the fastest of several reads.
         buffer_bytes: at least twice the largest cache, if the memory allows it.
-        operations_per_second: by format of weights, int8 with 16-bit inputs; None if such products are not
-            supported.
+        operations_per_second: multiplications and additions of weights by format, with the inputs of passes: for int8
+            of 8 bits where passes round them so, otherwise of 16 bits. None if such products are not supported.
         threads: number of concurrent threads.
         how: "C" or "torch".
     """
@@ -68,7 +71,7 @@ def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
     except NativeUnavailableError:
         probe = None
     if probe is None:
-        products = {kind: _torch_operations(kind, device) for kind in FORMATS}
+        products = {kind: _torch_operations(kind, device) for kind in TORCH_FORMATS}
         return Speeds(read_bandwidth(device, num_bytes=num_bytes), num_bytes, products, threads, "torch")
     with ThreadPoolExecutor(threads) as pool:
         read = _read(probe, pool, num_bytes, threads)
@@ -99,15 +102,23 @@ def cache_sizes() -> list[int]:
 
 @functools.cache
 def _probe() -> Any:
-    try:
-        library: Any = ctypes.CDLL(str(built_library([SOURCE])))
-    except OSError as error:
-        raise NativeUnavailableError(f"the measurements in C do not load: {error}") from error
+    library = _loaded()
+    if not library.probe_ready():  # passes run without tiles then
+        library = _loaded(WITHOUT_TILES)
     library.probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.probe_read.restype = ctypes.c_int64
     for kind in FORMATS:
         function = getattr(library, f"probe_{kind}")
         function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
+    return library
+
+
+def _loaded(extra_flags: Sequence[str] = ()) -> Any:
+    try:
+        library: Any = ctypes.CDLL(str(built_library([SOURCE], extra_flags=extra_flags)))
+    except OSError as error:
+        raise NativeUnavailableError(f"the measurements in C do not load: {error}") from error
+    library.probe_ready.argtypes, library.probe_ready.restype = [], ctypes.c_int64
     return library
 
 

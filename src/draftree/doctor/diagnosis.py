@@ -215,7 +215,7 @@ def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
     assert target.folder is not None
     model = target.model
     weights = weights_of_pass(target.folder, trust_remote_code=target.runs_code)
-    kind = str(model.dtype).removeprefix("torch.") if target.quantization is None else "int8"
+    kind = {None: str(model.dtype).removeprefix("torch."), "int8": "int8"}.get(target.quantization, "int4")
     weight_bytes = bytes_of_pass(target)
     reports = []
     for rows, seconds in _pass_seconds(model, ROWS):

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from bench_samples import CONTEXT, write_model
-from draftree.bench.pass_times import PassSettings, measure, time_passes, weight_bytes_read
+from draftree.bench.pass_times import (
+    PassSettings,
+    bytes_of_pass,
+    measure,
+    time_passes,
+    weight_bytes_read,
+    weights_of_pass,
+)
 from draftree.bench.speeds import read_bandwidth
 from draftree.core.errors import ConfigurationError
+from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel, Pass, PassResult
+from draftree.models.native.blueprint import LinearBlueprint
+from draftree.models.native.groups import HEAD_KIND, LAYER_KIND
+from draftree.models.native.library import library
 from draftree.models.table import TableLM, hashed
+from families import fresh
+from native_samples import EXPERTS, FAMILIES, SIZES
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +82,54 @@ def test_measuring_a_folder(tmp_path):
     assert (header["job"], header["dtype"], header["model"]["name"]) == ("passes", "float32", "tiny")
     with pytest.raises(ConfigurationError, match=f"context of {CONTEXT}"):
         measure(PassSettings(str(folder), prefix=CONTEXT))
+
+
+def parameters_of(model: Any, *, without: str) -> int:
+    return sum(value.numel() for name, value in model.named_parameters() if without not in name)
+
+
+@pytest.mark.parametrize("family", EXPERTS)
+def test_a_row_reads_the_experts_that_it_uses(tmp_path, family):
+    model = fresh(family, **(SIZES | FAMILIES[family]))
+    model.save_pretrained(tmp_path / "model")
+    config = model.config
+    experts = sum(value.numel() for name, value in model.named_parameters() if ".experts." in name)
+    rest = parameters_of(model, without=".experts.") - model.get_input_embeddings().weight.numel()
+    wanted = rest + experts * config.num_experts_per_tok // config.num_local_experts
+    assert experts > 0
+    assert weights_of_pass(tmp_path / "model") == wanted
+
+
+@pytest.mark.parametrize(("family", "rows"), [("gpt2", "wpe"), ("opt", "embed_positions")])
+def test_of_tables_of_positions_a_pass_reads_rows_only(tmp_path, family, rows):
+    model = fresh(family, **(SIZES | FAMILIES[family] | {"tie_word_embeddings": True}))
+    model.save_pretrained(tmp_path / "model")
+    assert weights_of_pass(tmp_path / "model") == parameters_of(model, without=rows)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.parametrize("family", ["llama", "qwen2", *EXPERTS])
+def test_bytes_in_groups_are_those_of_the_products_of_a_row(tmp_path, family):
+    fresh(family, **(SIZES | FAMILIES[family])).save_pretrained(tmp_path / "model")
+    loaded = load_model(tmp_path / "model", quantization="int4", dtype="bfloat16")
+    plan, groups = loaded.model.blueprint, library().groups  # type: ignore[attr-defined]
+
+    def packed(products: Iterable[LinearBlueprint], kind: str) -> int:
+        return sum(-(-one.outputs // 16) * groups.block_bytes(one.inputs, kind) for one in products)
+
+    wanted, unused, routers = packed([plan.head], HEAD_KIND), 0, 0
+    for layer in plan.layers:
+        every = packed(layer.products, LAYER_KIND)
+        if layer.experts is not None:
+            own = layer.experts
+            left = (own.count - own.chosen) * packed([own.gate_up, own.down], LAYER_KIND)
+            assert left > 0
+            outputs = sum(one.outputs for one in own.unquantized)
+            every, unused = every - left, unused + left
+            routers += 16 * 2 * -(-outputs // 16) * own.router.inputs
+        wanted += every
+    found = bytes_of_pass(loaded)
+    assert found == wanted + routers
+    separate = 0 if plan.is_tied else packed([plan.head], HEAD_KIND)
+    small = 32 << 10  # norms, biases, and room between the products
+    assert found + unused + separate <= loaded.model.footprint.weights < found + unused + separate + small

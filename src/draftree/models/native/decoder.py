@@ -18,6 +18,7 @@ from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, R
 from draftree.models.native.logits import NativeLogits
 from draftree.models.native.packed import PackedWeights
 from draftree.models.native.packed_source import PackedSource
+from draftree.models.native.read_bytes import read_bytes
 from draftree.models.native.rotary import RopeTables
 from draftree.models.native.rows import Rows, SourceRows, place_of
 from draftree.models.native.score_biases import ScoreBiases
@@ -100,22 +101,22 @@ class NativeDecoder:
         return self._packed.num_bytes
 
     @property
+    def read_bytes(self) -> int:
+        """Size of the packed products that a pass over one row reads, in bytes: of experts those of one row."""
+        return read_bytes(self._library, self._packed.decoder)
+
+    @property
     def row_bytes(self) -> int:
         """Size of a row's activations in bytes: residual stream, product, mixed values, next input."""
         plan = self._blueprint
         heads, all_heads = (plan.heads * plan.head_dim, (plan.heads + 2 * plan.kv_heads) * plan.head_dim)
         widest = max(plan.hidden, heads, plan.mlp)
         experts = [layer.experts for layer in plan.layers if layer.experts is not None]
-        if experts:  # a row takes as much room as each of its experts
-            uses = max(one.chosen + (one.shared_down is not None) for one in experts)
-            return 4 * (plan.hidden + uses * (max(all_heads, plan.hidden) + 2 * widest))
-        return 4 * (plan.hidden + max(all_heads, plan.hidden) + 2 * widest)
+        uses = max((one.chosen + (one.shared_down is not None) for one in experts), default=1)
+        return 4 * (plan.hidden + uses * (max(all_heads, plan.hidden) + 2 * widest))  # each expert takes as much room
 
     def rows_of_chunk(self, rows: int) -> int:
-        """Return the rows per attention chunk in a pass over `rows` rows, so that threads end together.
-
-        Results do not depend on it.
-        """
+        """Return the rows per attention chunk in a pass over `rows` rows, which makes threads end together."""
         threads = torch.get_num_threads()  # one thread shares nothing, and reads keys once for all rows
         pieces = 1 if threads == 1 else -(-PIECES_OF_THREAD * threads // self._blueprint.kv_heads)
         fair = -(-rows // (pieces * LEAST_ROWS)) * LEAST_ROWS
@@ -245,8 +246,7 @@ class NativeDecoder:
         states = self.logit_buffers.take(rows.count * len(layers), self._blueprint.hidden)
         run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
         self._library.grow_trees(self._packed.decoder, run, trees.structure)
-        # the pass refers to their memory
-        del buffer, states
+        del buffer, states  # the pass refers to their memory
 
     def _filled(
         self,
