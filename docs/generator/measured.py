@@ -56,8 +56,9 @@ NOTES: dict[str, str] = {
     "well and is faster in this run: 8.89 tokens/round. Tokens per round of replayed texts: "
     "[lab note](../lab/2026-11-21-suffix.md).",
     "drafter quantized": "The target's weights are streamed from a file here. With 4 bits, weights and copy take no "
-    "more memory than the weights of plain decoding may; the first 24 tokens of each text are compared. With the target in memory: "
-    "accepted tokens only, [lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
+    "more memory than the weights of plain decoding may; the first 24 tokens of each text are compared. "
+    "With the target in memory: accepted tokens only, "
+    "[lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
     "drafter synthetic": "A drafter that is always wrong, to measure what a planner loses on it.",
     "planner watch": "It scores no draft: the text is that of plain decoding, and every draft is an additional cost.",
     "verifier soft": "More tokens per round of a lossy rule are other texts.",
@@ -227,12 +228,8 @@ def offload_copy_rows(path: Path) -> Found:
     same = [line["token_ids"][: plain[line["prompt"]]["tokens"]] == plain[line["prompt"]]["token_ids"] for line in own]
     per_round = sum(line["tokens"] for line in own) / sum(line["rounds"] for line in own)
     method = f"{first['draft']}@{first['plan']}"
-    return [
-        (
-            first["draft"],
-            (run, code(method), f"{speed:.1f}", f"{per_round:.2f}", f"{gain:.2f}", f"{sum(same)} of {count}"),
-        )
-    ]
+    numbers = (f"{speed:.1f}", f"{per_round:.2f}", f"{gain:.2f}", f"{sum(same)} of {count}")
+    return [(first["draft"], (run, code(method), *numbers))]
 
 
 READERS = {
