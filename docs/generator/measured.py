@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "drafter prediction": ("smollm2-predictions",),
     "drafter model": ("tinyllama-widths-story-greedy", "tinyllama-chat-greedy", "smollm2-kinds-spec-bench"),
     "drafter ngram": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
-    "drafter quantized": ("offload-tinyllama",),
+    "drafter quantized": ("offload-tinyllama", "offload-copy-tinyllama"),
     "drafter suffix": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
     "drafter synthetic": ("smollm2-auto",),
     "verifier block": RULES,
@@ -54,8 +55,10 @@ NOTES: dict[str, str] = {
     "drafter prediction": "Rewritten code, with the code of the prompt as prediction. `suffix` reads the prompt as "
     "well and is faster in this run: 8.89 tokens/round. Tokens per round of replayed texts: "
     "[lab note](../lab/2026-11-21-suffix.md).",
-    "drafter quantized": "The target's weights are streamed from a file here. With the target in memory: accepted "
-    "tokens only, [lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
+    "drafter quantized": "The target's weights are streamed from a file here. With 4 bits, weights and copy take no "
+    "more memory than the weights of plain decoding may; the first 24 tokens of each text are compared. "
+    "With the target in memory: accepted tokens only, "
+    "[lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
     "drafter synthetic": "A drafter that is always wrong, to measure what a planner loses on it.",
     "planner watch": "It scores no draft: the text is that of plain decoding, and every draft is an additional cost.",
     "verifier soft": "More tokens per round of a lossy rule are other texts.",
@@ -209,7 +212,28 @@ def offload_rows(path: Path) -> Found:
     return found
 
 
+def offload_copy_rows(path: Path) -> Found:
+    """Rows of `benchmarks/scale/offload.py` with a copy of the target: of all texts, first pass excluded."""
+
+    def milliseconds(line: dict[str, Any]) -> float:
+        return 1e3 * (line["seconds"] - line["first_seconds"]) / (line["tokens"] - line["first_tokens"])
+
+    lines = parsed(path)
+    plain = {line["prompt"]: line for line in lines if line["draft"] == "none"}
+    own = [line for line in lines if line["draft"] != "none"]
+    first, count = own[0], len(own)
+    run = f"{first['model']}, {first['dtype']}, weights from a file, greedy, {count} prompts, no AMX"
+    speed = count * 1e3 / sum(map(milliseconds, own))
+    gain = math.prod(milliseconds(plain[line["prompt"]]) / milliseconds(line) for line in own) ** (1 / count)
+    same = [line["token_ids"][: plain[line["prompt"]]["tokens"]] == plain[line["prompt"]]["token_ids"] for line in own]
+    per_round = sum(line["tokens"] for line in own) / sum(line["rounds"] for line in own)
+    method = f"{first['draft']}@{first['plan']}"
+    numbers = (f"{speed:.1f}", f"{per_round:.2f}", f"{gain:.2f}", f"{sum(same)} of {count}")
+    return [(first["draft"], (run, code(method), *numbers))]
+
+
 READERS = {
+    "offload-copy-tinyllama": offload_copy_rows,
     "offload-tinyllama": offload_rows,
     "smollm2-grammar": grammar_rows,
     "smollm2-predictions": prediction_rows,

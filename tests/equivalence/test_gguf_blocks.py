@@ -108,19 +108,44 @@ def test_memory_is_that_of_the_file(kind: str, tmp_path: Path, store: Path) -> N
     assert not list(folders[0].glob("*.safetensors"))
 
 
+def converted(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Warnings of conversions."""
+    found = [record for record in caplog.records if "is converted once" in record.getMessage()]
+    assert all(record.levelno == logging.WARNING for record in found)
+    return [record.getMessage() for record in found]
+
+
 def test_other_kinds_are_converted_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture, store: Path) -> None:
     path = written(tmp_path, kind="Q8_0", others={"ffn_down": "BF16"})
     assert not is_block_file(path)
-    with caplog.at_level(logging.INFO, logger="draftree"):
-        loaded = load_model(path)
-    assert loaded.quantization is None
-    assert "matrices of kind BF16" in caplog.text
+    for _ in range(2):
+        prepared_folder(str(path))  # as command lines do before they load
+        assert load_model(path).quantization is None
+    assert len(converted(caplog)) == 1
+    assert "passes in C do not read matrices of kind BF16" in converted(caplog)[0]
 
 
-def test_options_that_need_other_weights_convert(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kernels": "torch"}, "kernels 'torch' need plain weights"),
+        ({"quantization": "int8"}, "quantization 'int8' needs plain weights"),
+        ({"dtype": "float16"}, "float32 or bfloat16, not float16"),
+    ],
+)
+def test_options_that_need_other_weights_convert_once(
+    options: dict[str, str], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = written(tmp_path)
-    assert load_model(path, kernels="torch").quantization is None
-    assert load_model(path, quantization="int8").quantization == "int8"
+    for _ in range(2):
+        prepared_folder(str(path))
+        assert load_model(path, **options).quantization == options.get("quantization")
+    assert len(converted(caplog)) == 1
+    assert reason in converted(caplog)[0]
+
+
+def test_blocks_are_no_option(tmp_path: Path) -> None:
+    path = written(tmp_path)
     with pytest.raises(ConfigurationError, match="unknown quantization 'gguf'"):
         load_model(path, quantization="gguf")
 

@@ -26,6 +26,7 @@ from draftree.core.processors import ranges
 if TYPE_CHECKING:
     from draftree.doctor.records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.engine.memory import SlotEstimate
+    from draftree.weights.block_kinds import BlockShare
 
 __all__ = ["doctor"]
 
@@ -202,6 +203,8 @@ SHOWN = ("draftree", "python", "torch", "transformers", "numpy", "tokenizers")
 def model_lines(model: ModelReport) -> Lines:
     kind = model.dtype if model.quantization is None else f"{model.quantization} weights, {model.dtype} keys and values"
     yield "kind", f"{model.family}, {kind}, on {model.device}"
+    if model.blocks:
+        yield "blocks", block_line(model.blocks)
     yield "tokens", f"vocabulary {model.vocab_size:,}, context {model.max_length:,}"
     yield "kernels", model.kernels if model.why_torch is None else f"{model.kernels}: {model.why_torch}"
     yield "trees", "scored in one pass" if model.supports_trees else "not scored correctly: chains only"
@@ -209,7 +212,18 @@ def model_lines(model: ModelReport) -> Lines:
     if model.tolerance is not None and model.chain_error is not None:
         tree = "" if model.tree_error is None else f", in a tree {model.tree_error:.1e}"
         off = f"logits deviate by {model.chain_error:.1e} of their spread in a chain{tree}"
-        yield "self-check", f"{off}; {model.tolerance:.0e} is accepted"
+        yield "self-check", f"{off}; {model.tolerance:.2g} is accepted"
+
+
+def block_line(blocks: Sequence[BlockShare]) -> str:
+    """Return bits per weight, and for each kind of blocks its share of the weights and its matrices."""
+    weights, num_bytes = sum(one.num_weights for one in blocks), sum(one.num_bytes for one in blocks)
+    kinds = [
+        f"{one.kind} {100 * one.num_weights / weights:.1f}% ({one.num_matrices} "
+        f"{'matrix' if one.num_matrices == 1 else 'matrices'})"
+        for one in blocks
+    ]
+    return f"{8 * num_bytes / weights:.2f} bits per weight: {', '.join(kinds)}"
 
 
 def draft_lines(draft: DraftReport) -> Lines:
@@ -217,6 +231,8 @@ def draft_lines(draft: DraftReport) -> Lines:
     for one in draft.models:
         yield "model", f"{one.model.name}: {one.model.dtype}, {one.model.kernels}, context {one.model.max_length:,}"
         yield "weights", size(one.model.footprint.weights)
+        if one.model.blocks:
+            yield "blocks", block_line(one.model.blocks)
         if one.vocabulary is None:
             yield "vocabulary", "cannot be compared: a tokenizer is missing"
         elif one.vocabulary.same:

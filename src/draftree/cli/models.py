@@ -24,12 +24,12 @@ from draftree.cli.options import AsJson
 from draftree.cli.sizes import short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.prepared import gguf_path, prepared_folder
 from draftree.loading.requirements import require_clients, require_extras
 from draftree.loading.resolve import resolve_model
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
-from draftree.weights.install import check_sums, entry_is_here, has_sums
+from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_sums, is_block_description
 from draftree.weights.progress import Step
 
 __all__ = ["app", "resolve_with_bar"]
@@ -79,8 +79,8 @@ def list_models(as_json: AsJson = False) -> None:
 def print_path(
     name: Annotated[str, typer.Argument(help="A name, folder, GGUF file or hub id.", autocompletion=complete_model)],
 ) -> None:
-    """Print the folder of a model that is on this machine."""
-    typer.echo(resolve_model(name, fetch=False))
+    """Print the folder of a model that is on this machine; of a GGUF file, that of its configuration and tokenizer."""
+    typer.echo(prepared_folder(name, fetch=False, convert=False))
 
 
 @app.command("get", cls=PlainCommand)
@@ -100,15 +100,23 @@ def get_models(names: Names) -> None:
 def check_models(names: Names) -> None:
     """Read every file of models that are on this machine, and compare it with its checksum."""
     cache = Cache()
-    held = cache.names()
-    for name in held if names == ["all"] else names:
-        # before an older version's model is checked for the first time, which records its sums
-        was_known = name in held and has_sums(cache.folder(name), cache)
-        folder = resolve_model(name, fetch=False)
-        was_known = was_known or (name not in held and has_sums(folder, cache))
+    for name in cache.names() if names == ["all"] else names:
+        file = gguf_path(name)
+        was_known = check_folder(name, cache) if file is None else check_gguf(file, cache)
         known = "intact" if was_known else "readable; no checksums are recorded for it"
-        check_sums(folder, cache, again=True)
         typer.echo(f"{harmless(name)}: {known}")
+
+
+def check_folder(name: str, cache: Cache) -> bool:
+    """Check a model's folder, or what the cache holds of a GGUF file; return whether checksums were recorded."""
+    is_held = name in cache.names()
+    # before an older version's model is checked for the first time, which records its sums
+    was_known = is_held and has_sums(cache.folder(name), cache)
+    is_description = is_held and is_block_description(cache.folder(name))
+    folder = cache.folder(name) if is_description else resolve_model(name, fetch=False)
+    was_known = was_known or (not is_held and has_sums(folder, cache))
+    check_sums(folder, cache, again=True)
+    return was_known
 
 
 @app.command("remove", cls=PlainCommand)

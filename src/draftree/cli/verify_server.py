@@ -119,12 +119,14 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySetting
     from draftree.bench.settings import apply_threads
     from draftree.cli.models import resolve_with_bar
     from draftree.cli.render import say
-    from draftree.loading.first_layers import require_split
+    from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server
 
     with listen(settings) as listener:  # before the weights: a port that is in use is known at once
         for name in model_names(settings):
+            if limits.split:
+                refuse_gguf(name)  # before it is described or converted
             resolve_with_bar(name)
             if limits.split:
                 require_split(name, limits.split)

@@ -36,8 +36,9 @@ from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import estimate_slots
 from draftree.engine.parts import Parts
 from draftree.loading.choices import has_native_bfloat16, resolve_device
+from draftree.loading.in_blocks import GGUF
 from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.prepared import gguf_path, prepared_folder
 from draftree.loading.targets import kernels_of_drafter
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
@@ -47,6 +48,8 @@ from draftree.models.native.library import library
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
 from draftree.verifiers.base import Promise
+from draftree.weights.block_kinds import BlockShare, block_shares
+from draftree.weights.gguf_file import forget_gguf, read_gguf
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 PREFIX = 128
@@ -199,7 +202,17 @@ def _model_report(loaded: LoadedModel) -> ModelReport:
         tree_error=None if check is None or not model.supports_trees else check.tree_error,
         tolerance=None if check is None else check.tolerance,
         footprint=model.footprint,
+        blocks=_blocks(loaded),
     )
+
+
+def _blocks(loaded: LoadedModel) -> tuple[BlockShare, ...]:
+    path = gguf_path(loaded.name) if loaded.quantization == GGUF else None
+    if path is None:
+        return ()
+    found = block_shares(read_gguf(path))
+    forget_gguf()
+    return found
 
 
 def _family(loaded: LoadedModel) -> str:

@@ -14,6 +14,7 @@ from draftree.engine.memory import SlotEstimate
 from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.models.memory import Footprint
 from draftree.text.vocab import VocabularyComparison
+from draftree.weights.block_kinds import BlockShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,11 @@ class MachineReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A loaded model. Errors are relative to the spread of the logits, None without such a check."""
+    """A loaded model.
+
+    Errors are relative to the spread of the logits, None without such a check. `blocks` are the kinds of blocks of a
+    model that runs on those of its GGUF file, empty for other models.
+    """
 
     name: str
     family: str
@@ -98,6 +103,7 @@ class ModelReport:
     tree_error: float | None
     tolerance: float | None
     footprint: Footprint
+    blocks: tuple[BlockShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class ModelDrafter(GrowingDrafter):
         mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common; `ahead`:
         number of places of a tree after which the model, in a process of its own, drafts while the target verifies;
         `alternate`: whether such a model drafts for one half of the batch while the target verifies the other half;
-        `bits`: int8 for 8-bit weights; by default they are as the target's.
+        `bits`: int8 or int4 for weights of 8 or 4 bits; by default those of `quantization`, int8 beside a GGUF file or
+        a checkpoint of 4 bits, else the model's own, which models in blocks of their files keep.
         """
 
         name: str = field(metadata={"argument": True, "names_model": True})

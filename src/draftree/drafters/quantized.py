@@ -5,9 +5,9 @@ target computed for the text, and the target's pass computes the drafted tokens 
 weights are streamed from a file (`offload`): the copy stays in memory, and every pass of the target over many drafted
 tokens reads the file once.
 
-Source: SubSpec, arXiv 2509.18344. Costs the copy's memory (half of a bfloat16 target with int8, a third with int4)
-and one pass of it for every level. Loses where the target is in memory, unless a pass of the copy costs much less than
-the target's.
+Source: SubSpec, arXiv 2509.18344. Costs the copy's memory (half of a bfloat16 target with int8, 28% with int4) and
+one pass of it for every level. Loses where the target is in memory, unless a pass of the copy costs much less than the
+target's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class QuantizedDrafter(GrowingDrafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`quantized:int8`: the copy has 8-bit weights; `quantized:int4`: 4-bit ones.
+        """`quantized:int8`: weights of the copy, int8 for 8 bits or int4 for 4 bits.
 
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1.
         """

@@ -18,13 +18,14 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.choices import require_known
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.load import lower_model, wrap_model
+from draftree.loading.prepared import gguf_path
 from draftree.loading.reading import PART_OF, quiet, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
 from draftree.weights.packed_checkpoint import quantization_of
 
-__all__ = ["FirstLayers", "load_first_layers", "require_split", "write_first_layers"]
+__all__ = ["FirstLayers", "load_first_layers", "refuse_gguf", "require_split", "write_first_layers"]
 
 COPIED = ("*token*", "vocab*", "merges*", "chat_template*")
 """Files of the tokenizer, beside what `save_pretrained` writes."""
@@ -76,6 +77,19 @@ def _require_count(config: Any, count: int, label: str) -> None:
         raise ConfigurationError(f"split={count}, and {kept} {whole} layer{'s' * (whole != 1)}: {allowed}")
 
 
+def refuse_gguf(name: str | os.PathLike[str]) -> None:
+    """Refuse a GGUF file, before it is read or converted.
+
+    Raises:
+        UnsupportedModelError: the name is a GGUF file.
+    """
+    if gguf_path(name) is not None:
+        raise UnsupportedModelError(
+            f"model '{name}' is a GGUF file, which is not split by layers: use the model's folder of plain weights, or "
+            "send tokens, without split"
+        )
+
+
 def require_split(name: str | os.PathLike[str], count: int) -> None:
     """Check, before any weights are read, that a server has layers left if devices run the first ones of a model.
 
@@ -85,7 +99,7 @@ def require_split(name: str | os.PathLike[str], count: int) -> None:
 
     Raises:
         ConfigurationError: the model has too few layers.
-        UnsupportedModelError: the model has an encoder.
+        UnsupportedModelError: the model has an encoder, or is a GGUF file.
         ModelError: as `load_model`.
     """
     from transformers import AutoConfig
@@ -188,6 +202,7 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
 
 
 def _causal_folder(name: str | os.PathLike[str]) -> Path:
+    refuse_gguf(name)
     folder = resolve_model(name)
     if is_encoder_decoder(folder):
         raise UnsupportedModelError(f"model '{name}' has an encoder: only causal models are split by layers")

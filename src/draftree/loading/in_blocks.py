@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from draftree.loading.block_start import start
 from draftree.loading.choices import QUANTIZATIONS
 from draftree.loading.packed_start import place_of
 from draftree.loading.prepared import is_block_file
+from draftree.loading.resolve import resolve_model
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.model import NativeModel
 from draftree.weights.cache import Cache
@@ -26,7 +26,7 @@ from draftree.weights.packed_checkpoint import PackedCheckpoint
 from draftree.weights.packed_scheme import SUFFIXES, quantization_of
 from draftree.weights.progress import silent
 
-logger = logging.getLogger(__name__)
+__all__ = ["GGUF", "InBlocks", "WeightChoice", "load_in_blocks", "quantization_beside"]
 
 GGUF = "gguf"
 RECORD = "start.json"
@@ -43,10 +43,15 @@ class WeightChoice:
     device: torch.device
 
     @property
-    def allows_blocks(self) -> bool:
-        """Whether a model may run on the blocks of its files."""
-        is_native = self.kernels in ("auto", "native") and self.device.type == "cpu"
-        return is_native and self.quantization is None and self.offload is None
+    def why_plain(self) -> str | None:
+        """The option that needs plain weights; None if a model may run on the blocks of its files."""
+        if self.quantization is not None:
+            return f"quantization '{self.quantization}' needs plain weights"
+        if self.offload is not None:
+            return "offload needs plain weights"
+        if self.kernels not in ("auto", "native"):
+            return f"kernels '{self.kernels}' need plain weights"
+        return None if self.device.type == "cpu" else f"device '{self.device}' needs plain weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,35 +86,55 @@ def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str
     return target if target in QUANTIZATIONS else "int8"
 
 
-def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
-    """Load a GGUF file whose blocks passes in C support; None for other models, and where it has to be converted.
+def load_in_blocks(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightChoice) -> InBlocks | Path:
+    """Load a model that runs on the blocks of its files, or return the folder of any other model.
 
     Args:
         name: name of the model.
         dtype: dtype of keys and values, float32 or bfloat16.
         choice: the user's options.
 
+    Returns:
+        The model; or the folder of plain weights, which a GGUF file is converted to.
+
+    Raises:
+        ConfigurationError: an option that needs other weights.
+        ModelError: as `resolve_model`; bits, groups, architecture or machine that passes in C do not support.
+    """
+    reason = choice.why_plain
+    if reason is None and is_block_file(name):
+        try:
+            return _load_gguf(name, dtype)
+        except NativeUnavailableError as why:
+            reason = str(why)
+    folder = resolve_model(name, reason=reason or "")
+    return _load_packed(folder, dtype, choice) or folder
+
+
+def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
+    """Load a GGUF file whose blocks passes in C support.
+
+    Args:
+        name: name of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+
     Raises:
         ModelLoadError: the file is damaged.
+        NativeUnavailableError: the dtype, the model or this machine has no passes in C.
         UnsupportedModelError: its architecture or tokenizer is not supported.
     """
-    if not (choice.allows_blocks and is_block_file(name)):
-        return None
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
         model, eos_ids = start(
             folder, file, dtype, record=folder / RECORD, place=identity, identity=identity, quantization=GGUF
         )
-    except NativeUnavailableError as reason:
-        logger.warning("'%s' is converted to a folder once: %s", name, reason)
-        return None
     finally:
         forget_gguf()
     return InBlocks(model, folder, eos_ids, GGUF)
 
 
-def load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
+def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
     """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
 
     Args:
@@ -126,7 +151,7 @@ def load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlo
     method = None if settings is None else str(settings.get("quant_method"))
     if settings is None or method not in SUFFIXES:
         return None
-    if not choice.allows_blocks:
+    if choice.why_plain is not None:
         raise ConfigurationError(
             f"'{folder}' has weights of few bits by {method}, which run as they are, in passes in C on a CPU: leave "
             "kernels, quantization and offload out, and use device 'cpu'"

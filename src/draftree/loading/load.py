@@ -24,7 +24,7 @@ from draftree.loading.encoder_decoder import (
     refuse_offload,
 )
 from draftree.loading.endings import eos_ids_in
-from draftree.loading.in_blocks import WeightChoice, load_gguf, load_packed
+from draftree.loading.in_blocks import InBlocks, WeightChoice, load_in_blocks
 from draftree.loading.kv_dtype import require_kv_dtype, with_kv_dtype
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.lowering_seq2seq import lower_encoder_decoder
@@ -105,12 +105,10 @@ def load_model(
     options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
     where = resolve_device(device)
     kind = resolve_dtype(dtype, where)
-    choice = WeightChoice(kernels, quantization, offload, where)
-    blocks = load_gguf(name, kind, choice)
-    if blocks is None:
-        blocks = load_packed(folder := resolve_model(name), kind, choice)
-    if blocks is not None:
-        return _lowered(blocks.model, blocks.folder, blocks.eos_ids, name=str(name), quantization=blocks.kind)
+    resolved = load_in_blocks(name, kind, WeightChoice(kernels, quantization, offload, where))
+    if isinstance(resolved, InBlocks):
+        return _lowered(resolved.model, resolved.folder, resolved.eos_ids, name=str(name), quantization=resolved.kind)
+    folder = resolved
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
         refuse_offload(offload, str(name))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 
 from draftree.core.paths import expanded
 from draftree.loading.resolve import resolve_model
-from draftree.weights.block_kinds import KINDS, matrix_kinds
+from draftree.weights.block_kinds import other_kinds
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE
 from draftree.weights.gguf_file import is_gguf, read_gguf, require_gguf
 from draftree.weights.progress import Progress, silent
 
-logger = logging.getLogger(__name__)
+__all__ = ["gguf_path", "is_block_file", "prepared_folder"]
+
+
+def gguf_path(name: str | os.PathLike[str]) -> Path | None:
+    """Return the GGUF file that a model's name refers to; None for other models."""
+    path = expanded(os.fspath(name)) if os.fspath(name).strip() and name not in CATALOGUE else None
+    return path if path is not None and path.is_file() and is_gguf(path) else None
 
 
 def is_block_file(name: str | os.PathLike[str]) -> bool:
@@ -24,17 +29,14 @@ def is_block_file(name: str | os.PathLike[str]) -> bool:
         ModelLoadError: the file is damaged.
         WeightsError: the `gguf` package is missing.
     """
-    path = expanded(os.fspath(name)) if os.fspath(name).strip() and name not in CATALOGUE else None
-    if path is None or not path.is_file() or not is_gguf(path):
+    path = gguf_path(name)
+    if path is None:
         return False
     require_gguf()
-    if others := sorted(matrix_kinds(read_gguf(path)) - set(KINDS)):
-        kinds = " and ".join(others)
-        logger.info("'%s' has matrices of kind %s, which are converted to a folder once", path, kinds)
-    return not others
+    return not other_kinds(read_gguf(path))
 
 
-def prepared_folder(name: str, *, fetch: bool = True, progress: Progress = silent) -> Path:
+def prepared_folder(name: str, *, fetch: bool = True, convert: bool = True, progress: Progress = silent) -> Path:
     """Return the folder with a model's configuration and tokenizer, so that loading it fetches nothing.
 
     A GGUF file that runs on its own blocks is described, not converted. Arguments and errors as for `resolve_model`.
@@ -43,4 +45,4 @@ def prepared_folder(name: str, *, fetch: bool = True, progress: Progress = silen
         from draftree.weights.gguf_blocks import describe_blocks  # it imports torch
 
         return describe_blocks(expanded(name), Cache(), progress=progress)[0]
-    return resolve_model(name, fetch=fetch, progress=progress)
+    return resolve_model(name, fetch=fetch, convert=convert, progress=progress)

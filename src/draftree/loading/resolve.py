@@ -29,12 +29,26 @@ PICKLED_HUB_FILES = ("pytorch_model*.bin",)
 HUB_TIMEOUT_SECONDS = 10.0
 
 
-def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress: Progress = silent) -> Path:
+def resolve_model(
+    name: str | os.PathLike[str],
+    *,
+    fetch: bool = True,
+    convert: bool = True,
+    reason: str = "",
+    progress: Progress = silent,
+) -> Path:
     """Return the local folder of a model, after a check that its settings and weights are present and readable.
 
     `name` is tried in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the
-    cache); the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a name. With
-    `fetch=False` nothing is downloaded.
+    cache, with a warning); the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a
+    name.
+
+    Args:
+        name: the model.
+        fetch: whether models may be downloaded.
+        convert: whether GGUF files may be converted.
+        reason: why a GGUF file does not run on its own blocks, for the warning.
+        progress: called with the bytes fetched, read and converted.
 
     Raises:
         ModelNotFoundError: no model of that name is available.
@@ -63,7 +77,7 @@ def resolve_model(name: str | os.PathLike[str], *, fetch: bool = True, progress:
         check_sums(path, cache)
         return path
     if path.is_file():
-        return resolve_file(path, cache, progress=progress)
+        return resolve_file(path, cache, convert=convert, reason=reason, progress=progress)
     if not isinstance(name, str) or PATH_LIKE.match(spelled):
         raise ModelNotFoundError(f"the model '{spelled}' does not exist: no such folder or file; check the path")
     if cache.manifest(spelled) is not None:
@@ -88,9 +102,9 @@ def require_sound(name: str) -> None:
         check_model_folder(expanded(name))
 
 
-def resolve_file(path: Path, cache: Cache, *, progress: Progress) -> Path:
+def resolve_file(path: Path, cache: Cache, *, convert: bool, reason: str, progress: Progress) -> Path:
     if is_gguf(path):
-        return install_gguf(path, cache, progress=progress)
+        return install_gguf(path, cache, convert=convert, reason=reason, progress=progress)
     raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
 
 

@@ -88,7 +88,7 @@ def load_share(
     """
     require_possible(world, options, settings)
     device = local_device(settings.device, world)
-    folder = resolve_model(name)
+    folder = resolve_model(name, reason="processes that share a model read plain weights")
     if is_encoder_decoder(folder):
         raise ConfigurationError(f"'{name}' is an encoder-decoder model, which one process runs: leave {options} out")
     if settings.kernels in ("auto", "native") and device.type == "cpu":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,10 @@ from draftree.weights.convert_gguf import (
 )
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.gguf_file import GgufFile, read_gguf
+from draftree.weights.install import BLOCK_FACTS, block_folder_name
 from draftree.weights.progress import Progress
 
 __all__ = ["BlockFile", "describe_blocks"]
-
-FACTS = "gguf.json"
-"""File of a description: settings, and the GGUF tensor of every parameter."""
 
 
 class BlockFile:
@@ -105,15 +102,14 @@ def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Pa
     """
     file = read_gguf(path)
     sha256 = fingerprint(path, cache, progress=progress)
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
-    name = f"gguf-{stem}-{sha256[:12]}-blocks"
+    name = block_folder_name(path, sha256)
     made_from = {"sha256": sha256, "converter": GGUF_CONVERTER}
     folder = cache.folder(name)
     with cache.locked(name):
         if not cache.holds(name, made_from):
             with cache.publish(name, {"source": path.name} | made_from) as fresh:
                 _describe(file, fresh, sha256)
-    facts = json.loads((folder / FACTS).read_text("utf-8"))
+    facts = json.loads((folder / BLOCK_FACTS).read_text("utf-8"))
     architecture = ARCHITECTURES[file.metadata["general.architecture"]]
     return folder, BlockFile(file, architecture, settings=facts["settings"], sources=facts["sources"])
 
@@ -122,7 +118,9 @@ def _describe(file: GgufFile, folder: Path, sha256: str) -> None:
     try:
         _, settings, shapes = save_description(file, folder, dtype="bfloat16")
         sources = tensor_sources(file, shapes)
-        (folder / FACTS).write_text(json.dumps({"sha256": sha256, "settings": settings, "sources": sources}), "utf-8")
+        (folder / BLOCK_FACTS).write_text(
+            json.dumps({"sha256": sha256, "settings": settings, "sources": sources}), "utf-8"
+        )
     except (DraftreeError, OSError):
         raise
     except Exception as error:

@@ -7,24 +7,37 @@ import re
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
+from draftree.weights.block_kinds import other_kinds
 from draftree.weights.cache import SUMS, Cache, require_space
 from draftree.weights.catalogue import CatalogueEntry
 from draftree.weights.convert_gguf import GGUF_CONVERTER, convert_gguf
 from draftree.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
 from draftree.weights.convert_whisper import WHISPER_CONVERTER, convert_whisper
-from draftree.weights.fetch import fetch_source
-from draftree.weights.fingerprint import fingerprint
+from draftree.weights.fetch import fetch_source, file_sha256
+from draftree.weights.fingerprint import fingerprint, is_fingerprinted
 from draftree.weights.folder_check import check_model_folder, read_json
 from draftree.weights.gguf_file import GgufFile, require_gguf
 from draftree.weights.progress import Progress, silent
 from draftree.weights.sums import keep_sums, known_sums, noted_sums, require_intact
 
-__all__ = ["check_sums", "entry_is_here", "has_sums", "install_entry", "install_gguf"]
+__all__ = [
+    "BLOCK_FACTS",
+    "block_folder_name",
+    "check_gguf",
+    "check_sums",
+    "entry_is_here",
+    "has_sums",
+    "install_entry",
+    "install_gguf",
+    "is_block_description",
+]
 
 logger = logging.getLogger(__name__)
 
 CONVERTERS = {"gguf": GGUF_CONVERTER, "llama2c": LLAMA2C_CONVERTER, "whisper": WHISPER_CONVERTER}
 """Version of the conversion of each form."""
+BLOCK_FACTS = "gguf.json"
+"""File of the description of a GGUF file: settings, and the GGUF tensor of every parameter."""
 TOKENIZER_BYTES = 48_000_000
 """Disk space for the tokenizer files and settings of the largest known vocabularies."""
 
@@ -70,10 +83,26 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
     return folder
 
 
-def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Path:
-    """Return the folder made from a GGUF file; converted if this content has not been converted yet.
+def gguf_folder_name(path: Path, sha256: str) -> str:
+    """Return the name in the cache of the folder that a GGUF file is converted to."""
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
+    return f"gguf-{stem}-{sha256[:12]}"
+
+
+def install_gguf(
+    path: Path, cache: Cache, *, convert: bool = True, reason: str = "", progress: Progress = silent
+) -> Path:
+    """Return the folder made from a GGUF file; converted with a warning if its content has not been converted yet.
+
+    Args:
+        path: the file.
+        cache: the cache.
+        convert: whether it may be converted.
+        reason: why the file does not run on its own blocks, for the warning; by default the kinds of its matrices.
+        progress: called with the bytes read and converted.
 
     Raises:
+        ModelNotFoundError: it has not been converted, and `convert` is False.
         ModelLoadError: The file is damaged.
         UnsupportedModelError: Its architecture is not supported.
         WeightsError: The `gguf` package is missing, or the disk is full.
@@ -81,20 +110,68 @@ def install_gguf(path: Path, cache: Cache, *, progress: Progress = silent) -> Pa
     require_gguf()
     file = GgufFile(path)
     sha256 = fingerprint(path, cache, progress=progress)
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
-    name = f"gguf-{stem}-{sha256[:12]}"
+    name = gguf_folder_name(path, sha256)
     made_from = {"sha256": sha256, "converter": GGUF_CONVERTER, "dtype": file.natural_dtype}
     folder = cache.folder(name)
     if is_whole(folder, cache, here=cache.holds(name, made_from)):
         return folder
+    if not convert:
+        raise ModelNotFoundError(
+            f"'{path}' has no folder yet, because {why_converted(file)}: run 'draftree models get {path}' to convert it"
+        )
     with cache.locked(name):
         if is_whole(folder, cache, here=cache.holds(name, made_from), warns=True):
             return folder
+        logger.warning(
+            "'%s' is converted once to a folder in %s, %.1f MB in the cache: %s",
+            path,
+            file.natural_dtype,
+            file.unpacked_bytes / 1e6,
+            reason or why_converted(file),
+        )
         require_space(name, cache.work, file.unpacked_bytes + TOKENIZER_BYTES)
         with cache.publish(name, {"source": path.name} | made_from) as fresh:
             convert_gguf(path, fresh, dtype=file.natural_dtype, progress=progress)
             check_model_folder(fresh)
     return folder
+
+
+def block_folder_name(path: Path, sha256: str) -> str:
+    """Return the name in the cache of the description of a GGUF file that runs on its own blocks."""
+    return f"{gguf_folder_name(path, sha256)}-blocks"
+
+
+def is_block_description(folder: Path) -> bool:
+    """Return whether a folder of the cache describes a GGUF file, whose weights are elsewhere."""
+    return (folder / BLOCK_FACTS).is_file()
+
+
+def check_gguf(path: Path, cache: Cache) -> bool:
+    """Read a GGUF file and all folders that were made from it, and compare them with their checksums.
+
+    Returns:
+        Whether a checksum of the file was recorded; it is now.
+
+    Raises:
+        ModelLoadError: a file is damaged.
+        WeightsError: the `gguf` package is missing.
+    """
+    require_gguf()
+    GgufFile(path)
+    was_known = is_fingerprinted(path, cache)
+    sha256 = fingerprint(path, cache, progress=silent)
+    if was_known and file_sha256(path, on_bytes=lambda _: None) != sha256:
+        raise ModelLoadError(f"'{path}' is damaged: its content differs from the recorded one; get the file again")
+    for name in (gguf_folder_name(path, sha256), block_folder_name(path, sha256)):
+        if cache.manifest(name) is not None:
+            check_sums(cache.folder(name), cache, again=True)
+    return was_known
+
+
+def why_converted(file: GgufFile) -> str:
+    """Return why a file is converted if no option is the reason."""
+    kinds = other_kinds(file)
+    return f"passes in C do not read matrices of kind {' and '.join(kinds)}" if kinds else "plain weights are needed"
 
 
 def origin(entry: CatalogueEntry) -> dict[str, object]:
