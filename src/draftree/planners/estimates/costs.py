@@ -51,10 +51,10 @@ class _Cell:
         if not self.shape:
             self.level = self.plain
 
-    def observe_drafted(self, rows: int, level: float) -> None:
-        """Learn from a round with a draft, which a plain one does not exceed.
+    def observe_drafted(self, rows: int, level: float, most: float) -> None:
+        """Learn from a round with a draft, whose time is `most` times that of a measured plain pass.
 
-        After many in a row, the machine may be slower or faster for plain rounds, too.
+        No plain round takes longer. After many in a row, the machine may be slower or faster for plain rounds, too.
         """
         before = self.level = self.level or level
         mean, count = self.shape.get(rows, (1.0, 0))
@@ -68,7 +68,7 @@ class _Cell:
         self.drafted += 1
         if self.plain is not None:
             change = self.level / before if self.drafted > AUTO.settled_rounds else 1.0
-            self.plain = min(self.plain * change, self.level)
+            self.plain = min(self.plain * change, most)
 
     def centre(self) -> None:
         """Move the mean of the shape into the level, which also applies to other numbers of rows."""
@@ -124,7 +124,7 @@ class PassCosts:
         if is_plain and cell.plain is not None:
             cell.observe_plain(level)
         else:
-            cell.observe_drafted(rows, level)
+            cell.observe_drafted(rows, level, seconds / self._base[min(batch, MAX_ROWS)])
         cell.rounds += 1
         if cell.rounds < AUTO.settled_rounds or cell.rounds % AUTO.renew_rounds == 0:
             cell.curve = []
