@@ -28,7 +28,5 @@ def eos_ids_from(folder: Path, model: Any) -> tuple[int, ...]:
 
     # as transformers reads a model: without the file, or with a damaged one, config.json decides
     with contextlib.suppress(OSError, ValueError):
-        model.generation_config = GenerationConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     return eos_ids_in(model)

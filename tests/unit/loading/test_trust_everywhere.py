@@ -1,4 +1,7 @@
-"""Every call that loads something through transformers passes `trust_remote_code`."""
+"""Every call that loads something through transformers passes `trust_remote_code`.
+
+`GenerationConfig` is left out: it runs no code of a checkpoint and would keep the argument as a setting.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ def test_every_call_passes_trust_remote_code() -> None:
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                if getattr(node.func.value, "id", "") == "GenerationConfig":
+                    continue
                 count += 1
                 given = [keyword.arg for keyword in node.keywords]
                 assert "trust_remote_code" in given, f"{path.relative_to(ROOT)}, line {node.lineno}"
