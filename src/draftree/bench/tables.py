@@ -60,7 +60,7 @@ def provenance_line(results: Results) -> str:
     each = f", each of {count} processes (tp={division['tp']}, pp={division['pp']})" if count > 1 else ""
     where = machine.get("gpu") or f"{machine['cpu']}, {header['threads']} threads of {machine['usable_cores']} cores"
     parts = [
-        f"{header['model']['name']}, {header['dtype']}",
+        f"{header['model']['name']}, {_weights(header)}",
         where + each,
         f"draftree {versions['draftree']}{state}, torch {versions['torch']}, transformers {versions['transformers']}",
     ]
@@ -89,6 +89,12 @@ def provenance_line(results: Results) -> str:
     if not results.is_complete:
         parts.append("run not complete")
     return "; ".join([*parts, *header.get("notes", ())]) + "."
+
+
+def _weights(header: Mapping[str, Any]) -> str:
+    """Return the kind of weights; with a quantization, the dtype is that of keys and values."""
+    quantization = header.get("quantization")
+    return str(header["dtype"]) if quantization is None else f"{quantization} weights, {header['dtype']} otherwise"
 
 
 def show(results: Results, console: Console) -> None:

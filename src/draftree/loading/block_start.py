@@ -142,7 +142,7 @@ def start(
     versions = [__version__, digest_of(SOURCES), version("transformers")]
     settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
     facts = {"dtype": kind, "identity": identity, "library": built_library().name, "versions": versions}
-    facts |= {"settings": settings}
+    facts |= {"settings": settings, "folder": str(folder.resolve()), "quantization": quantization}
     known, model = _recorded(record, facts), None
     copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
     if known is not None and (model := copy.load(known.blueprint)) is None:

@@ -17,9 +17,11 @@ from draftree.loading.choices import QUANTIZATIONS
 from draftree.loading.packed_start import place_of
 from draftree.loading.prepared import is_block_file
 from draftree.loading.resolve import resolve_model
+from draftree.loading.warm_start.store import BLOCKS_SUFFIX, Store
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.model import NativeModel
 from draftree.weights.cache import Cache
+from draftree.weights.fingerprint import status_of
 from draftree.weights.gguf_blocks import describe_blocks
 from draftree.weights.gguf_file import forget_gguf
 from draftree.weights.packed_checkpoint import PackedCheckpoint
@@ -157,10 +159,10 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
             "kernels, quantization and offload out, and use device 'cpu'"
         )
     source = PackedCheckpoint(folder, settings)
-    files = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in sorted(folder.glob("*.safetensors"))]
-    identity = hashlib.sha256(json.dumps([str(folder.resolve()), files, dict(settings)]).encode()).hexdigest()
+    files = [status_of(path) for path in sorted(folder.glob("*.safetensors"))]
+    identity = hashlib.sha256(json.dumps([files, dict(settings)]).encode()).hexdigest()
     place = place_of(folder)
-    record = Cache().root / "blueprints" / f"{folder.name}-{place[:16]}.blocks"
+    record = Store().folder / f"{folder.name}-{place[:16]}{BLOCKS_SUFFIX}"
     try:
         model, eos_ids = start(
             folder, source, dtype, record=record, place=place, identity=identity, quantization=method

@@ -13,7 +13,7 @@ from draftree.weights.cache import Cache
 from draftree.weights.fetch import file_sha256
 from draftree.weights.progress import Progress
 
-__all__ = ["fingerprint", "is_fingerprinted"]
+__all__ = ["fingerprint", "is_fingerprinted", "status_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
     """Return the sha256 of the content; read again only if size, times or inode changed since the last read."""
     path = path.resolve()
-    seen, note = _seen(path), _note(path, cache)
+    seen, note = status_of(path), _note(path, cache)
     if (known := _recorded(note, seen)) is not None:
         return known
     sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, seen["num_bytes"]))
@@ -38,10 +38,12 @@ def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
 def is_fingerprinted(path: Path, cache: Cache) -> bool:
     """Return whether the sha256 of the file is cached; `fingerprint` then does not read it."""
     path = path.resolve()
-    return _recorded(_note(path, cache), _seen(path)) is not None
+    return _recorded(_note(path, cache), status_of(path)) is not None
 
 
-def _seen(path: Path) -> dict[str, Any]:
+def status_of(path: Path) -> dict[str, Any]:
+    """Return what changes when a file does: its resolved path, size, times and inode."""
+    path = path.resolve()
     status = path.stat()
     return {
         "path": str(path),

@@ -173,6 +173,12 @@ def test_provenance_is_below_every_table():
     assert "cores, each of 6 processes (tp=2, pp=3)" in divided
 
 
+def test_provenance_names_the_kind_of_weights():
+    assert f", {HEADER['dtype']}; " in provenance_line(results(record("plain"), quantization=None))
+    quantized = provenance_line(results(record("plain"), quantization="int4"))
+    assert f", int4 weights, {HEADER['dtype']} otherwise; " in quantized
+
+
 def test_geometric_mean_is_not_an_arithmetic_one():
     found = ratio({0: Rate(1, 1.0), 1: Rate(16, 1.0)}, {0: Rate(1, 1.0), 1: Rate(1, 1.0)})
     assert found is not None
