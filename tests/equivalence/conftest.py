@@ -8,22 +8,17 @@ from typing import Any
 import pytest
 
 from draftree.loading import load as loading
-from draftree.weights.cache import Cache
 from families import fresh
+from private_cache import private_cache
 from second_starts import SIZES
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of records of its own; the C pass is not built again."""
-    native = Cache().root / "native"
-    native.mkdir(parents=True, exist_ok=True)
-    root = tmp_path / "cache"
-    root.mkdir()
-    (root / "native").symlink_to(native)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(root))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_BLUEPRINTS", raising=False)
-    return root / "blueprints"
+    return tmp_path / "cache" / "blueprints"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from draftree.models.native.streaming.store import open_store
 from draftree.models.native.streaming.structures import layout
 from families import VOCAB_SIZE, drafter_folder, fresh
 from native_samples import lowered, text
+from private_cache import private_cache
 from slot_samples import at_once, filled
 from streamed import LAYERS, sizes, streamed
 
@@ -134,7 +135,7 @@ def test_a_copy_of_a_target_through_torch_is_refused() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     place = tmp_path / "model"
     fresh("llama", **sizes("llama")).save_pretrained(place)
     return place

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from block_files import written
-from draftree.weights.cache import Cache
+from private_cache import private_cache
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
@@ -27,14 +27,11 @@ SHARE, SMALL = 0.1, 8 << 20
 
 @pytest.mark.parametrize(("kind", "others"), [("Q4_0", {}), ("Q4_K", {"ffn_down": "Q6_K", "attn_v": "Q5_0"})])
 def test_resident_memory_is_that_of_the_file(kind: str, others: dict[str, str], tmp_path: Path) -> None:
-    for name in ("large", "small", "cache"):
+    for name in ("large", "small"):
         (tmp_path / name).mkdir()
     large = written(tmp_path / "large", kind=kind, others=others, sizes=WIDE)
     small = written(tmp_path / "small", kind=kind)
-    native = Cache().root / "native"
-    native.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "cache" / "native").symlink_to(native)
-    environment = os.environ | {"DRAFTREE_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"DRAFTREE_CACHE": private_cache(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(large), "--warm", str(small), "--child"]
     for start in ("first", "second"):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -19,6 +19,7 @@ from draftree.models.base import ALL_LAYERS, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
 from families import DIVIDED, drafter_folder, fresh, prompts, target
 from paced import steady
+from private_cache import private_cache
 
 RAGGED = prompts(3, 17, 9)
 LONG = prompts(70)
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     return tmp_path
 
 

@@ -16,6 +16,7 @@ from test_verify_process import Process, folder_of, free_port, wait_for
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import GenerationError
+from private_cache import private_cache
 from serving import tiny_model, tiny_tokenizer
 
 PARAMS = {"max_tokens": 60, "temperature": 0.8, "seed": 3, "ignore_eos": True}
@@ -33,7 +34,7 @@ llm.generate("The quick brown", SamplingParams(**eval(sys.argv[3])), on_update=u
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
 
 

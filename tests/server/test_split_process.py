@@ -17,6 +17,7 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.serve import run as serving_run
 from draftree.serve.verify.settings import VerifySettings
+from private_cache import private_cache
 from split_devices import SPLIT, split_folder
 
 
@@ -32,7 +33,7 @@ class SplitProcess(Process):
 def test_a_killed_server_costs_a_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
     folder = split_folder(tmp_path)
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True)
@@ -98,7 +99,7 @@ def test_a_server_without_layers_of_its_own_is_refused_before_weights_are_read(
 def test_offloaded_layers_are_not_divided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEYS", raising=False)
     folder = split_folder(tmp_path)
     whole = LLM(str(folder), dtype="float32", kernels="torch").model

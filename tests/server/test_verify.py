@@ -14,6 +14,7 @@ from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.app import create_app
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.verify.settings import VerifySettings
+from private_cache import private_cache
 from serving import ALIAS, NAME, Running, _serving, running_server, settings, tiny_async_llm, tiny_model, tiny_tokenizer
 from verify_clients import PARAMS, PROMPTS, device, plain_texts, texts_of
 
@@ -118,7 +119,7 @@ def test_post_is_used_where_there_is_no_websocket() -> None:
 
 def test_the_name_of_a_server_is_enough(server: Running, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without arguments, `LLM` fetches the tokenizer, chats, streams and reports; several texts per prompt, too."""
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     llm = LLM(f"remote:{server.url}", "suffix,min=1", plan="fixed")
     try:
         assert isinstance(llm.model.link._transport, WebSocketTransport)
@@ -144,7 +145,7 @@ def test_the_name_of_a_server_is_enough(server: Running, tmp_path: Any, monkeypa
 def test_a_drafter_is_chosen_for_a_remote_target(
     server: Running, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     llm = LLM(f"remote:{server.url}", "auto")
     try:
         assert "suffix" in llm.draft_note

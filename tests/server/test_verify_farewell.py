@@ -26,6 +26,7 @@ from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings
 from operated import wait_for
+from private_cache import private_cache
 from serving import Running, running_server, tiny_model
 from text_backends import byte_level
 from tool_templates import HERMES
@@ -43,7 +44,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
 
 

@@ -21,6 +21,7 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.serve.settings import ServerSettings
 from draftree.serve.verify.settings import VerifySettings
+from private_cache import private_cache
 from serving import tiny_model, tiny_tokenizer
 
 
@@ -81,7 +82,7 @@ def free_port() -> int:
 
 
 def test_a_killed_server_costs_a_pause(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
     params = SamplingParams(max_tokens=60, temperature=0.8, seed=3, ignore_eos=True)
     expected = LLM(tiny_model(), tokenizer=tiny_tokenizer(), kernels="torch").generate("The quick brown", params)

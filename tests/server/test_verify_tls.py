@@ -22,6 +22,7 @@ from draftree.serve.listening import tls_options
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.security import KeyRing
 from draftree.serve.verify.settings import VerifySettings
+from private_cache import private_cache
 from serving import ALIAS, NAME, Running, _serving, running_server, settings, tiny_async_llm
 from verify_clients import device, plain_texts, texts_of
 
@@ -117,7 +118,7 @@ def test_the_command_serves_https(
     from test_verify_process import Process, folder_of, free_port, wait_for
 
     certificate, key = map(str, files)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
     options = ["--tls-certificate", certificate, "--tls-key", key]
     process = Process(folder_of(tmp_path), free_port(), options=options, authority=certificate)

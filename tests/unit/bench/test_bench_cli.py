@@ -14,6 +14,7 @@ from bench_samples import write_model
 from draftree.bench.records import Record, read_results
 from draftree.bench.runner import Runner
 from draftree.cli.main import run
+from private_cache import private_cache
 from text_backends import CHAT_TEMPLATE
 
 PROMPTS = [
@@ -30,7 +31,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
 
 
 @pytest.fixture

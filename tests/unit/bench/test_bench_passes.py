@@ -29,11 +29,12 @@ from draftree.models.native.library import library
 from draftree.models.table import TableLM, hashed
 from families import fresh
 from native_samples import EXPERTS, FAMILIES, SIZES
+from private_cache import private_cache
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
 
 
 def test_one_row_is_always_among_them_and_rows_ascend():

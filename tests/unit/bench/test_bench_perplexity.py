@@ -15,11 +15,12 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.models.table import TableLM, hashed
 from families import VOCAB_SIZE, peer, prompts, target
+from private_cache import private_cache
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
 
 
 def test_a_text_that_fits_a_window_is_read_as_transformers_reads_it() -> None:

@@ -16,6 +16,7 @@ import torch
 import draftree
 from bench_samples import write_model
 from draftree.bench.provenance import OF_A_HOOK, checkout, load_average, machine, model_facts, now, shown_name, versions
+from private_cache import private_cache
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -26,7 +27,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 def test_facts_name_no_host_and_no_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     for name, value in {"HOME": "/home/of-somebody", "USER": "of-somebody", "HOSTNAME": "of-somebody"}.items():
         monkeypatch.setenv(name, value)
     for module, name in ((platform, "node"), (socket, "gethostname"), (socket, "getfqdn")):
@@ -73,7 +74,7 @@ def test_the_commit_is_known_in_a_checkout_only(tmp_path, monkeypatch):
 
 
 def test_a_fingerprint_is_of_the_content(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     one, same = write_model(tmp_path / "one"), write_model(tmp_path / "same")
     other = write_model(tmp_path / "other", seed=1)
     facts = [model_facts(str(folder), folder) for folder in (one, same, other)]

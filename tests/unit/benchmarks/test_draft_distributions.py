@@ -15,6 +15,7 @@ from draftree.bench.closeness_tables import distribution_grids
 from draftree.bench.records import DistributionRecord, read_results
 from draftree.bench.replay import hit_rates, independent_tokens, replayed_tokens, surviving_tokens
 from draftree.core.errors import ConfigurationError
+from private_cache import private_cache
 
 closeness = script("closeness")
 DistributionSettings, prepare = closeness.DistributionSettings, closeness.prepare
@@ -22,7 +23,7 @@ DistributionSettings, prepare = closeness.DistributionSettings, closeness.prepar
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,14 @@ from draftree.bench.records import read_results
 from draftree.core.errors import ConfigurationError
 from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
+from private_cache import private_cache
 
 trees = script("trees")
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
 
 
 def test_trees_of_a_folder(tmp_path, capsys):

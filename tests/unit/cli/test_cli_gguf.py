@@ -14,12 +14,13 @@ from draftree.cli.main import run
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.first_layers import load_first_layers, require_split
 from draftree.loading.prepared import prepared_folder
+from private_cache import private_cache
 
 
 @pytest.fixture(autouse=True)
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folder of the models in an empty cache."""
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     return tmp_path / "cache" / "models"
 
 

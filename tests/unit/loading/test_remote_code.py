@@ -20,6 +20,7 @@ from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
 from draftree.loading.load import load_model
 from draftree.loading.tokenizers import load_tokenizer
+from private_cache import private_cache
 
 TRACE = "import os; os.environ['DRAFTREE_TEST_TRACE'] = os.environ.get('DRAFTREE_TEST_TRACE', '') + '{}'\n"
 MODELING = (
@@ -166,7 +167,7 @@ def test_every_command_that_loads_a_model_takes_the_permission(
     command: str, own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     Path("text.txt").write_text("abba" * 9, "utf-8")
     Path("prompts.jsonl").write_text('{"prompt": "ab", "category": "a"}\n' * 4, "utf-8")
     arguments = [*command.split(), str(own_model), *COMMANDS[command]]
@@ -189,7 +190,7 @@ def test_a_known_kind_needs_no_code_though_its_settings_name_some(base: Path, tm
 def test_a_start_recorded_with_permission_is_not_used_without(
     own_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.setenv("DRAFTREE_BLUEPRINTS", "1")
     load_model(own_model, trust_remote_code=True)
     with pytest.raises(ModelLoadError, match="needs Python code of its own"):

@@ -20,6 +20,7 @@ from draftree.tune.candidates import Candidate
 from draftree.tune.contest import Cell, Contest, Sample
 from draftree.tune.drafts import DraftSearch, DraftTuneSettings, with_full_paths
 from draftree.tune.replays import Replays
+from private_cache import private_cache
 
 REPLAYED = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]
 HOW = [*REPLAYED, "--no-replay"]
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     monkeypatch.setenv("DRAFTREE_CONFIG", str(tmp_path / "config"))
 
 

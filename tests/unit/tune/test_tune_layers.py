@@ -16,6 +16,7 @@ from draftree.core.errors import ConfigurationError, ModelError
 from draftree.loading.layer_sets import place_of, stored_set
 from draftree.loading.load import load_model
 from draftree.tune.layers import LayerSearch, TuneSettings
+from private_cache import private_cache
 
 pytest.importorskip("optuna")
 
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

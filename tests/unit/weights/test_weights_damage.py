@@ -17,6 +17,7 @@ from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 from draftree.weights import catalogue
 from draftree.weights.cache import Cache
+from private_cache import private_cache
 from weights_registry import archives, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 
@@ -25,7 +26,7 @@ SOURCE = llama2c_file(dim=64, hidden=96, heads=2, kv_heads=2)
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     return Cache()
 
 
