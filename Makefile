@@ -1,5 +1,5 @@
-# draftree: `make demo` runs the main job on a real model, `make test` runs the tests, `make quick` the fast ones of
-# them; each sets everything up.
+# draftree: `make demo` runs the main job on a real model, `make test` the tests, `make test-all` also the longest of
+# them, `make quick` the shortest; each sets everything up.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 CONSTRAINTS ?= constraints.txt
@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test quick check bench peers docs site notebooks figures clean
+.PHONY: setup demo test test-all test-rest quick durations check bench peers docs site notebooks figures clean
 
 setup: $(VENV)/.setup-done
 
@@ -23,12 +23,26 @@ $(VENV)/.setup-done: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/draftree demo
 
-test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-# for the inner loop, under a minute on two cores: no weights, no test marked slow. ARGS='--random-order 7' shuffles
+# most of the tests, in at most seven minutes on two cores; ARGS='--random-order 7' shuffles them
+test: setup
+	$(PYTEST) --tier test $(ARGS)
+
+# all tests, and those that `make test` leaves
+test-all: setup
+	$(PYTEST) $(ARGS)
+
+test-rest: setup
+	$(PYTEST) --tier rest $(ARGS)
+
+# for the inner loop, at most one minute
 quick: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m 'not weights and not slow and not install' $(ARGS) tests/unit tests/exact
+	$(PYTEST) --tier quick $(ARGS) tests/unit tests/exact
+
+# records what decides which tests `make test` and `make quick` run; on an idle machine
+durations: setup
+	$(PYTEST) --record-durations
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -25,7 +25,7 @@ from hypothesis import settings
 from transformers.utils import logging as transformers_logging
 
 from run_order import in_random_order
-from slow_files import SLOW
+from tiers import TABLE, TIERS, Recorder, read_durations, selected
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which programs started in the background ignore
 transformers_logging.disable_progress_bar()
@@ -33,7 +33,7 @@ transformers_logging.set_verbosity_error()
 settings.register_profile("house", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("house")
 
-ORDER, THREADS = "--random-order", "--threads"
+ORDER, THREADS, TIER, RECORD = "--random-order", "--threads", "--tier", "--record-durations"
 METHODS = Path(__file__).parent / "methods"
 
 
@@ -41,11 +41,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         ORDER, type=int, metavar="SEED", help="run files, and the tests of each file, in the random order of this seed"
     )
+    parser.addoption(
+        TIER, choices=[*TIERS, "rest", "all"], default="all", help="tests of a tier; rest: those that `test` leaves"
+    )
+    parser.addoption(RECORD, action="store_true", help=f"write the seconds of each function to {TABLE.name}")
     parser.addoption(THREADS, type=int, metavar="N", default=1, help="threads of torch and of passes in C (default 1)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption(THREADS))
+    if config.getoption(RECORD) and not hasattr(config, "workerinput"):  # workers of xdist report to the first process
+        config.pluginmanager.register(Recorder(TABLE))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -64,9 +70,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in SLOW:
-            item.add_marker("slow")
+    tier = config.getoption(TIER)
+    if tier != "all":
+        kept = set(selected(items, TIERS["test" if tier == "rest" else tier], read_durations()))
+        dropped = [item for item in items if (item in kept) == (tier == "rest")]
+        items[:] = [item for item in items if (item in kept) != (tier == "rest")]
+        config.hook.pytest_deselected(items=dropped)
     seed = config.getoption(ORDER)
     if seed is not None:
         items[:] = in_random_order(items, seed)

@@ -38,7 +38,7 @@ IMPORTS = ("torch", "transformers", "draftree", "draftree.cli.main", "draftree.l
 
 @functools.cache
 def python() -> tuple[str, ...]:
-    """Return the command of an interpreter; `-W ACTION`, then `-c CODE`, `-m MODULE` or a script, and arguments follow."""
+    """Return the command of an interpreter; `-W ACTION`, `-c CODE`, `-m MODULE` or a script, and arguments follow."""
     if not hasattr(os, "pidfd_open"):  # Linux alone has them
         return (sys.executable,)
     folder = tempfile.mkdtemp(prefix="forked-")
