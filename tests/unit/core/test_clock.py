@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftree import LLM, SamplingParams
+from draftree import SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.engine.costs import costs_of, measure_costs
 from draftree.models.base import LanguageModel
@@ -95,12 +95,6 @@ def test_a_model_whose_room_another_engine_reserved_is_measured() -> None:
     other = model.open()
     assert measure_costs(model, max_rows=8).keys() == {1, 4, 8}
     model.close(other)
-
-
-def test_the_system_clock_is_the_default() -> None:
-    records: list[RoundRecord] = []
-    LLM(cycle(), "ngram", on_round=records.append).generate([[0, 1]], SamplingParams(max_tokens=4))
-    assert all(0 < record.total_seconds < 60 for record in records)
 
 
 def crowded(rows: int) -> float:

@@ -42,23 +42,6 @@ def test_path_and_depths_by_hand() -> None:
     assert depths(PARENTS) == [1, 2, 2, 1, 3]
 
 
-def test_children_by_hand() -> None:
-    tree = TokenTree((5, 6, 7, 8, 9), PARENTS)
-    assert tree.children() == [[0, 3], [1, 2], [4], [], [], []]
-    assert tree.path(4) == [0, 1, 4]
-
-
-def test_mask_by_hand() -> None:
-    expected = [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 0, 1, 0, 0],
-        [0, 0, 0, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
-    assert ancestor_mask(PARENTS).tolist() == np.array(expected, dtype=bool).tolist()
-
-
 def test_token_paths_begin_with_the_roots_and_share_prefixes() -> None:
     tree = TokenTree((5, 6, 7, 8, 9), (-1, 0, 0, -1, 1))
     assert tree.token_paths() == [(), (5,), (5, 6), (5, 7), (8,), (5, 6, 9)]
@@ -120,11 +103,6 @@ def test_prune_keeps_every_column() -> None:
     assert cut.sources == (("a",), ("a", "b"), ("b",))
 
 
-def test_prune_refuses_orphans() -> None:
-    with pytest.raises(ValueError, match="node 4 is kept but its parent 1 is not"):
-        prune(TokenTree((5, 6, 7, 8, 9), PARENTS), [0, 4])
-
-
 @given(parent_lists())
 def test_depth_is_the_length_of_the_path(parents: tuple[int, ...]) -> None:
     assert depths(parents) == [len(path(parents, node)) for node in range(len(parents))]
@@ -157,12 +135,3 @@ def test_children_and_parents_agree(parents: tuple[int, ...]) -> None:
     assert sorted(node for nodes in lists for node in nodes) == list(range(len(parents)))
     assert all(nodes == sorted(nodes) for nodes in lists)
     assert all(parents[node] + 1 == row for row, nodes in enumerate(lists) for node in nodes)
-
-
-@given(parent_lists(), st.data())
-def test_pruning_to_a_closed_set_keeps_its_paths(parents: tuple[int, ...], data: st.DataObject) -> None:
-    seeds = data.draw(st.sets(st.sampled_from(range(len(parents))))) if parents else set()
-    keep = sorted({node for seed in seeds for node in path(parents, seed)})
-    cut = prune(TokenTree(tuple(100 + node for node in range(len(parents))), parents), keep)
-    for new, old in enumerate(keep):
-        assert [cut.tokens[node] - 100 for node in cut.path(new)] == path(parents, old)
