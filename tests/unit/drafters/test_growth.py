@@ -1,7 +1,8 @@
-"""Drafters with a model: a short context slides, logits of another width are fitted, NaN gives no children."""
+"""Trees grown by draft models: shapes, windows of a short context, fitted widths, calibrated scores, forks."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,67 @@ from draftree.drafters.growing.readers import SameReader
 from draftree.drafters.growing.shapes import Shape, parse_shape
 from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
+from draftree.heads.calibration import Calibration
 from draftree.models.base import LanguageModel, Pass, PassResult
-from draftree.models.table import TableLM, hashed, listed, near
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
-from families import CONTEXT, VOCAB_SIZE, drafter_folder, fresh, prompts, target
+from draftree.models.table import TableLM, hashed, listed
+from families import VOCAB_SIZE, drafter_folder, fresh, prompts, target
 from spelling import backend, tokenizer
+from views import view_of
+
+
+@pytest.mark.parametrize(
+    ("text", "k", "widths", "num_nodes"),
+    [
+        ("chain", None, (1, 1, 1, 1, 1), 5),
+        ("chain", 3, (1, 1, 1), 3),
+        ("1-1-3-1-1-1-1-1", None, (1, 1, 3, 1, 1, 1, 1, 1), 20),
+        ("2-2-1", 2, (2, 2), 6),
+        ("iid-2-2-1", None, (2, 2, 1), 10),
+        ("best-32", None, (32,) * 6, 32),
+        ("best-2", 1, (2,), 2),
+        ("best-64-8", 3, (64,) * 3, 64),
+    ],
+)
+def test_widths_and_nodes(text: str, k: int | None, widths: tuple[int, ...], num_nodes: int) -> None:
+    shape = parse_shape(text, k)
+    assert (shape.widths, shape.num_nodes, shape.depth) == (widths, num_nodes, len(widths))
+
+
+def test_a_limit_of_extended_nodes_shortens_passes() -> None:
+    shape = parse_shape("best-64-8", 3)
+    assert (shape.num_best, shape.num_extended, shape.num_fed) == (64, 8, 16)
+    assert parse_shape("best-64", 3).num_fed == 128
+
+
+def test_draws() -> None:
+    assert parse_shape("chain", None).draws == {Draw.FREE, Draw.IID}
+    assert parse_shape("2-2", None).draws == {Draw.FREE}
+    assert parse_shape("iid-2", None).draws == {Draw.IID}
+    assert parse_shape("wor-2", None).draws == {Draw.WITHOUT_REPLACEMENT}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tree", "2-", "0-1", "best", "best-0", "best-3-4-5", "iid-", "wor-x", "1--2", "1999"]
+)
+def test_malformed_shapes_are_refused_with_examples(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="best-32"):
+        parse_shape(text, None)
+
+
+def test_no_levels_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="from 1 to 1024"):
+        parse_shape("chain", 0)
+
 
 VOCAB = 12
 
 
-def view(tokens: list[int], *, temperature: float = 0.0, vocab_size: int = VOCAB) -> SequenceView:
-    return SequenceView(
-        History(tokens), build_controls(SamplingParams(temperature=temperature), vocab_size=vocab_size, seed=1)
-    )
+def view(tokens: list[int], *, temperature: float = 0.0) -> SequenceView:
+    return view_of(tokens, vocab_size=VOCAB, temperature=temperature)
 
 
-def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE, vocab_size: int = VOCAB) -> Growth:
-    stepper = ModelStepper(model, SameReader(model.vocab_size, vocab_size))
+def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE) -> Growth:
+    stepper = ModelStepper(model, SameReader(model.vocab_size, VOCAB))
     return Growth(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=True)
 
 
@@ -155,8 +199,8 @@ def test_nan_scores_give_no_children(shape: str, draw: Draw) -> None:
 
 def test_tokens_that_controls_forbid_are_not_drafted() -> None:
     table = hashed(VOCAB, seed=1)
-    params = SamplingParams(temperature=0, logit_bias={token: float("-inf") for token in range(2, VOCAB)})
-    forbidding = SequenceView(History([0]), build_controls(params, vocab_size=VOCAB, seed=1))
+    bias = {token: float("-inf") for token in range(2, VOCAB)}
+    forbidding = view_of([0], vocab_size=VOCAB, temperature=0, logit_bias=bias)
     one = growth(TableLM(table), "best-8")
     (tree,) = one.grow([one.open(forbidding)], [Budget(8, 6)])
     assert set(tree.tokens) <= {0, 1}
@@ -203,12 +247,11 @@ def test_only_the_best_nodes_of_a_level_are_extended(extended: int) -> None:
         assert len(parents) <= extended
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", ["k=3", "tree=best-6", "tree=2-1-2,k=3"])
+@pytest.mark.parametrize(("draft", "temperature"), [("k=3", 0.0), ("tree=best-6", 1.0), ("tree=2-1-2,k=3", 1.0)])
 def test_a_context_shorter_than_the_text_changes_nothing(tmp_path: Path, draft: str, temperature: float) -> None:
     folder = drafter_folder("llama", tmp_path, max_position_embeddings=32)
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3)
-    batch = prompts(CONTEXT - 60, 2)
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    batch = prompts(40, 2)
     plain = LLM(target("llama")).generate(batch, params)
     done = LLM(target("llama"), f"model:{folder},{draft}", plan="fixed").generate(batch, params)
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
@@ -236,23 +279,121 @@ def test_without_tokenizers_another_width_is_refused(tmp_path: Path) -> None:
         LLM(target("llama"), f"model:{tmp_path}")
 
 
-def test_a_drafter_much_like_the_target_is_right_more_often() -> None:
-    table = hashed(VOCAB, seed=1, scale=3.0)
-    rates = []
-    for distance in (0.0, 1.0, 6.0):
-        one = growth(TableLM(near(table, seed=2, distance=distance)))
-        hits = 0
-        for start in range(40):
-            text = [start % VOCAB, start // VOCAB]
-            (tree,) = one.grow([one.open(view(text))], [Budget(1, 1)])
-            hits += list(tree.tokens) == greedy(table, text, 1)
-        rates.append(hits)
-    assert rates[0] == 40 > rates[1] > rates[2]
-
-
 def test_a_distribution_all_on_one_token_is_drafted_as_such() -> None:
     distribution = [0.0] * VOCAB
     distribution[5] = 1.0
     one = growth(TableLM(listed({}, distribution)), "2-2")
     (tree,) = one.grow([one.open(view([3], temperature=1.0))], [Budget(6, 2)])
     assert (tree.tokens, tree.parents) == ((5, 5), (-1, 0))
+
+
+OWN = Calibration(((0.5, -0.3), (0.7, 0.2)), ((0.4, 0.1), (0.9, -0.5)))
+
+
+def grown(
+    calibration: Calibration | None,
+    *,
+    shape: str = "chain",
+    temperature: float = 0.0,
+    budget: Budget | None = None,
+    shares_noise: bool = True,
+    draw: Draw = Draw.FREE,
+):  # type: ignore[no-untyped-def]
+    stepper = ModelStepper(TableLM(hashed(VOCAB, seed=2)), SameReader(VOCAB, VOCAB))
+    own = Growth(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=shares_noise, calibration=calibration)
+    state = own.open(view([3, 4], temperature=temperature))
+    (tree,) = own.grow([state], [Budget(6, 4) if budget is None else budget])
+    return tree
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", ["chain", "2-2-1"])
+def test_scores_are_sums_of_mapped_scores(shape: str, temperature: float) -> None:
+    raw, mapped = (grown(one, shape=shape, temperature=temperature) for one in (None, OWN))
+    assert (raw.tokens, raw.parents) == (mapped.tokens, mapped.parents)
+    for node, parent in enumerate(raw.parents):
+        level, place = 0, parent
+        while place >= 0:
+            level, place = level + 1, raw.parents[place]
+        share = raw.scores[node] - (raw.scores[parent] if parent >= 0 else 0.0)
+        before = mapped.scores[parent] if parent >= 0 else 0.0
+        wanted = OWN.log_probability(share, level, is_sampled=temperature > 0)
+        assert mapped.scores[node] - before == pytest.approx(wanted, abs=1e-9)
+
+
+def test_a_minimum_confidence_is_compared_with_the_mapped_probability() -> None:
+    """A map that is never sure ends the chain after its first node."""
+    unsure = Calibration(((0.01, -3.0),), ((0.01, -3.0),))
+    budget = Budget(4, 4, min_confidence=0.2)
+    assert len(grown(unsure, budget=budget)) == 1
+    sure = Calibration(((0.01, 3.0),), ((0.01, 3.0),))
+    assert len(grown(sure, budget=budget)) == 4
+
+
+STEADY = Calibration(((0.0001, 1.0),), ((0.0001, 1.0),))
+"""Every node has a probability of 0.73."""
+
+
+@pytest.mark.parametrize("shape", ["chain", "2-1-1-1"])
+@pytest.mark.parametrize(("least", "depth"), [(0.0, 4), (0.3, 4), (0.45, 3), (0.6, 2), (0.8, 1)])
+def test_nodes_below_a_minimum_survival_have_no_children(shape: str, least: float, depth: int) -> None:
+    tree = grown(STEADY, shape=shape, budget=Budget(30, 4, min_survival=least))
+    assert max(depths(tree.parents)) == depth
+
+
+def test_scores_that_are_not_calibrated_are_not_compared_with_a_minimum_survival() -> None:
+    assert len(grown(None, budget=Budget(4, 4, min_survival=0.9))) == 4
+    assert len(grown(STEADY, budget=Budget(4, 4, min_survival=0.9), shares_noise=False)) == 4
+
+
+def test_draws_that_are_inspected_keep_their_scores() -> None:
+    raw, mapped = (grown(one, shape="wor-2-1", temperature=0.8, draw=Draw.WITHOUT_REPLACEMENT) for one in (None, OWN))
+    assert raw.scores == mapped.scores
+    raw, mapped = (grown(one, temperature=0.8, shares_noise=False) for one in (None, OWN))
+    assert raw.scores == mapped.scores
+
+
+def test_the_best_nodes_are_those_of_the_mapped_scores() -> None:
+    found = grown(OWN, shape="best-5")
+    assert len(found) == 5
+    assert all(math.isfinite(score) for score in found.scores)
+    for node, parent in enumerate(found.parents):
+        assert parent < 0 or found.scores[node] < found.scores[parent]
+
+
+WINDOW = 24
+
+
+def written(length: int) -> list[int]:
+    return [(i * i + i // 5) % VOCAB for i in range(length)]
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+@pytest.mark.parametrize("rounds", [0, 7])
+@pytest.mark.parametrize("length", [5, 20, 23, 24, 25, 60])
+@pytest.mark.parametrize("added", [0, 1, 30])
+def test_windows_are_those_of_the_text(length: int, added: int, rounds: int, is_cached: bool) -> None:
+    model = TableLM(hashed(VOCAB, seed=1, scale=2.0), max_length=WINDOW)
+    growth = Growth(ModelStepper(model), shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
+    source_view = view(written(length))
+    source = growth.open(source_view)
+    growth.grow([source], [Budget(3, 3)])
+    for token in range(rounds):
+        source_view.history.append([token])
+        growth.observe([source], [Verdict((), token)])
+        growth.grow([source], [Budget(3, 3)])
+    tokens = written(length) + [7] * added
+    one, other = view(tokens), view(tokens)
+    fresh = growth.open(other)
+    if is_cached:
+        source = growth.detach(source)
+        state = growth.attach(source, one)
+    else:
+        state = growth.fork(source, one)
+    growth.check_integrity([state, fresh, *([] if is_cached else [source])])
+    for token in range(12):
+        (tree,), (wanted,) = growth.grow([state], [Budget(3, 3)]), growth.grow([fresh], [Budget(3, 3)])
+        assert tree == wanted
+        for state_view, own in ((one, state), (other, fresh)):
+            state_view.history.append([token % VOCAB])
+            growth.observe([own], [Verdict((), token % VOCAB)])

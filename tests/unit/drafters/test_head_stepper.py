@@ -70,16 +70,6 @@ def test_every_depth_after_rejections_and_rebuilding(variant: str) -> None:
         stepper.check_integrity([text.state])
 
 
-@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-qwen3"])
-def test_chains(variant: str) -> None:
-    head, stepper = built(variant)
-    text = HeadText(stepper, head, PROMPT).read()
-    for accepted in (4, 0, 2, 1):
-        chain = [5, 11, 5, 23]
-        found = text.levels(chain, range(-1, 3), [1] * 4)
-        for row, reference in zip(found, wanted(head, text.tokens, chain), strict=True):
-            near(head, row[0], reference)
-        text.write([*chain[:accepted], 33], range(accepted))
 
 
 @pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-qwen3"])
@@ -129,11 +119,6 @@ def test_a_round_without_news_reads_the_last_row_again() -> None:
     check_tree(head, text, text.levels(*TREE))
 
 
-def test_a_copy_of_a_detached_copy_without_rows() -> None:
-    head, stepper = built()
-    text = HeadText(stepper, head, PROMPT)
-    assert stepper.detach(text.state) is None
-    assert stepper._decoder.pool.num_open == 0
 
 
 def test_hidden_states_that_are_unknown_are_left_out() -> None:

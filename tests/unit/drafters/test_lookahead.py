@@ -19,16 +19,6 @@ from lookahead_samples import PLENTY, VOCAB, drafter_of, heads, view_of, ways
 from observed import observed
 
 
-def test_verdicts_without_picks_leave_the_window_where_it_is() -> None:
-    drafter = drafter_of(window=3, n=3, candidates=1)
-    view = view_of([1, 2, 3])
-    state = drafter.open(view)
-    (row,) = [list(row) for row in state.rows]
-    tree = drafter.draft_one(state, PLENTY)
-    view.history.append([7])
-    drafter.observe(observed([state], [tree], [Verdict((), 7)]))
-    assert len(state.rows) == 1
-    assert state.rows[0][:2] == row[1:]
 
 
 def test_unobserved_rounds_are_caught_up() -> None:

@@ -75,11 +75,6 @@ def test_options_say_how_much_must_match(options: dict[str, int], found: list[in
     assert drafted([2, 3, 5, 2, 3, 6, 9, 3, 7, 2, 3], **options) == found
 
 
-@pytest.mark.parametrize(
-    ("budget", "count"), [(Budget(0, 0), 0), (Budget(3, 9), 3), (Budget(9, 2), 2), (Budget(0, 5), 0)]
-)
-def test_a_budget_cuts_what_is_copied(budget: Budget, count: int) -> None:
-    assert len(drafted([1, 2, 3, 4, 5, 6, 1, 2], budget=budget)) == count
 
 
 @given(

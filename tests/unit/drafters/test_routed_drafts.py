@@ -84,14 +84,8 @@ def routed(one: DraftTraits, other: DraftTraits) -> tuple[RoutedDrafter, Noting,
     )
 
 
-def view(draft: str) -> SequenceView:
-    return SequenceView(History([1]), build_controls(SamplingParams(), vocab_size=4, seed=1), draft=draft)
 
 
-def test_rows_are_divided_by_choice_without_plain_ones() -> None:
-    states = [Routed(choice) for choice in (1, PLAIN, 0, 1)]
-    assert rows_by_choice(states) == {1: [0, 3], 0: [2]}
-    assert rows_by_choice([Routed(PLAIN)]) == {}
 
 
 def test_each_sequence_is_drafted_by_its_choice_and_the_seconds_are_told_apart() -> None:
@@ -215,14 +209,3 @@ def test_only_planners_of_drafted_trees_trim() -> None:
     assert planner.trim(states, [chain([]), *trees[1:]], draft_seconds=0.0) == [None] * 4
 
 
-def test_one_planner_gets_the_record_as_it_is() -> None:
-    own = Watching(None, default_depth=2)
-    planner = RoutedPlanner({"one": own}, {"": 0, "none": PLAIN, "one": 0})
-    record = RoundRecord(0.0, 6.0, 0.0, 0.0, 0.0, 9.0, 7, (row("a"), row("b")), part_seconds=(1.0, 2.0))
-    planner.observe([planner.open(), planner.open_for("one")], record)
-    assert own.seen is record
-    planner.budgets([planner.open()])
-    assert own.others == (0, 0)
-    planner.observe([planner.open_for("none"), planner.open()], record)
-    assert own.seen.sequences == record.sequences[1:]
-    assert own.seen.part_seconds == record.part_seconds

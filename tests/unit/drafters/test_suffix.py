@@ -125,11 +125,6 @@ def test_repetition_goes_on_repeating() -> None:
     assert tree.tokens[:6] == (1, 2, 3, 1, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ("budget", "count"), [(Budget(0, 0), 0), (Budget(0, 3), 0), (Budget(3, 9), 3), (Budget(9, 2), 2)]
-)
-def test_a_budget_cuts_the_tree(budget: Budget, count: int) -> None:
-    assert len(drafted(build(width=1), [1, 2, 3, 4, 5, 6] * 4, budget)) == count
 
 
 def test_nothing_grows_below_a_node_under_the_confidence() -> None:
@@ -224,13 +219,6 @@ def test_a_chain_of_it_serves_rules_that_read_draft_distributions() -> None:
         LLM(table, "suffix", verify="token")
 
 
-def test_merged_with_others_it_writes_the_same_text() -> None:
-    table = TableLM(hashed(9, seed=3, scale=2.0), order=2)
-    params = SamplingParams(max_tokens=80, temperature=0.7, seed=5)
-    plain = LLM(table).generate([[1, 2, 3]], params)[0]
-    merged = LLM(table, "ngram+suffix,memory=500", plan="fixed").generate([[1, 2, 3]], params)[0]
-    assert merged.token_ids == plain.token_ids
-    assert set(merged.stats.accepted_by_source) == {"ngram", "suffix,memory=500"}
 
 
 def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not_less() -> None:

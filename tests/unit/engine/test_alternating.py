@@ -29,7 +29,7 @@ VOCAB = 12
 TABLE = hashed(VOCAB, seed=5, scale=2.0)
 NEAR = near(TABLE, seed=3, distance=0.2)
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 7, [2, 2], [9]]
-SECONDS = 30
+SECONDS = 300
 DRAFT = "model:any,k=4,alternate=true"
 PLANS = ["fixed", "auto", "heuristic"]
 
