@@ -19,7 +19,7 @@ import torch
 import draftree.assembly as assembly
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import EMPTY, TokenTree, chain
+from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, LoadedDraftModel
 from draftree.drafters.growing.model_drafter import GrowingDrafter
@@ -303,5 +303,3 @@ def test_texts_go_on_without_drafts_when_the_process_ends(meeting: Meeting, pipe
 def test_what_cannot_be_drafted_ahead_is_refused(spec: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         LLM(TableLM(TABLE), spec)
-
-

@@ -1,7 +1,9 @@
-"""Trees of heads that draft in one pass, whatever was drafted, dropped, copied or batched before."""
+"""Heads that draft in one pass: trees, whatever was drafted, dropped, copied or batched before, and confidence."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +11,21 @@ import torch
 from torch import Tensor
 
 from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, config_of, random_head, random_parts
+from draftree import LLM, SamplingParams
+from draftree.core.tree import Draw, TokenTree, path
+from draftree.core.types import Budget, RoundRecord
 from draftree.drafters.growing.block_stepper import BlockStepper
 from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
+from draftree.drafters.growing.shapes import parse_shape
 from draftree.drafters.growing.stepping import IDLE_ROUNDS
+from draftree.drafters.growing.tree_growth import Growth
 from draftree.drafters.growing.unread import MAX_UNREAD
 from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.calibration import Calibration, with_confidence, write_calibration
+from draftree.heads.dflash import DFlashHead
+from draftree.heads.folders import write_head
 from draftree.heads.peagle import ParallelEagle, PEagleHead
+from families import VOCAB_SIZE, drafter_folder
 from head_texts import HeadText, grown, hidden_states
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -40,17 +51,17 @@ def built(name: str, **others: Any) -> tuple[BlockHead, BlockStepper]:
     return block, BlockStepper(block, torch.device("cpu"))
 
 
-def wanted(head: BlockHead, tokens: list[int], path: list[int]) -> Tensor:
+def wanted(head: BlockHead, tokens: list[int], drafted: list[int]) -> Tensor:
     """Logits after a path, from one pass over the whole text."""
     features = hidden_states(head, tokens[:-1])  # type: ignore[arg-type]
     rows = BlockRows(features, torch.tensor(tokens[1:]), torch.arange(1, len(tokens)), [len(tokens) - 1])
     states = head.run(rows, BlockPass([KeptRows()], rows.counts))
-    slot = len(path) + head.first_slot
+    slot = len(drafted) + head.first_slot
     found = head.logits(states)[0, slot]
     if not head.has_bias:
         return found
     memory = head.start(states, torch.tensor(tokens[-1:]))
-    for level, token in enumerate([tokens[-1], *path]):
+    for level, token in enumerate([tokens[-1], *drafted]):
         bias, memory = head.follow(memory, torch.tensor([token]), states[:, level + head.first_slot])
     return found + bias[0]
 
@@ -65,11 +76,7 @@ def check_tree(head: BlockHead, tokens: list[int], found: list[Tensor]) -> None:
     rows = torch.cat(found)
     near(head, rows[0], wanted(head, tokens, []))
     for node in range(len(TREE[0])):
-        path, place = [], node
-        while place >= 0:
-            path.insert(0, TREE[0][place])
-            place = TREE[1][place]
-        near(head, rows[1 + node], wanted(head, tokens, path))
+        near(head, rows[1 + node], wanted(head, tokens, [TREE[0][one] for one in path(TREE[1], node)]))
 
 
 def text_of(stepper: Any, head: Any, tokens: list[int], **more: Any) -> HeadText:
@@ -80,10 +87,10 @@ def text_of(stepper: Any, head: Any, tokens: list[int], **more: Any) -> HeadText
 def test_every_depth_after_rejections(name: str) -> None:
     head, stepper = built(name)
     text: Any = text_of(stepper, head, PROMPT).read(3).read()
-    for path, bonus in (((), 12), ((0, 2), 13), ((1, 4), 14), ((0, 3, 5), 15), ((0,), 16)):
+    for accepted, bonus in (((), 12), ((0, 2), 13), ((1, 4), 14), ((0, 3, 5), 15), ((0,), 16)):
         check_tree(head, text.tokens, text.levels(*TREE))
         stepper.check_integrity([text.state])
-        text.write([*(TREE[0][node] for node in path), bonus], path)
+        text.write([*(TREE[0][node] for node in accepted), bonus], accepted)
         stepper.check_integrity([text.state])
 
 
@@ -97,8 +104,8 @@ def test_a_batch_of_texts_of_other_lengths(name: str) -> None:
         for text, found in zip(order, grown(order, [tokens] * 3, [parents] * 3, sizes), strict=True):
             check_tree(head, text.tokens, found)
         for place, text in enumerate(texts):
-            path = (0, 2)[:place]
-            text.write([*(tokens[node] for node in path), 20 + round_], path)
+            accepted = (0, 2)[:place]
+            text.write([*(tokens[node] for node in accepted), 20 + round_], accepted)
         stepper.check_integrity([text.state for text in texts])
 
 
@@ -172,3 +179,131 @@ def test_levels_and_memory() -> None:
     head, stepper = built("dflash")
     assert (stepper.max_depth, stepper.max_length) == (4, head.config.max_length)
     assert stepper.footprint.weights == sum(part.numel() * 8 for part in head.state_dict().values())
+
+
+SHARES = [math.log(share) for share in (0.6, 0.3, 0.05)]
+OWN = Calibration(((0.5, -0.3),), ((0.4, 0.1),))
+OTHERS: dict[str, dict[str, Any]] = {
+    "with token": {},
+    "without token": {"confidence_with_markov": False},
+    "without bias": {"confidence_with_markov": False, "markov_rank": 0},
+    "anchor does not predict": {"anchor_predicts": False, "block_size": 5},
+}
+
+
+def drafted(
+    head: DFlashHead,
+    shape: str,
+    *,
+    calibration: Calibration | None = None,
+    temperature: float = 0.0,
+    budget: Budget | None = None,
+    shares_noise: bool = True,
+) -> TokenTree:
+    stepper: Any = BlockStepper(head, torch.device("cpu"))
+    params = SamplingParams(temperature=temperature)
+    text: Any = HeadText(stepper, head, PROMPT, params=params).read()  # type: ignore[arg-type]
+    growth = Growth(
+        stepper, shape=parse_shape(shape, None), draw=Draw.FREE, shares_noise=shares_noise, calibration=calibration
+    )
+    (tree,) = growth.grow([text.state], [budget or Budget(12, 4)])
+    return tree
+
+
+@torch.inference_mode()
+def estimate(head: DFlashHead, way: list[int]) -> float:
+    """Probability of acceptance of the first child after a path, by the equation of the head."""
+    features = hidden_states(head, PROMPT[:-1])  # type: ignore[arg-type]
+    rows = BlockRows(features, torch.tensor(PROMPT[1:]), torch.arange(1, len(PROMPT)), [len(PROMPT) - 1])
+    states = head.run(rows, BlockPass([KeptRows()], rows.counts))[0, head.first_slot + len(way)]
+    weights = head.state_dict()
+    if head.config.confidence_with_markov:
+        states = torch.cat((states, weights["markov_head.markov_w1.weight"][[PROMPT[-1], *way][-1]]))
+    found = states @ weights["confidence_head.proj.weight"][0] + weights["confidence_head.proj.bias"][0]
+    return float(torch.sigmoid(found))
+
+
+def test_the_first_child_has_the_estimated_probability_and_the_order_stays() -> None:
+    for confidence in (0.02, 0.6, 0.98):
+        found = [math.exp(value) for value in with_confidence(SHARES, confidence)]
+        assert found[0] == pytest.approx(confidence)
+        assert found == sorted(found, reverse=True)
+        odds = [p / (1 - p) for p in found]
+        assert odds[1] / odds[0] == pytest.approx((0.3 / 0.7) / (0.6 / 0.4))
+    assert with_confidence(SHARES, 0.6) == pytest.approx(SHARES)
+    assert all(map(math.isfinite, (*with_confidence(SHARES, 0.0), *with_confidence([0.0, -20.0], 1.0))))
+
+
+def test_missing_children_stay_missing() -> None:
+    assert with_confidence([], 0.5) == []
+    assert with_confidence([SHARES[0], -math.inf], 0.5)[1] == -math.inf
+    assert with_confidence([-math.inf], 0.5) == [-math.inf]
+    assert math.isnan(with_confidence([math.nan], 0.5)[0])
+    assert not any(value > -math.inf for value in with_confidence(SHARES, math.nan))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", OTHERS)
+def test_scores_of_first_children_are_the_heads_estimates(name: str, temperature: float) -> None:
+    head = built("dspark", **OTHERS[name])[0]
+    tree = drafted(head, "2-2-1", temperature=temperature)
+    assert len(tree) == 10
+    seen = set()
+    for node, parent in enumerate(tree.parents):
+        if parent in seen:
+            continue
+        seen.add(parent)
+        before = tree.scores[parent] if parent >= 0 else 0.0
+        way = [tree.tokens[one] for one in path(tree.parents, parent)] if parent >= 0 else []
+        assert math.exp(tree.scores[node] - before) == pytest.approx(estimate(head, way), abs=1e-5)
+
+
+def test_tokens_are_those_without_the_estimate() -> None:
+    with_it, without = built("dspark")[0], built("dspark", has_confidence=False, confidence_with_markov=False)[0]
+    without.load_state_dict({n: t for n, t in with_it.state_dict().items() if not n.startswith("confidence")})
+    found, plain = drafted(with_it, "2-2-1"), drafted(without, "2-2-1")
+    assert (found.tokens, found.parents) == (plain.tokens, plain.parents)
+    assert found.scores != plain.scores
+
+
+def test_a_fitted_map_takes_precedence_and_other_noise_uses_neither() -> None:
+    head = built("dspark")[0]
+    raw = drafted(head, "chain", shares_noise=False)
+    assert drafted(head, "chain", shares_noise=False, calibration=OWN).scores == raw.scores
+    assert math.exp(raw.scores[0]) != pytest.approx(estimate(head, []), abs=1e-3)
+    mapped = drafted(head, "chain", calibration=OWN)
+    assert mapped.scores[0] == pytest.approx(OWN.log_probability(raw.scores[0], 0, is_sampled=False))
+
+
+def test_a_minimum_confidence_is_compared_with_the_estimate() -> None:
+    head = built("dspark")[0]
+    for bias, length in ((-9.0, 1), (9.0, 4)):
+        assert head.confidence_head is not None
+        head.confidence_head.proj.bias.fill_(bias)
+        head.confidence_head.proj.weight.fill_(0.0)
+        assert len(drafted(head, "chain", budget=Budget(4, 4, min_confidence=0.4))) == length
+
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 6}
+WIDE: dict[str, Any] = {"target_hidden": 64, "hidden": 64, "vocab_size": VOCAB_SIZE, "draft_vocab_size": 60}
+
+
+@pytest.mark.parametrize(("bias", "has_map", "longest"), [(-9.0, False, 1), (9.0, False, 4), (-9.0, True, 4)])
+def test_a_planner_stops_drafts_by_the_estimate(bias: float, has_map: bool, longest: int, tmp_path: Path) -> None:
+    """The threshold planner ends each draft after its first token if the head is never sure; texts stay."""
+    target = drafter_folder("llama", tmp_path, distance=0.0, **SIZES)
+    head: Any = random_head(config_of(SPARK, **WIDE, max_length=128))
+    head.confidence_head.proj.bias.fill_(bias)
+    head.confidence_head.proj.weight.fill_(0.0)
+    write_head(head, tmp_path / "head")
+    if has_map:
+        write_calibration(Calibration(((0.01, 9.0),), ((0.01, 9.0),)), tmp_path / "head")
+    records: list[RoundRecord] = []
+    params = SamplingParams(max_tokens=16, temperature=0.8, seed=4)
+    llm = LLM(target, f"head:{tmp_path / 'head'}", plan="threshold:0.4", dtype="float32", on_round=records.append)
+    assert (
+        llm.generate([PROMPT], params)[0].token_ids
+        == LLM(target, dtype="float32").generate([PROMPT], params)[0].token_ids
+    )
+    drafts = [len(row.drafted) for record in records for row in record.sequences if len(row.drafted)]
+    assert max(drafts) == longest

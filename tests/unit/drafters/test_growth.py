@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import Draw, depths
+from draftree.core.tree import Draw, depths, path
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.readers import SameReader
@@ -312,9 +312,7 @@ def test_scores_are_sums_of_mapped_scores(shape: str, temperature: float) -> Non
     raw, mapped = (grown(one, shape=shape, temperature=temperature) for one in (None, OWN))
     assert (raw.tokens, raw.parents) == (mapped.tokens, mapped.parents)
     for node, parent in enumerate(raw.parents):
-        level, place = 0, parent
-        while place >= 0:
-            level, place = level + 1, raw.parents[place]
+        level = len(path(raw.parents, parent))
         share = raw.scores[node] - (raw.scores[parent] if parent >= 0 else 0.0)
         before = mapped.scores[parent] if parent >= 0 else 0.0
         wanted = OWN.log_probability(share, level, is_sampled=temperature > 0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftree.core.tree import path
 from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.drafters.growing.stepping import IDLE_ROUNDS
 from draftree.drafters.growing.unread import MAX_UNREAD
@@ -36,8 +37,8 @@ def built(variant: str = "eagle3", **values: int) -> tuple[FeatureHead, HeadStep
     return head, HeadStepper(TorchPasses(head, torch.device("cpu")))
 
 
-def wanted(head: FeatureHead, tokens: list[int], path: list[int]) -> Tensor:
-    return reference_logits(head, parts(), tokens, hidden_states(head, tokens[:-1]), path)
+def wanted(head: FeatureHead, tokens: list[int], drafted: list[int]) -> Tensor:
+    return reference_logits(head, parts(), tokens, hidden_states(head, tokens[:-1]), drafted)
 
 
 def near(head: FeatureHead, found: Tensor, reference: Tensor) -> None:
@@ -52,24 +53,18 @@ def check_tree(head: FeatureHead, text: HeadText, found: list[Tensor]) -> None:
     rows = torch.cat(found)
     near(head, rows[0], wanted(head, text.tokens, [])[0])
     for node in range(len(tokens)):
-        path, place = [], node
-        while place >= 0:
-            path.insert(0, tokens[place])
-            place = parents[place]
-        near(head, rows[1 + node], wanted(head, text.tokens, path)[-1])
+        near(head, rows[1 + node], wanted(head, text.tokens, [tokens[one] for one in path(parents, node)])[-1])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_depth_after_rejections_and_rebuilding(variant: str) -> None:
     head, stepper = built(variant)
     text = HeadText(stepper, head, PROMPT).read(3).read()
-    for path, bonus in (((), 12), ((0, 2), 13), ((1, 4), 14), ((0, 3, 5), 15), ((0,), 16)):
+    for accepted, bonus in (((), 12), ((0, 2), 13), ((1, 4), 14), ((0, 3, 5), 15), ((0,), 16)):
         check_tree(head, text, text.levels(*TREE))
         stepper.check_integrity([text.state])
-        text.write([*(TREE[0][node] for node in path), bonus], path)
+        text.write([*(TREE[0][node] for node in accepted), bonus], accepted)
         stepper.check_integrity([text.state])
-
-
 
 
 @pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-qwen3"])
@@ -83,8 +78,8 @@ def test_a_batch_of_texts_of_other_lengths(variant: str) -> None:
         for text, found in zip(order, grown(order, [tokens] * 3, [parents] * 3, sizes), strict=True):
             check_tree(head, text, found)
         for place, text in enumerate(texts):
-            path = (0, 2)[:place]
-            text.write([*(tokens[node] for node in path), 20 + round_], path)
+            accepted = (0, 2)[:place]
+            text.write([*(tokens[node] for node in accepted), 20 + round_], accepted)
         stepper.check_integrity([text.state for text in texts])
 
 
@@ -117,8 +112,6 @@ def test_a_round_without_news_reads_the_last_row_again() -> None:
     text.levels(*TREE)
     stepper.keep([text.state], [()])
     check_tree(head, text, text.levels(*TREE))
-
-
 
 
 def test_hidden_states_that_are_unknown_are_left_out() -> None:

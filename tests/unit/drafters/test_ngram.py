@@ -11,11 +11,9 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.ngram import NgramDrafter, find_continuation, run_before, scores_of
 from draftree.models.table import TableLM, hashed
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
+from views import context_of, view_of
 
 
 def searched(tokens: list[int], *, longest: int, shortest: int) -> int | None:
@@ -31,14 +29,9 @@ def searched(tokens: list[int], *, longest: int, shortest: int) -> int | None:
 PLENTY = Budget(9, 9)
 
 
-def drafted(tokens: list[int], *, budget: Budget = PLENTY, **options: int) -> list[int]:
-    def load(name: str) -> LoadedDraftModel:
-        raise AssertionError("no model is needed")
-
-    context = DraftContext(TableLM(hashed(99, seed=1)), None, Draw.POINT, False, load)
-    drafter = NgramDrafter(NgramDrafter.Config(**options), context)
-    view = SequenceView(History(tokens), build_controls(SamplingParams(), vocab_size=99, seed=1))
-    (tree,) = drafter.draft([drafter.open(view)], [budget])
+def drafted(tokens: list[int], **options: int) -> list[int]:
+    drafter = NgramDrafter(NgramDrafter.Config(**options), context_of(99, Draw.POINT))
+    (tree,) = drafter.draft([drafter.open(view_of(tokens, vocab_size=99))], [PLENTY])
     return list(tree.tokens)
 
 
@@ -73,8 +66,6 @@ def test_lookups_by_hand(tokens: list[int], found: list[int]) -> None:
 )
 def test_options_say_how_much_must_match(options: dict[str, int], found: list[int]) -> None:
     assert drafted([2, 3, 5, 2, 3, 6, 9, 3, 7, 2, 3], **options) == found
-
-
 
 
 @given(

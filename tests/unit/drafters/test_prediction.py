@@ -9,13 +9,10 @@ from hypothesis import strategies as st
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.core.tree import Draw
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.prediction import NUM_PLACES, PredictionDrafter, find_places
 from draftree.models.table import TableLM, hashed
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
+from views import context_of, view_of
 
 TABLE = TableLM(hashed(40, seed=3, scale=3.0), order=2)
 PREDICTION = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
@@ -25,13 +22,9 @@ class Writing:
     """A text that is written token by token together with the drafter."""
 
     def __init__(self, prediction: list[int] | None, **options: float) -> None:
-        def load(name: str) -> LoadedDraftModel:
-            raise AssertionError("no model is needed")
-
-        context = DraftContext(TABLE, None, Draw.FREE, False, load)
-        self.drafter = PredictionDrafter(PredictionDrafter.Config(**options), context)  # type: ignore[arg-type]
-        params = SamplingParams(temperature=0, prediction=prediction)
-        self.view = SequenceView(History([1, 2, 3]), build_controls(params, vocab_size=40, seed=1))
+        config = PredictionDrafter.Config(**options)  # type: ignore[arg-type]
+        self.drafter = PredictionDrafter(config, context_of(40))
+        self.view = view_of([1, 2, 3], vocab_size=40, temperature=0, prediction=prediction)
         self.state = self.drafter.open(self.view)
 
     def write(self, *tokens: int) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.core.routing import PLAIN, Routed, rows_by_choice
+from draftree.core.routing import PLAIN, Routed
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
@@ -16,12 +16,14 @@ from draftree.drafters.wrappers.routed import RoutedDrafter
 from draftree.models.memory import Footprint
 from draftree.planners.base import PLANNERS, Planner
 from draftree.planners.wrappers.routed import RoutedPlanner
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
-from draftree.sampling.params import SamplingParams
 from paced import FakeClock
+from views import view_of
 
 INDEX = {"": 0, "none": PLAIN, "one": 0, "other": 1}
+
+
+def view(draft: str) -> SequenceView:
+    return view_of([1], vocab_size=4, draft=draft)
 
 
 class Noting(Drafter[list[str]]):
@@ -82,10 +84,6 @@ def routed(one: DraftTraits, other: DraftTraits) -> tuple[RoutedDrafter, Noting,
         RoutedDrafter(drafters, INDEX, traits=[one, other], num_parts=[1, 2], clock=clock),
         *drafters,
     )
-
-
-
-
 
 
 def test_each_sequence_is_drafted_by_its_choice_and_the_seconds_are_told_apart() -> None:
@@ -207,5 +205,3 @@ def test_only_planners_of_drafted_trees_trim() -> None:
     trees = [chain([1, 2]), chain([3]), chain([]), chain([])]
     assert planner.trim(states, trees, draft_seconds=0.0) == [(), None, None, ()]
     assert planner.trim(states, [chain([]), *trees[1:]], draft_seconds=0.0) == [None] * 4
-
-

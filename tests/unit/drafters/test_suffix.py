@@ -14,39 +14,34 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
+from draftree.drafters.base import SequenceView
 from draftree.drafters.lookup.counting import ESCAPE, MEAN_FACTOR, MOST, RATE, VOTES, NoveltyPrior
 from draftree.drafters.suffix import EARLIER_WEIGHT, SuffixDrafter
 from draftree.models.table import TableLM, hashed
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
+from views import context_of, view_of
 
 PLENTY = Budget(99, 99)
 VOCAB = 99
 
 
 def build(draw: Draw = Draw.FREE, *, shares_noise: bool = True, **options: float) -> SuffixDrafter:
-    def load(name: str) -> LoadedDraftModel:
-        raise AssertionError("no model is needed")
-
-    context = DraftContext(TableLM(hashed(VOCAB, seed=1)), None, draw, shares_noise, load)
-    return SuffixDrafter(SuffixDrafter.Config(**options), context)  # type: ignore[arg-type]
+    return SuffixDrafter(SuffixDrafter.Config(**options), context_of(VOCAB, draw, shares_noise=shares_noise))  # type: ignore[arg-type]
 
 
-def view_of(tokens: list[int], prompt_length: int | None = None, *, temperature: float = 0.0) -> SequenceView:
-    history = History(tokens[:prompt_length])
-    history.append(tokens[len(history) :])
-    return SequenceView(history, build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=1))
+def view(tokens: list[int], prompt_length: int | None = None, *, temperature: float = 0.0) -> SequenceView:
+    found = view_of(tokens[:prompt_length], vocab_size=VOCAB, temperature=temperature)
+    found.history.append(tokens[len(found.history) :])
+    return found
 
 
 def finish(drafter: SuffixDrafter, tokens: list[int], prompt_length: int = 1) -> None:
-    drafter.close(drafter.open(view_of(tokens, prompt_length)))
+    drafter.close(drafter.open(view(tokens, prompt_length)))
 
 
 def drafted(
     drafter: SuffixDrafter, tokens: list[int], budget: Budget = PLENTY, *, temperature: float = 0.0
 ) -> TokenTree:
-    return drafter.draft_one(drafter.open(view_of(tokens, temperature=temperature)), budget)
+    return drafter.draft_one(drafter.open(view(tokens, temperature=temperature)), budget)
 
 
 def chances(tree: TokenTree) -> dict[tuple[int, ...], float]:
@@ -125,8 +120,6 @@ def test_repetition_goes_on_repeating() -> None:
     assert tree.tokens[:6] == (1, 2, 3, 1, 2, 3)
 
 
-
-
 def test_nothing_grows_below_a_node_under_the_confidence() -> None:
     tokens = [5, 6, 1, 5, 7, 2, 5]
     assert max(len(p) for p in chances(drafted(build(floor=0), tokens))) > 1
@@ -142,7 +135,7 @@ def test_a_finished_answer_is_remembered_with_the_end_of_its_prompt_only() -> No
 
 def test_an_open_sequence_is_not_in_memory_yet() -> None:
     drafter = build(floor=0.01)
-    state = drafter.open(view_of([1, 2, 3, 4, 5], 1))
+    state = drafter.open(view([1, 2, 3, 4, 5], 1))
     assert not len(drafted(drafter, [1, 2]))
     drafter.close(state)
     assert drafted(drafter, [1, 2]).tokens[0] == 3
@@ -170,8 +163,8 @@ def test_the_oldest_answers_leave_a_small_memory() -> None:
 def test_the_noise_that_will_choose_ranks_the_candidates() -> None:
     """Both followers are as frequent; whichever the noise favours is the likelier pick."""
     tokens = [5, 6, 1, 5, 7, 2, 5]
-    view = view_of(tokens, temperature=1.0)
-    factors = [math.exp(view.controls.noise.gumbel(len(tokens), torch.tensor([token])).item()) for token in (6, 7)]
+    seen = view(tokens, temperature=1.0)
+    factors = [math.exp(seen.controls.noise.gumbel(len(tokens), torch.tensor([token])).item()) for token in (6, 7)]
     total = sum(factors) + ESCAPE * MEAN_FACTOR
     found = chances(drafted(build(floor=0, k=1), tokens, temperature=1.0))
     assert found == pytest.approx({(6,): factors[0] / total, (7,): factors[1] / total}, rel=1e-5)
@@ -219,8 +212,6 @@ def test_a_chain_of_it_serves_rules_that_read_draft_distributions() -> None:
         LLM(table, "suffix", verify="token")
 
 
-
-
 def test_a_text_that_goes_on_as_guessed_is_trusted_further_and_one_that_does_not_less() -> None:
     tree = TokenTree((5, 6, 7), (ROOT, 0, ROOT), (math.log(0.6), math.log(0.3), math.log(0.2)))
     start = [1, 2, 3]
@@ -251,7 +242,7 @@ def test_a_copy_is_drafted_longer_the_longer_it_lasts() -> None:
     text = list(range(1, 91))
     options = {"k": 60, "nodes": 60, "width": 1, "floor": 0.3, "max": 4}
     drafter = build(**options)
-    state = drafter.open(view_of([*text, 1], 90))
+    state = drafter.open(view([*text, 1], 90))
     for token in text[1:12]:
         drafter.draft_one(state, PLENTY)
         state.view.history.append([token])

@@ -20,7 +20,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6]]
 
 
 def write(
-    draft: str | None, *, temperature: float = 0.8, max_tokens: int = 300, verify: str = "coupled"
+    draft: str | None, *, temperature: float = 0.8, max_tokens: int = 150, verify: str = "coupled"
 ) -> list[Completion]:
     llm = LLM(MODEL, draft, plan=None if draft is None else "fixed", verify=verify)
     return llm.generate(PROMPTS, SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=5))
@@ -33,7 +33,7 @@ def test_all_guesses_are_right_where_all_are_asked_to_be(temperature: float) -> 
     ):
         assert done.token_ids == plain.token_ids
         assert done.stats.accepted_tokens == done.stats.draft_tokens
-        assert done.stats.rounds == 60
+        assert done.stats.rounds == 30
 
 
 def test_no_guess_is_right_where_none_is_asked_to_be_and_nothing_is_written_ahead(
@@ -51,8 +51,8 @@ def test_no_guess_is_right_where_none_is_asked_to_be_and_nothing_is_written_ahea
 def test_first_guesses_are_right_as_often_as_asked() -> None:
     stats = [one.stats for one in write("synthetic,accept=0.6,k=1")]
     share = sum(s.accepted_tokens for s in stats) / sum(s.draft_tokens for s in stats)
-    # some 500 guesses: a standard deviation is 0.022
-    assert share == pytest.approx(0.6, abs=0.08)
+    # some 250 guesses: a standard deviation is 0.03
+    assert share == pytest.approx(0.6, abs=0.1)
 
 
 def test_a_comb_is_right_where_its_first_guess_is_wrong() -> None:

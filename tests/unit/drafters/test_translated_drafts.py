@@ -182,8 +182,8 @@ def test_drafts_depend_on_what_is_written_alone(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_short_context_slides(spec: str) -> None:
-    rig = Rig(spec, max_length=24).open(TEXTS, 1.0)
-    for _ in range(25):
+    rig = Rig(spec, max_length=24).open([TEXTS[0], [2] * 30, [1, 5] * 11], 1.0)
+    for _ in range(10):
         rig.round(Budget(4, 4))
     assert all(len(view.history) > 24 for view in rig.views)
 

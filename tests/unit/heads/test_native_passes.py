@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from draftree.core.tree import path
 from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.heads import native_passes
 from draftree.heads.base import FeatureHead
@@ -58,9 +59,9 @@ def rows_of(passes: HeadPasses, tokens: Sequence[int] = PROMPT, rounds: int = 1)
     """Logits of the tokens of the draft vocabulary, after a text and after every node of trees, after rejections."""
     text = HeadText(HeadStepper(passes), passes.head, list(tokens)).read(3).read()
     found = []
-    for path, bonus in (((0, 2), 13), ((), 12), ((0, 3, 5), 15))[:rounds]:
+    for accepted, bonus in (((0, 2), 13), ((), 12), ((0, 3, 5), 15))[:rounds]:
         found += text.levels(*TREE)
-        text.write([*(TREE[0][node] for node in path), bonus], path)
+        text.write([*(TREE[0][node] for node in accepted), bonus], accepted)
         text.stepper.check_integrity([text.state])
     return torch.cat(found)[:, passes.head.vocabulary.ids].float()
 
@@ -128,11 +129,7 @@ def check_bits(passes: HeadPasses) -> None:
         for row in range(length):
             slots.read([RowJob(alone, [LONG[row]], [row + 1], [-1], text[row : row + 1])])
         for node in range(len(tokens)):
-            path, place = [], node
-            while place >= 0:
-                path.insert(0, place)
-                place = parents[place]
-            for depth, at in enumerate(path):
+            for depth, at in enumerate(path(parents, node)):
                 job = RowJob(alone, [tokens[at]], [length + depth + 1], [depth - 1], before[at : at + 1], [0])
                 one = slots.extend([job])
                 state, row = one.states, one.logits
