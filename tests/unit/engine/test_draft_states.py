@@ -2,16 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
-from counted_drafts import CountedEngine
-from draftree.engine.engine import Limits
+from draftree import SamplingParams
+from draftree.assembly import build_parts, choose_methods
+from draftree.drafters.base import LoadedDraftModel
+from draftree.engine.engine import Engine, Limits
 from draftree.engine.prefill import PREFILL_TOKENS_IDLE
-from draftree.models.table import hashed
+from draftree.engine.sequence import WritingSequence
+from draftree.loading.load import LoadedModel
+from draftree.models.base import Pass, PassResult
+from draftree.models.table import TableLM, hashed, near
+from draftree.requests import Requests
 from draftree.text.tokenizer import Tokenizer
+from engine_samples import run, text
 from families import VOCAB_SIZE
 from spelling import tokenizer as spelled
 from text_backends import byte_fallback
+
+VOCAB = 12
+TABLE = hashed(VOCAB, seed=5, scale=3.0)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What a model has read of texts, not counting the nodes of trees."""
+
+    tokens: int = 0
+    longest: int = 0
+    """Tokens of one sequence in one pass at most."""
+
+    def watch(self, model: TableLM) -> None:
+        """Count the passes of this model from now on."""
+        run_pass = model.run
+
+        def counted(one: Pass) -> PassResult:
+            read = [len(job.tokens) for job in one.jobs if job.logits_at is not None]
+            self.tokens += sum(read)
+            self.longest = max(self.longest, *read, 0, 0)
+            return run_pass(one)
+
+        model.run = counted  # type: ignore[method-assign]
+
+
+class CountedEngine:
+    """An engine and its draft models.
+
+    Args:
+        draft: the drafters' spec; `model:` with any name gives a table near the target's.
+        plan: the planner.
+        draft_length: longest text of a draft model.
+        tokenizers: the target's and the draft models'; None for one vocabulary of table rows.
+        limits: of the engine.
+    """
+
+    def __init__(
+        self,
+        draft: str | None,
+        *,
+        plan: str | None = "fixed",
+        draft_length: int = 4096,
+        tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+        tables: tuple[Any, Any] = (TABLE, near(TABLE, seed=2, distance=1.0)),
+        limits: Limits | None = None,
+    ) -> None:
+        self.read = ReadCounts()
+        self.models: list[TableLM] = []
+        own, drafts = tokenizers or (None, None)
+        self.target = TableLM(tables[0])
+
+        def load(name: str) -> LoadedDraftModel:
+            model = TableLM(tables[1], max_length=draft_length)
+            self.read.watch(model)
+            self.models.append(model)
+            return LoadedDraftModel(model, drafts, name)
+
+        parts = build_parts(
+            choose_methods(draft, "coupled", plan if draft else None),
+            LoadedModel(self.target, None, (), "table"),
+            own,
+            dtype=self.target.dtype,
+            device="cpu",
+            load_draft=load,
+        )
+        self.engine = Engine(parts, limits)
+        self.requests = Requests(parts, None, eos_ids=(), longest=self.engine.longest)
+
+    def add(self, ids: Sequence[int], **params: Any) -> list[WritingSequence]:
+        """Queue a request."""
+        sequences = self.requests.sequences(list(ids), SamplingParams(**params))
+        self.engine.add(*sequences)
+        return sequences
+
+    def write(self, *prompts: Sequence[int], **params: Any) -> list[list[int]]:
+        """Token ids of requests that are queued at once; the bookkeeping is checked after every step."""
+        sequences = [sequence for ids in prompts for sequence in self.add(ids, **params)]
+        run(self.engine)
+        return [text(sequence) for sequence in sequences]
+
+    @property
+    def num_draft_slots(self) -> int:
+        """Open slots of all draft models."""
+        return sum(model.num_open for model in self.models)
+
 
 SYSTEM = [1 + i * i % 9 for i in range(400)]
 DRAFTS = ["model:any,k=3", "model:any,tree=2-2-1", "ngram,min=1+model:any,k=3", "model:any,k=2+model:other,tree=best-5"]
@@ -69,20 +166,20 @@ def test_a_long_prompt_is_read_in_the_targets_chunks(draft: str) -> None:
     assert drafted.read.tokens <= num_models(draft) * (2000 + 2 * 8)
 
 
+def texts_beside(engine: CountedEngine, num_tokens: int, ids: list[int]) -> list[list[int]]:
+    """A text that is being written, and one whose prompt is read meanwhile."""
+    sequences = engine.add([1, 2, 3], max_tokens=num_tokens, seed=1)
+    for _ in range(3):
+        engine.engine.step()
+    sequences += engine.add(ids, max_tokens=5, seed=2)
+    run(engine.engine)
+    return [text(sequence) for sequence in sequences]
+
+
 def test_beside_running_texts_the_draft_model_reads_no_more_than_the_target() -> None:
-    drafted = CountedEngine("model:any,k=3", limits=Limits(4, prefill_chunk_size=64))
-    plain = CountedEngine(None, limits=Limits(4, prefill_chunk_size=64))
-    wanted = []
-    for engine in (plain, drafted):
-        first = engine.add([1, 2, 3], max_tokens=120, seed=1)
-        for _ in range(3):
-            engine.engine.step()
-        second = engine.add(prompt(1000), max_tokens=5, seed=2)
-        while not engine.engine.is_idle:
-            engine.engine.step()
-            engine.engine.check_integrity()
-        wanted.append([s.history.output.tolist() for s in (*first, *second)])
-    assert wanted[0] == wanted[1]
+    limits = Limits(4, prefill_chunk_size=64)
+    drafted, plain = CountedEngine("model:any,k=3", limits=limits), CountedEngine(None, limits=limits)
+    assert texts_beside(drafted, 120, prompt(1000)) == texts_beside(plain, 120, prompt(1000))
     assert drafted.read.longest <= 64, "no running text waits for more"
 
 
@@ -146,17 +243,8 @@ def test_a_draft_model_with_a_short_context_forks_its_window() -> None:
 
 def test_of_a_prompt_beyond_its_context_a_draft_model_reads_the_window_in_chunks() -> None:
     limits = Limits(4, prefill_chunk_size=64)
-    drafted, plain, written = CountedEngine("model:any,k=3", draft_length=512, limits=limits), CountedEngine(None), []
-    for engine in (plain, drafted):
-        running = engine.add([1, 2, 3], max_tokens=200, seed=1)
-        for _ in range(3):
-            engine.engine.step()
-        long = engine.add(prompt(1500), max_tokens=5, seed=2)
-        while not engine.engine.is_idle:
-            engine.engine.step()
-            engine.engine.check_integrity()
-        written.append([s.history.output.tolist() for s in (*running, *long)])
-    assert written[0] == written[1]
+    drafted, plain = CountedEngine("model:any,k=3", draft_length=512, limits=limits), CountedEngine(None)
+    assert texts_beside(drafted, 200, prompt(1500)) == texts_beside(plain, 200, prompt(1500))
     assert drafted.read.longest <= 65, "a chunk, and the first token of the text"
     assert drafted.read.tokens <= 1 + 256 + 2 * 210
 

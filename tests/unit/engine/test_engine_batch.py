@@ -11,7 +11,6 @@ from draftree.core.types import RoundRecord
 from draftree.engine import engine as engines
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
-from draftree.engine.scheduler import Scheduler
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import PLANNERS
@@ -41,35 +40,6 @@ def engine(target: TableLM, max_batch_size: int, records: list[RoundRecord] | No
     verifier, planner = VERIFIERS.find("coupled"), PLANNERS.find("fixed")
     parts = Parts(target, verifier(verifier.Config()), planner(planner.Config(), default_depth=0))
     return Engine(parts, Limits(max_batch_size), on_round=None if records is None else records.append)
-
-
-def anyone(sequence: WritingSequence) -> bool:
-    return True
-
-
-def test_scheduler_admits_in_order_up_to_its_size() -> None:
-    scheduler = Scheduler(2)
-    assert scheduler.is_idle
-    first, second, third = (sequence([1], 3, name) for name in "abc")
-    for one in (first, second, third):
-        scheduler.add([one])
-    assert scheduler.admit(anyone) == [first, second]
-    assert scheduler.admit(anyone) == []
-    second.abort()
-    assert scheduler.drop_finished() == [second]
-    assert scheduler.admit(anyone) == [third]
-    assert scheduler.running == [first, third]
-    assert not scheduler.is_idle
-
-
-def test_scheduler_drops_sequences_aborted_while_waiting() -> None:
-    scheduler = Scheduler(1)
-    first, second = sequence([1], 3), sequence([2], 3)
-    scheduler.add([first, second])
-    scheduler.admit(anyone)
-    second.abort()
-    assert scheduler.drop_finished() == [second]
-    assert scheduler.waiting == []
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1"])
@@ -142,11 +112,11 @@ def test_an_aborted_sequence_frees_its_slot_and_the_others_go_on() -> None:
     writing.abort([first, third])
     assert (first.finish_reason, third.finish_reason) == (FinishReason.ABORT, FinishReason.ABORT)
     assert first.history.num_output_tokens == 2
-    assert len(target._slots) == 1
+    assert target.num_open == 1
     while not writing.is_idle:
         writing.step()
     assert (second.finish_reason, second.history.num_output_tokens) == (FinishReason.LENGTH, 10)
-    assert len(target._slots) == 0
+    assert target.num_open == 0
 
 
 def test_aborting_what_is_finished_changes_nothing() -> None:

@@ -37,10 +37,6 @@ def sick(place: int, value: float = float("nan")) -> TableLM:
     return TableLM(table)
 
 
-def num_open(model: TableLM) -> int:
-    return len(model._slots)
-
-
 def healthy(**options: Any) -> list[Completion]:
     return LLM(TableLM(hashed(VOCAB, seed=5))).generate([PROMPTS[0], PROMPTS[2]], SamplingParams(seed=1, **options))
 
@@ -56,7 +52,7 @@ def test_a_request_that_meets_nan_fails_alone(scripts: Scripts, draft: str | Non
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [done.prompt_index for done in caught.value.completions] == [0, 2]
     assert [done.token_ids for done in caught.value.completions] == [d.token_ids for d in healthy(max_tokens=8)]
-    assert num_open(model) == 0
+    assert model.num_open == 0
     assert (
         llm.generate(PROMPTS[0], SamplingParams(max_tokens=8, seed=1))[0].token_ids
         == healthy(max_tokens=8)[0].token_ids
@@ -81,7 +77,7 @@ def test_no_rule_trips_over_nan(scripts: Scripts, verify: str, place: int) -> No
             PROMPTS, SamplingParams(max_tokens=6, seed=1)
         )
     assert [done.prompt_index for done in caught.value.completions] == [0, 2]
-    assert num_open(model) == 0
+    assert model.num_open == 0
 
 
 def test_nan_after_a_rejected_guess_is_never_read(scripts: Scripts) -> None:
@@ -144,7 +140,7 @@ def test_an_interruption_frees_all_slots(method: str, call: int) -> None:
     llm = LLM(Failing(inner, method, call, KeyboardInterrupt()), "ngram,min=1", plan="fixed")
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
-    assert num_open(inner) == 0
+    assert inner.num_open == 0
     again = llm.generate([PROMPTS[0], PROMPTS[2]], SamplingParams(max_tokens=8, seed=1))
     assert [done.token_ids for done in again] == [done.token_ids for done in healthy(max_tokens=8)]
 
@@ -155,7 +151,7 @@ def test_a_request_that_gets_no_slot_fails_alone() -> None:
     with pytest.raises(GenerationError, match="1 of 3 requests failed; the first: out of memory") as caught:
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [done.prompt_index for done in caught.value.completions] == [0, 2]
-    assert num_open(inner) == 0
+    assert inner.num_open == 0
 
 
 @pytest.mark.parametrize(("method", "call"), [("reserve", 1), ("run", 1), ("run", 3), ("commit", 4)])
@@ -165,7 +161,7 @@ def test_a_single_exception_is_retried(method: str, call: int) -> None:
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     plain = LLM(TableLM(hashed(VOCAB, seed=5))).generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
-    assert num_open(inner) == 0
+    assert inner.num_open == 0
 
 
 def raising(tokens: np.ndarray, budget: Budget) -> TokenTree:
@@ -180,7 +176,7 @@ def test_an_error_of_the_drafter_frees_all_slots(scripts: Scripts) -> None:
     llm = LLM(model, "scripted:raising", plan="fixed")
     with pytest.raises(RuntimeError, match="no idea"):
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
-    assert num_open(model) == 0
+    assert model.num_open == 0
 
 
 def test_a_listener_that_raises_frees_all_slots() -> None:
@@ -190,11 +186,7 @@ def test_a_listener_that_raises_frees_all_slots() -> None:
     model = TableLM(hashed(VOCAB, seed=5))
     with pytest.raises(RuntimeError, match="the consumer has gone"):
         LLM(model).generate(PROMPTS, SamplingParams(max_tokens=8, seed=1), on_update=listen)
-    assert num_open(model) == 0
-
-
-def slots_in_use(model: Any) -> int:
-    return int(model.num_open)
+    assert model.num_open == 0
 
 
 @functools.cache
@@ -207,17 +199,17 @@ def spoken() -> LLM:
 @pytest.mark.parametrize("pieces", [0, 1, 4])
 def test_a_stream_that_is_closed_early_frees_its_slot(pieces: int) -> None:
     llm = spoken()
-    before = slots_in_use(llm.model)
+    before = llm.model.num_open
     stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=30, seed=1))
     for _ in range(pieces):
         next(stream)
     stream.close()
-    assert slots_in_use(llm.model) == before
+    assert llm.model.num_open == before
 
 
 def test_a_consumer_that_raises_while_it_holds_a_piece_frees_the_slot() -> None:
     llm = spoken()
-    before = slots_in_use(llm.model)
+    before = llm.model.num_open
     stream = llm.stream([5, 6, 7], SamplingParams(max_tokens=30, seed=1))
     with pytest.raises(RuntimeError, match="stop"):
         stream.throw(RuntimeError("stop"))
@@ -225,7 +217,7 @@ def test_a_consumer_that_raises_while_it_holds_a_piece_frees_the_slot() -> None:
     next(started)
     with pytest.raises(RuntimeError, match="stop"):
         started.throw(RuntimeError("stop"))
-    assert slots_in_use(llm.model) == before
+    assert llm.model.num_open == before
 
 
 def test_streams_may_be_read_by_turns() -> None:
@@ -250,4 +242,4 @@ def test_a_tree_for_a_target_of_chains_is_an_assertion_error(scripts: Scripts) -
     model = TableLM(hashed(VOCAB, seed=5), supports_trees=False)
     with pytest.raises(AssertionError, match="chains only"):
         LLM(model, "scripted:forked", plan="fixed").generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
-    assert num_open(model) == 0
+    assert model.num_open == 0

@@ -19,9 +19,9 @@ from draftree.models.table import TableLM, hashed
 from draftree.planners.base import PLANNERS
 from draftree.sampling import logits as logits_module
 from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS
+from views import view_of
 
 VOCAB = 8
 TREE = TokenTree((1, 2, 3, 1, 5), (-1, -1, 0, 0, 2))
@@ -128,13 +128,6 @@ def test_records_of_traced_texts_have_the_picks_at_every_node(verify: str, tempe
     assert {verdict.picks for _, _, verdict in drafter.observations} == {()}
 
 
-@pytest.mark.parametrize("verify", ["coupled", "soft"])
-def test_drafters_without_wants_picks_get_none(verify: str) -> None:
-    drafter = Listener(TREE, wants_picks=False)
-    write(drafter, drafter.traits, verify=verify, temperature=0.8)
-    assert {verdict.picks for _, _, verdict in drafter.observations} == {()}
-
-
 def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
     search, calls = logits_module.argmax, []
     monkeypatch.setattr(logits_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
@@ -167,7 +160,7 @@ def test_parts_of_a_merged_tree_get_their_own_nodes_picks() -> None:
 def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
     one, other = Listener(chain((2, 6, 4)), wants_picks=False), Listener(TREE, wants_picks=True)
     merged = merged_of(one, other)
-    view = view_of([1, 2])
+    view = view_of([1, 2], vocab_size=VOCAB)
     state = merged.open(view)
     (tree,) = merged.draft([state], [Budget(5, 3)])
     assert tree.tokens == (2, 6, 1, 3, 1)
@@ -176,7 +169,3 @@ def test_nodes_that_a_merged_tree_had_no_room_for_have_no_pick() -> None:
     ((_, part, verdict),) = other.observations
     assert part is TREE
     assert verdict.picks == (7, 12, 10, 13, 14, None)
-
-
-def view_of(tokens: list[int]) -> SequenceView:
-    return SequenceView(History(tokens), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))

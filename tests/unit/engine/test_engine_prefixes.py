@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from draftree import LLM, SamplingParams
@@ -15,20 +13,12 @@ from families import prompts, target
 SYSTEM = [1 + i * i % 9 for i in range(50)]
 
 
-def rows_of(llm_options: dict[str, Any], write: Any) -> int:
-    records: list[RoundRecord] = []
-    write(table_llm(on_round=records.append, **llm_options))
-    return sum(record.num_prompt_rows for record in records)
-
-
 def test_n_texts_read_their_prompt_once() -> None:
-    def write(llm: LLM) -> None:
-        done = llm.generate(SYSTEM, SamplingParams(n=4, max_tokens=5, seed=1))
-        assert [d.stats.cached_tokens for d in done] == [0, 49, 49, 49]
-        assert [d.stats.prompt_tokens for d in done] == [50] * 4
-
-    # roots are not read for the prompt's sake
-    assert rows_of({}, write) == 49
+    records: list[RoundRecord] = []
+    done = table_llm(on_round=records.append).generate(SYSTEM, SamplingParams(n=4, max_tokens=5, seed=1))
+    assert [d.stats.cached_tokens for d in done] == [0, 49, 49, 49]
+    assert [d.stats.prompt_tokens for d in done] == [50] * 4
+    assert sum(record.num_prompt_rows for record in records) == 49, "roots are not read for the prompt's sake"
 
 
 def test_requests_at_once_share_their_beginning() -> None:

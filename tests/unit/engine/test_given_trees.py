@@ -1,12 +1,17 @@
-"""Sequences whose trees come from clients: one round for each tree, more sequences than places, parked ones."""
+"""Sequences whose trees come from clients: one round for each tree, parked ones, and passes that wait for trees."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
+import pytest
+
 from draftree import LLM, SamplingParams
+from draftree.analysis.fleet.simulation import Fleet, FleetSettings
+from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
 from draftree.core.tree import EMPTY, TokenTree
+from draftree.engine.gathering import longest_wait
 from draftree.engine.given import GivenTrees
 from draftree.engine.sequence import WritingSequence
 from serving import tiny_llm
@@ -101,3 +106,85 @@ def test_parked_sequences_can_be_aborted() -> None:
     assert llm.engine.is_idle
     assert not llm.engine.running
     assert not llm.engine.waiting
+
+
+@pytest.mark.parametrize(
+    ("due", "seconds", "until"),
+    [
+        (
+            5.0,
+            7.0,
+            6.0,
+        ),  # near clients: up to 0.9 of a pass after the first tree, and a tenth of a pass longer than due
+        (8.5, 7.0, 9.0),
+        (9.5, 7.0, None),
+        (2.0, 9.0, 2.5),  # far clients: up to a quarter of a pass
+        (3.0, 9.0, None),
+        (-5.0, 9.0, -4.0),  # overdue: the wait is over
+        (None, None, None),
+        (5.0, None, None),
+    ],
+)
+def test_the_longest_wait(due: float | None, seconds: float | None, until: float | None) -> None:
+    assert longest_wait(0.0, 0.0, due, seconds, 10.0) == until
+
+
+def test_a_pass_that_could_begin_later_waits_longer_for_near_clients() -> None:
+    assert longest_wait(0.0, 3.0, 11.0, 7.0, 10.0) == 12.0
+    assert longest_wait(0.0, 3.0, 4.0, 9.0, 10.0) is None
+
+
+def test_a_pass_waits_for_the_other_tree_and_not_for_clients_that_stay_away() -> None:
+    llm, now = tiny_llm(None), [0.0]
+    held = llm.engine.held
+    held.gathering.clock = lambda: now[0]
+    first, second, *others = given_sequences(llm)
+    llm.engine.add(first, second)
+    work(llm)
+    for one in (first, second):
+        held.give(one, EMPTY)
+    assert held.patience == 0.0, "the time of a pass is unknown"
+    held.gathering.fixed = 10.0
+    work(llm)  # both verdicts are sent at 0
+    held.give(first, EMPTY, arrived=4.0)
+    now[0] = 4.0
+    assert held.patience == 0.0, "it is not known when the second tree comes"
+    held.give(second, EMPTY, arrived=5.0)
+    assert held.patience == 0.0, "all are here"
+    now[0] = 20.0
+    work(llm)  # verdicts at 20; they were away for 4 and 5 seconds
+    held.give(first, EMPTY, arrived=23.0)
+    now[0] = 23.0
+    assert held.patience == pytest.approx(3.0), "due at 25, and a tenth of a pass"
+    now[0] = 26.5
+    assert held.patience == 0.0, "it does not come"
+    now[0] = 24.0
+    llm.engine.add(others[0])
+    assert held.patience == 0.0, "a text that waits for its place is not delayed"
+    llm.engine.step()
+    (plain,) = llm.requests.sequences([5, 6, 7], SamplingParams(max_tokens=9), draft="none")
+    llm.engine.add(plain)
+    llm.engine.step()
+    held.give(first, EMPTY, arrived=24.0)
+    assert not plain.is_finished
+    assert held.patience == 0.0, "another text could go on"
+    llm.engine.abort([first, second, others[0], plain])
+    llm.engine.check_integrity()
+
+
+class Flat:
+    """A pass that always takes ten seconds."""
+
+    def seconds(self, batch: int, rows: int, prefix: float, *, prompt_rows: int = 0) -> float:
+        return 10.0
+
+
+def test_simulated_clients_share_passes_if_steps_wait() -> None:
+    """Two clients, the second 5 seconds later; both are away for 7 seconds between their trees."""
+    requests = [SimulatedRequest(start, 1, 4, (RoundOutcome(0, 1, 4.0),)) for start in (0.0, 5.0)]
+    away = {"round_trip": 3.0}
+    apart = Fleet(Flat(), FleetSettings(**away)).run(requests)
+    together = Fleet(Flat(), FleetSettings(**away, gathers=True)).run(requests)
+    assert (apart.steps, apart.seconds) == (8, 80.0), "in turn: the server has no pause"
+    # when the second returns for the first time is not known at 20; at 30 it is, and they share the other passes
+    assert (together.steps, together.seconds) == (6, 30 + 3 * (7 + 10))

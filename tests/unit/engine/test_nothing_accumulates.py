@@ -55,7 +55,7 @@ async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
     async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), f"suffix,memory={MEMORY}", plan="auto") as llm:
         counts = []
         for part in range(3):
-            await serve(llm, range(400 * part, 400 * (part + 1)))
+            await serve(llm, range(80 * part, 80 * (part + 1)))
             ((num_bytes, num_texts),) = (Counter(index_sizes()) - others).elements()
             assert num_bytes < 64 * MEMORY
             assert num_texts <= MEMORY // 2

@@ -26,11 +26,11 @@ from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import PLANNERS
 from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS
 from engine_samples import run
+from views import view_of
 
 VOCAB = 8
 
@@ -116,7 +116,7 @@ def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
     parts.target.num_layers = 4
     assert parts.feature_layers == (4, 0, 2)
     assert parts.capture == (0, 2, 4)
-    view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
+    view = view_of([1, 2], vocab_size=VOCAB)
     first, second, ended = (_Written(draft_state=view) for _ in range(3))
     ended.is_finished = True
     jobs = [Extend(None, [0] * count, range(-1, count - 1)) for count in (4, 3, 5)]  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def test_a_part_of_merged_drafters_gets_its_own_layers() -> None:
     recorder = Recorder((5, 2))
     merged, traits = merged_with(recorder)
     assert traits.features == (2, 5)
-    view = SequenceView(History([1, 2]), build_controls(SamplingParams(), vocab_size=VOCAB, seed=1))
+    view = view_of([1, 2], vocab_size=VOCAB)
     state, hidden = merged.open(view), torch.randn(3, 2, 4)
     merged.observe([Observation(state, 3, EMPTY, None, hidden)])
     ((one, _),) = recorder.observed

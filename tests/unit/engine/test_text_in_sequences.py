@@ -27,6 +27,17 @@ def sequence(tokenizer: Tokenizer, limit: int, **params: object) -> WritingSeque
     return WritingSequence("request", 0, [1], controls=controls, limit=1 + limit, detokenizer=detokenizer)
 
 
+def written_in_runs(
+    tokenizer: Tokenizer, ids: list[int], length_of_run: int, *, limit: int | None = None, **params: object
+) -> WritingSequence:
+    written = sequence(tokenizer, limit or len(ids), **params)
+    for start in range(0, len(ids), length_of_run):
+        if not written.is_finished:
+            run = ids[start : start + length_of_run]
+            written.write(run, len(run) - 1)
+    return written
+
+
 def shown(written: WritingSequence) -> str:
     update = written.take_update()
     return "" if update is None else "".join(piece.text for piece in update.pieces)
@@ -38,11 +49,7 @@ def test_the_limit_may_fall_anywhere(backend: Callable[[], object], length_of_ru
     tokenizer = Tokenizer(backend())
     ids = tokenizer.encode(TEXT)
     for limit in range(1, len(ids)):
-        written = sequence(tokenizer, limit)
-        for start in range(0, len(ids), length_of_run):
-            if not written.is_finished:
-                run = ids[start : start + length_of_run]
-                written.write(run, len(run) - 1)
+        written = written_in_runs(tokenizer, ids, length_of_run, limit=limit)
         assert written.finish_reason is FinishReason.LENGTH
         assert shown(written) == tokenizer.decode(ids[:limit], True)
 
@@ -65,23 +72,10 @@ def test_the_end_of_text_may_fall_anywhere(backend: Callable[[], object]) -> Non
 def test_a_stop_string_ends_the_text_before_it(backend: Callable[[], object], stop: str, length_of_run: int) -> None:
     tokenizer = Tokenizer(backend())
     ids = tokenizer.encode(TEXT)
-    written = sequence(tokenizer, len(ids), stop=[stop])
-    for start in range(0, len(ids), length_of_run):
-        if not written.is_finished:
-            run = ids[start : start + length_of_run]
-            written.write(run, len(run) - 1)
+    written = written_in_runs(tokenizer, ids, length_of_run, stop=[stop])
     whole = tokenizer.decode(ids, True)
     assert shown(written) == whole.split(stop)[0]
     assert written.finish_reason is (FinishReason.STOP if stop in whole else FinishReason.LENGTH)
-
-
-def written_in_runs(tokenizer: Tokenizer, ids: list[int], length_of_run: int, **params: object) -> WritingSequence:
-    written = sequence(tokenizer, len(ids), **params)
-    for start in range(0, len(ids), length_of_run):
-        if not written.is_finished:
-            run = ids[start : start + length_of_run]
-            written.write(run, len(run) - 1)
-    return written
 
 
 def ends_of_prefixes(tokenizer: Tokenizer, ids: list[int]) -> list[int]:

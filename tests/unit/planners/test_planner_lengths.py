@@ -9,15 +9,12 @@ import pytest
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
-from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.shapes import parse_shape
 from draftree.drafters.growing.stepping import ModelStepper
 from draftree.drafters.growing.tree_growth import Growth
 from draftree.models.table import TableLM, listed
 from draftree.planners.base import PLANNERS, Planner
-from draftree.sampling.controls import build_controls
-from draftree.sampling.history import History
-from draftree.sampling.params import SamplingParams
+from views import view_of
 
 
 def planner(spec: str, *, depth: int = 5, nodes: int = 5) -> Planner[Any]:
@@ -94,6 +91,6 @@ def test_a_drafter_stops_where_it_is_not_sure() -> None:
     # the first guess is sure, the second is not: it is kept, and nothing is guessed after it
     model = TableLM(listed({(2,): sure, (2, 0): unsure}, sure))
     growth = Growth(ModelStepper(model), shape=parse_shape("chain", None), draw=Draw.FREE, shares_noise=True)
-    view = SequenceView(History([2]), build_controls(SamplingParams(temperature=0), vocab_size=3, seed=1))
+    view = view_of([2], vocab_size=3, temperature=0)
     lengths = [len(growth.grow([growth.open(view)], [Budget(5, 5, c)])[0]) for c in (0.0, 0.39, 0.41, 0.95)]
     assert lengths == [5, 5, 2, 1]
