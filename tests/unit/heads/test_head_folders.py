@@ -90,7 +90,7 @@ def test_weights_in_several_files_are_read(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"two\.safetensors"):
         read_head(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": "../x"}}))
-    with pytest.raises(ModelLoadError, match=r"\.\./x"):
+    with pytest.raises(ModelLoadError, match=r"\.\./x.*same folder"):
         read_head(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weights": {}}))
     with pytest.raises(ModelLoadError, match="weight_map"):

@@ -108,15 +108,6 @@ def test_missing_and_unexpected_tensors_are_named(layout: str, tmp_path: Path) -
         read_head(tmp_path)
 
 
-def test_another_shape_is_named(tmp_path: Path) -> None:
-    head = written("dflash", tmp_path)
-    tensors = {name: part.clone() for name, part in head.state_dict().items()}
-    tensors["norm.weight"] = torch.ones(3)
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelLoadError, match=r"norm\.weight has 3 instead of 16"):
-        read_head(tmp_path)
-
-
 def change(folder: Path, **values: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     config.update(values)
@@ -221,12 +212,4 @@ def test_a_folder_without_weights_or_configuration_is_no_head(tmp_path: Path) ->
 def test_types_of_speculators_without_a_reader_are_named(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": kind}))
     with pytest.raises(ModelError, match="transformer_layer_config" if kind == "mtp" else kind):
-        read_head(tmp_path)
-
-
-def test_an_index_cannot_leave_its_folder(tmp_path: Path) -> None:
-    written("dflash", tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path.parent / "x")
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": "../x"}}))
-    with pytest.raises(ModelLoadError, match="same folder"):
         read_head(tmp_path)

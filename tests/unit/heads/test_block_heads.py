@@ -1,28 +1,32 @@
-"""DFlash against the code of transformers, and DSpark's additions against their equations."""
+"""Heads that draft in one pass: DFlash against transformers, DSpark, P-EAGLE and Medusa against their equations."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from block_samples import FLASH, SPARK, WIDTH, config_of, random_head, random_parts
+from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, WIDTH, config_of, random_head, random_parts
 from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.heads.dflash import DFlashHead
+from draftree.heads.medusa import MedusaHead
+from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.target_parts import TargetParts
 
 FEATURES = 3
 
 
-def rows_of(counts: list[int], starts: list[int], seed: int = 5) -> BlockRows:
-    noise = torch.Generator().manual_seed(seed)
+def rows_of(counts: list[int], *, num_features: int = FEATURES) -> BlockRows:
+    noise = torch.Generator().manual_seed(5)
     total = sum(counts)
-    places = [torch.arange(start, start + count) + 1 for start, count in zip(starts, counts, strict=True)]
-    features = torch.randn(total, FEATURES, WIDTH, generator=noise)
-    return BlockRows(features, torch.randint(0, 40, (total,), generator=noise), torch.cat(places), counts)
+    places = torch.cat([torch.arange(1, count + 1) for count in counts])
+    features = torch.randn(total, num_features, WIDTH, generator=noise)
+    return BlockRows(features, torch.randint(0, 40, (total,), generator=noise), places, counts)
 
 
 def parts_of_rows(rows: BlockRows, first: int, last: int) -> BlockRows:
@@ -72,7 +76,7 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
     model = reference(head)
     cache = DFlashCache(config=model.config)
     cache.activate_past_recording()
-    rows, kept, size = rows_of([9], [0]), KeptRows(), head.config.block_size
+    rows, kept, size = rows_of([9]), KeptRows(), head.config.block_size
     for first, last in ((0, 4), (4, 5), (5, 9)):
         new = parts_of_rows(rows, first, last)
         cache.set_previous_accepted_tokens(last - first)
@@ -96,7 +100,7 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
 
 def test_texts_of_a_batch_do_not_see_each_other() -> None:
     head, _ = bound(config_of(FLASH))
-    rows = rows_of([3, 1, 6], [0, 0, 0])
+    rows = rows_of([3, 1, 6])
     together = run(head, rows, [KeptRows() for _ in range(3)])
     for text, (first, last) in enumerate(((0, 3), (3, 4), (4, 10))):
         alone = run(head, parts_of_rows(rows, first, last), [KeptRows()])
@@ -105,7 +109,7 @@ def test_texts_of_a_batch_do_not_see_each_other() -> None:
 
 def test_the_last_rows_of_the_context_count() -> None:
     head, _ = bound(config_of(FLASH))
-    rows = rows_of([4], [0])
+    rows = rows_of([4])
     before = run(head, rows, [KeptRows()])
     rows.features[-1] += 1
     assert not torch.allclose(before, run(head, rows, [KeptRows()]), atol=1e-3)
@@ -114,7 +118,7 @@ def test_the_last_rows_of_the_context_count() -> None:
 def test_causal_windows_hide_later_slots() -> None:
     head, _ = bound(config_of(FLASH, windows=(6, 6), causal_windows=True))
     free, _ = bound(config_of(FLASH))
-    rows = rows_of([4], [0])
+    rows = rows_of([4])
     changed, at_first = head.config.changed(mask_token_id=46), run(head, rows, [KeptRows()])
     other = random_head(changed)
     other.bind(random_parts(changed))
@@ -129,7 +133,7 @@ def test_the_bias_of_dspark_follows_its_equations(kind: str, anchor_predicts: bo
     config = config_of(SPARK, markov_type=kind, anchor_predicts=anchor_predicts)
     head, _ = bound(config)
     weights, rank = head.state_dict(), config.markov_rank
-    states = run(head, rows_of([3, 2], [0, 0]), [KeptRows(), KeptRows()])
+    states = run(head, rows_of([3, 2]), [KeptRows(), KeptRows()])
     path = torch.tensor([[7, 3, 9], [1, 40, 2]])
     memory = head.start(states, path[:, 0])
     for level in range(3):
@@ -169,3 +173,63 @@ def test_the_confidence_of_dspark_follows_its_equation() -> None:
     assert found is not None
     torch.testing.assert_close(found, expected)
     assert bound(config_of(FLASH))[0].confidence(tokens, states) is None
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_level_of_p_eagle_sees_the_text_and_the_masks_before_it(layers: int) -> None:
+    config = config_of(PARALLEL, num_layers=layers, fc_norm=True)
+    head, parts = random_head(config), random_parts(config)
+    head.bind(parts)
+    assert isinstance(head, PEagleHead)
+    rows, block, kept = rows_of([6]), ParallelEagle(head), KeptRows()
+    for first, last in ((0, 4), (4, 6)):
+        found = run(block, parts_of_rows(rows, first, last), [kept])
+    # one causal text: the rows of the text, then the masks
+    assert config.mask_token_id is not None
+    masks = torch.full((config.depth - 1,), config.mask_token_id)
+    learned = head.mask_hidden.view(1, 3, WIDTH).expand(config.depth - 1, -1, -1)
+    before = head.project(torch.cat((rows.features, learned)))
+    places = torch.arange(1, 7 + config.depth - 1)
+    states = head.run(torch.cat((rows.tokens, masks)), before, places, causal)
+    torch.testing.assert_close(found[0], states[5:], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(block.logits(found)[0], head.logits(states[5:]), rtol=1e-4, atol=1e-5)
+    assert block.num_levels == config.depth == found.shape[1]
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), value)
+
+
+def test_p_eagle_of_one_level_is_eagle_3() -> None:
+    config = config_of(PARALLEL, depth=1)
+    head = random_head(config)
+    head.bind(random_parts(config))
+    assert isinstance(head, PEagleHead)
+    rows = rows_of([3, 2])
+    found = ParallelEagle(head).run(rows, BlockPass([KeptRows(), KeptRows()], rows.counts))
+    expected = head.run(rows.tokens[:3], head.project(rows.features[:3]), rows.positions[:3], causal)
+    torch.testing.assert_close(found[0, 0], expected[-1], rtol=1e-4, atol=1e-5)
+    assert found.shape == (2, 1, WIDTH)
+
+
+def test_medusa_computes_its_equations() -> None:
+    config = config_of(MEDUSA)
+    head, parts = random_head(config), random_parts(config)
+    head.bind(parts)
+    assert isinstance(head, MedusaHead)
+    rows = rows_of([2, 3], num_features=1)
+    states = head.run(rows, BlockPass([KeptRows(), KeptRows()], rows.counts))
+    logits, weights = head.logits(states), head.state_dict()
+    assert logits.shape == (2, 3, VOCABULARY)
+    for text, row in enumerate((1, 4)):
+        for level in range(3):
+            x = parts.finish(rows.features[row, 0])
+            for index in range(config.head_layers):
+                name = f"medusa_head.{level}.{index}.linear"
+                x = x + F.silu(weights[f"{name}.weight"] @ x + weights[f"{name}.bias"])
+            expected = weights[f"medusa_head.{level}.{config.head_layers}.weight"] @ x
+            torch.testing.assert_close(logits[text, level], expected, rtol=1e-4, atol=1e-5)
