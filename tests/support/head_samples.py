@@ -187,6 +187,15 @@ def reference_logits(
     return torch.stack(found)
 
 
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Plain causal attention, any number of leading dimensions."""
+    group = query.shape[-2] // key.shape[-2]
+    q, k, v = (part.transpose(-2, -3) for part in (query, *(x.repeat_interleave(group, -2) for x in (key, value))))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(-2, -3)
+
+
 def _frequencies(c: HeadConfig) -> tuple[Tensor, float]:
     """Llama-3 scaling and none."""
     rope = c.rope

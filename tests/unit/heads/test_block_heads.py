@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from draftree.heads.dflash import DFlashHead
 from draftree.heads.medusa import MedusaHead
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.target_parts import TargetParts
+from head_samples import causal
 
 FEATURES = 3
 
@@ -194,14 +194,6 @@ def test_every_level_of_p_eagle_sees_the_text_and_the_masks_before_it(layers: in
     torch.testing.assert_close(found[0], states[5:], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(block.logits(found)[0], head.logits(states[5:]), rtol=1e-4, atol=1e-5)
     assert block.num_levels == config.depth == found.shape[1]
-
-
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(query.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), value)
 
 
 def test_p_eagle_of_one_level_is_eagle_3() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from draftree.heads.folders import read_config, read_head
 from draftree.heads.mtp import MtpHead
 from draftree.heads.target_parts import TargetParts
 from draftree.models.embeddings import EmbeddingFacts
+from head_samples import causal
 
 WIDTH, VOCABULARY = 32, 64
 COMMON: dict[str, Any] = {
@@ -105,14 +105,6 @@ def bound(model: Any, folder: Path) -> MtpHead:
     embedding, output = model.get_input_embeddings().weight, model.lm_head.weight
     head.bind(TargetParts(embedding, output, EmbeddingFacts(1.0, 1.0), lambda states: states, 2))
     return head
-
-
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    group = query.shape[-2] // key.shape[-2]
-    key, value = key.repeat_interleave(group, -2), value.repeat_interleave(group, -2)
-    scores = torch.einsum("...qhd,...khd->...hqk", query, key) / math.sqrt(query.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    return torch.einsum("...hqk,...khd->...qhd", scores.masked_fill(~seen, -math.inf).softmax(-1), value)
 
 
 @pytest.mark.parametrize("name", TARGETS)

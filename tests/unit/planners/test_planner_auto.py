@@ -11,7 +11,7 @@ from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import prune
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.planners.auto import AutoPlanner, SequenceEstimates
+from draftree.planners.auto import AutoPlanner
 from planned_tables import FLAT, STEEP, Table, lone
 
 
@@ -193,12 +193,6 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
     reason = lone(FLAT, 0.9, level=0.0001).play(50).planner.explain()
     assert "its tree is judged afterwards" in reason
     assert reason.endswith(": on")
-
-
-def test_states_are_independent() -> None:
-    table = lone(FLAT, 0.5, level=0.01)
-    assert isinstance(table.states[0], SequenceEstimates)
-    assert table.planner.open() is not table.planner.open()
 
 
 @pytest.mark.parametrize("options", [{"memory": 0.5}, {"nodes": 0}])

@@ -34,23 +34,6 @@ def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
     assert sum(levels.expected(60)) < 0.4
 
 
-def test_the_first_level_keeps_weight_without_trials_and_deeper_ones_lose_it() -> None:
-    levels = Levels.of_depth(2)
-    for now in range(40):
-        levels.observe(now, [credit([0.0, 0.0])], 2)
-    levels.expected(2000)
-    assert levels.weights == pytest.approx([AUTO.min_first_weight, 0.0], abs=1e-9)
-    assert levels.expected(2000)[0] < 0.1
-
-
-def test_drafts_of_a_batch_count_as_so_many_drafts() -> None:
-    one, batch = Levels.of_depth(1), Levels.of_depth(1)
-    for _ in range(4):
-        one.observe(1, [credit([0.25])], 1)
-    batch.observe(1, [credit([0.25])] * 4, 1)
-    assert batch == one
-
-
 @pytest.mark.parametrize("cost", [0.01, 0.1, 1.0])
 def test_waits_between_fruitless_trials_grow_and_their_cost_stays_a_share_of_the_time(cost: float) -> None:
     schedule, trials = TrialSchedule(), []
@@ -98,28 +81,10 @@ def test_sequences_with_drafts_regain_the_time_of_the_planner_together() -> None
     assert choose_sequences([off(0.5), off(0.5)], prices, 101, shared_gain=9.0) == [True, True]
 
 
-def test_a_new_text_is_tried_and_the_others_are_not() -> None:
-    owns = [off(), RecentDrafts(), off()]
-    assert choose_sequences(owns, Prices(draft=0.1, token=1.0, planning=0.2), 101, shared_gain=9.0) == [
-        False,
-        True,
-        False,
-    ]
-    assert [own.is_trial for own in owns] == [False, True, False]
-
-
 def test_a_text_that_is_alone_begins_with_the_gain_of_earlier_texts() -> None:
     own, prices = RecentDrafts(), Prices(draft=0.1, token=1.0, planning=0.2)
     assert choose_sequences([own], prices, 101, shared_gain=0.5) == [True]
     assert not own.is_trial
-
-
-def test_a_trial_is_judged_by_its_own_gain() -> None:
-    prices = Prices(draft=0.1, token=1.0, planning=0.0)
-    for gain, fruitless in ((0.05, 1), (0.2, 0)):
-        own = RecentDrafts(0.0, TrialSchedule(), is_trial=True)
-        own.observe(7, gain, prices, planning=0.0)
-        assert own.trials.fruitless == fruitless
 
 
 def test_the_rows_of_a_batch_are_shared_by_the_drafts_that_caused_them() -> None:
@@ -127,18 +92,6 @@ def test_the_rows_of_a_batch_are_shared_by_the_drafts_that_caused_them() -> None
     curve = [0.0, 4.0, 4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     gains = net_gains([credit([0.9]), credit([0.5, 0.3]), credit([])], curve, 4, token_seconds=1.0)
     assert gains == pytest.approx([0.9 - 1, 0.8 - 2, 0.0])
-
-
-def test_a_new_text_has_a_trial_at_once_and_a_second_one_soon() -> None:
-    schedule = TrialSchedule()
-    for _ in range(3):
-        schedule.record(10, paid=False)
-    schedule.open_text()
-    assert schedule.rounds_left(1.0, 11) == 0
-    schedule.record(11, paid=False)
-    assert schedule.rounds_left(1.0, 11) == 1.0 / AUTO.trials.first_share
-    schedule.record(61, paid=False)
-    assert schedule.rounds_left(1.0, 61) == AUTO.trials.backoff / AUTO.trials.first_share
 
 
 def test_own_gains_are_held_to_those_of_all() -> None:

@@ -1,8 +1,6 @@
-"""The torch modules compute the published equations, row by row."""
+"""EAGLE heads: batches, training, and targets that are refused."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -12,16 +10,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.heads.base import FeatureHead
 from draftree.heads.kinds import head_class
 from draftree.heads.vocabulary import DraftVocabulary
-from head_samples import HIDDEN, LAYERS, VOCAB, head_config, random_head, random_parts
-
-
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Plain causal attention, any number of leading dimensions."""
-    group = query.shape[-2] // key.shape[-2]
-    q, k, v = (part.transpose(-2, -3) for part in (query, *(x.repeat_interleave(group, -2) for x in (key, value))))
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ v).transpose(-2, -3)
+from head_samples import HIDDEN, LAYERS, VOCAB, causal, head_config, random_head, random_parts
 
 
 def rows_of(head: FeatureHead, tokens: Tensor, features: Tensor) -> Tensor:
