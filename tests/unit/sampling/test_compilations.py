@@ -63,14 +63,14 @@ def test_a_slow_compilation_continues_and_its_result_is_kept(patience: Callable[
     gate, kept = threading.Event(), Compilations()
 
     def task() -> Any:
-        gate.wait(60)
+        gate.wait(300)
         return result()
 
     patience(0.0)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             kept.get(("regex", "slow"), task)
-    patience(60.0)
+    patience(300.0)
     assert kept.get(("regex", "fast"), result) is kept.get(("regex", "fast"), result)
     gate.set()
     kept.get(("regex", "slow"), task)
@@ -83,11 +83,11 @@ def test_beyond_so_many_others_wait_and_are_refused(patience: Callable[[float], 
     patience(0.0)
     for number in range(MAX_COMPILING):
         with pytest.raises(TimeoutError):
-            kept.get(("regex", f"slow {number}"), lambda: gate.wait(60) and result())
+            kept.get(("regex", f"slow {number}"), lambda: gate.wait(300) and result())
     with pytest.raises(QueueFullError, match="2 grammars are still compiling"):
         kept.get(("regex", "new"), result)
     kept.get(("regex", "kept"), result)
-    patience(60.0)
+    patience(300.0)
     gate.set()
     kept.get(("regex", "new"), result)
 
@@ -103,7 +103,7 @@ def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch:
     def slowly(compiler: Any, kind: str, text: str) -> Any:
         if text == "slow":
             began.set()
-            assert gate.wait(30)
+            assert gate.wait(300)
         return compiled(compiler, kind, text)
 
     monkeypatch.setattr(grammar, "_compiled", slowly)
@@ -113,10 +113,10 @@ def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch:
         table, tokenizer = model()
         async with AsyncLLM(table, tokenizer=tokenizer) as llm:
             slow = asyncio.ensure_future(llm.generate([5], SamplingParams(regex="slow")))
-            await asyncio.to_thread(began.wait, 30)
+            await asyncio.to_thread(began.wait, 300)
             others = [llm.generate("abc", SamplingParams(max_tokens=5, bad_words=["x"])) for _ in range(10)]
-            assert len(await asyncio.wait_for(asyncio.gather(*others), 30)) == 10
-            (fast,) = await asyncio.wait_for(llm.generate([5], SamplingParams(regex="ab")), 30)
+            assert len(await asyncio.gather(*others)) == 10
+            (fast,) = await llm.generate([5], SamplingParams(regex="ab"))
             assert fast.text == "ab"
             assert not slow.done()
             gate.set()
@@ -143,7 +143,7 @@ def test_a_grammar_that_is_not_done_in_time_is_refused_by_name(
 ) -> None:
     gate = threading.Event()
     patience(0.0)
-    monkeypatch.setattr(grammar, "_compiled", lambda *_: gate.wait(60) and result())
+    monkeypatch.setattr(grammar, "_compiled", lambda *_: gate.wait(300) and result())
     grammars = grammar.Grammars([b"a", None], vocab_size=2)
     with pytest.raises(InvalidRequestError, match=r"regex='a\+' is refused: .* simplify it"):
         grammars.open(SamplingParams(regex="a+"), [1])
@@ -161,5 +161,5 @@ def test_a_process_ends_while_a_grammar_compiles() -> None:
         "try:\n    grammars.open(SamplingParams(json_schema=schema), [256])\n"
         "except ValueError as error:\n    print('refused' if 'simplify' in str(error) else error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "refused"), done.stderr

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
-from draftree.sampling.grammar.guide import Guide, _listed
+from draftree.sampling.grammar.guide import Guide
 from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
@@ -130,14 +126,6 @@ def test_of_several_ends_the_models_own_is_forced() -> None:
     assert allowed(led, text(), C) == {OTHER, A}
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=200))
-def test_bits_are_listed_as_they_are(bits: list[bool]) -> None:
-    words = np.packbits(np.array(bits + [True] * (-len(bits) % 32)), bitorder="little").view(np.int32)
-    found = _listed(words, len(bits))
-    expected = [place for place, bit in enumerate(bits) if bit is not found.forbids]
-    assert found.tokens.tolist() == expected
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_distribution_of_a_row_is_the_models_without_the_forbidden(dtype: torch.dtype) -> None:
     given = SamplingParams(regex="(ab)+c?", temperature=0.7, top_p=0.9, logit_bias={A: 2.0})
@@ -244,28 +232,9 @@ def test_a_schema_is_a_dictionary_text_or_a_class() -> None:
     assert SamplingParams().constraint is None
 
 
-@pytest.mark.parametrize("schema", ["{", "3", 3, [], {"a": float("nan")}, {"a": {1, 2}}, ""])
-def test_values_that_are_not_schemas_are_refused(schema: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="json_schema"):
-        SamplingParams(json_schema=schema)
-
-
-def test_a_text_follows_one_grammar() -> None:
-    with pytest.raises(InvalidRequestError, match="json_schema and regex"):
-        SamplingParams(json_schema={}, regex="a")
-    with pytest.raises(InvalidRequestError, match="not empty"):
-        SamplingParams(regex="")
-
-
 def test_a_grammar_needs_a_tokenizer_and_an_end() -> None:
     llm = LLM(TableLM(hashed(VOCAB, seed=1)))
     with pytest.raises(InvalidRequestError, match="regex needs a tokenizer"):
         llm.generate([[1]], SamplingParams(regex="a"))
     with pytest.raises(InvalidRequestError, match="no token ends the text"):
         GRAMMARS.open(SamplingParams(regex="a", ignore_eos=True), [])
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "xgrammar", None)
-    with pytest.raises(InvalidRequestError, match=r"pip install 'draftree\[grammar\]'"):
-        Grammars(TOKENS, vocab_size=VOCAB)

@@ -42,12 +42,6 @@ def test_order() -> None:
     assert controls.noise.seed == 1
 
 
-def test_filters_are_left_out_at_temperature_0() -> None:
-    controls = build(**EVERYTHING | {"temperature": 0})
-    assert controls.filters == ()
-    assert len(controls.processors) == 7
-
-
 @pytest.mark.parametrize(
     ("values", "plain"),
     [

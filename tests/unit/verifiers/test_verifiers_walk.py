@@ -8,7 +8,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import VERIFIERS, deepest_path
+from draftree.verifiers.base import VERIFIERS
 from draftree.verifiers.common.chance import NoiseChance
 from table_cases import rule
 
@@ -51,15 +51,3 @@ def test_walk(name: str, tokens: Tokens, parents: Tokens, picks: Tokens, verdict
 
 def test_only_coupled_lets_the_drafter_share_the_noise() -> None:
     assert [name for name in VERIFIERS.names() if VERIFIERS.find(name).shares_noise] == ["coupled"]
-
-
-def test_deepest_path_visits_below_kept_nodes_only() -> None:
-    asked = []
-
-    def is_kept(node: int) -> bool:
-        asked.append(node)
-        return node != 0
-
-    tree = TokenTree((1, 2, 3, 4), (ROOT, 0, ROOT, 2))
-    assert deepest_path(tree, is_kept) == [2, 3]
-    assert asked == [0, 2, 3]
