@@ -1,19 +1,24 @@
-"""Beam search on table models: against every text, against plain loops, and its bookkeeping."""
+"""Beam search on tables: against every text and plain loops, in batches, and stepped and cancelled as a server does."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from beam_oracles import all_texts, narrow, rescored, search
+from beam_oracles import all_texts, narrow, search
+from draftree.beam import scoring
 from draftree.beam.candidates import best
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.result import BeamResult
+from draftree.beam.state import TextSearch
 from draftree.core.errors import GenerationError, InvalidRequestError, NonFiniteLogitsError
-from draftree.models.table import TableLM, hashed, listed
+from draftree.models.table import Table, TableLM, hashed, listed
 
 PROMPT = [1, 3]
 END = 0
@@ -60,27 +65,6 @@ def test_narrow_beam_equals_plain_loops(width: int, penalty: float, rule: str, e
             )
             assert [found.tokens for found in result.hypotheses] == [tokens for tokens, _ in expected]
             assert [found.score for found in result.hypotheses] == pytest.approx([score for _, score in expected])
-
-
-def test_score_is_the_rescored_text_over_its_length() -> None:
-    table = hashed(9, 3, scale=1.5)
-    result = search(TableLM(table), PROMPT, ends=[END], beam_width=4, num_return_sequences=4, max_new_tokens=12)
-    assert len({found.tokens for found in result.hypotheses}) == 4
-    for found in result.hypotheses:
-        assert found.cumulative_logprob == pytest.approx(rescored(table, PROMPT, found.tokens))
-        assert math.fsum(found.token_logprobs) == pytest.approx(found.cumulative_logprob)
-        assert found.score == pytest.approx(found.cumulative_logprob / len(found.tokens))
-        assert found.finish_reason == ("stop" if found.tokens[-1] == END else "length")
-    scores = [found.score for found in result.hypotheses]
-    assert scores == sorted(scores, reverse=True)
-
-
-def test_width_one_is_greedy() -> None:
-    table = hashed(9, 5, scale=1.5)
-    context = list(PROMPT)
-    for _ in range(10):
-        context.append(int(table(tuple(context)).argmax()))
-    assert search(TableLM(table), PROMPT, beam_width=1, max_new_tokens=10).best.tokens == tuple(context[2:])
 
 
 def test_batch_mates_do_not_matter_and_have_their_own_parameters() -> None:
@@ -163,3 +147,138 @@ def test_context_limits_the_length() -> None:
     result = search(TableLM(hashed(4, 0), max_length=6), [1, 2, 3], beam_width=2)
     assert len(result.best.tokens) == 4
     assert result.best.finish_reason == "length"
+
+
+PROMPTS = [[1, 2], [2], [1, 1, 2]]
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, table: Table, ends: Sequence[int], given: dict[str, Any]
+) -> tuple[list[BeamResult], list[BeamResult]]:
+    def run() -> list[BeamResult]:
+        params = [BeamSearchParams(**given)] * len(PROMPTS)
+        return BeamSearch(TableLM(table), end_ids=ends).run(PROMPTS, params)
+
+    counted = []
+    real = scoring.quick_columns
+    monkeypatch.setattr(scoring, "quick_columns", lambda *args: counted.append(1) or real(*args))
+    quick = run()
+    assert counted, "the quick way was taken"
+    monkeypatch.setattr(scoring, "is_quick", lambda text: False)
+    return quick, run()
+
+
+@pytest.mark.parametrize("vocab", [3, 7, 40])
+@pytest.mark.parametrize("ends", [[], [0], [0, 2]])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"beam_width": 1},
+        {"beam_width": 4, "num_return_sequences": 4},
+        {"beam_width": 9, "num_return_sequences": 9, "early_stopping": "never"},
+        {"beam_width": 3, "eos_rule": "any", "early_stopping": "never"},
+        {"beam_width": 3, "eos_rule": "walk"},
+        {"beam_width": 3, "min_new_tokens": 3},
+    ],
+    ids=str,
+)
+def test_both_ways_give_the_same_texts(
+    monkeypatch: pytest.MonkeyPatch, vocab: int, ends: list[int], given: dict[str, Any]
+) -> None:
+    table = hashed(vocab, 5, scale=1.3)
+    quick, whole = both_ways(monkeypatch, table, ends, {"max_new_tokens": 8, **given})
+    for one, two in zip(quick, whole, strict=True):
+        assert [found.tokens for found in one.hypotheses] == [found.tokens for found in two.hypotheses]
+        assert [found.score for found in one.hypotheses] == pytest.approx([found.score for found in two.hypotheses])
+
+
+def test_equal_scores_are_ordered_by_rank_and_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def even(context: tuple[int, ...]) -> Tensor:
+        return torch.zeros(6, dtype=torch.float64)
+
+    quick, whole = both_ways(monkeypatch, even, [], {"beam_width": 4, "num_return_sequences": 4, "max_new_tokens": 3})
+    assert [found.tokens for found in quick[0].hypotheses] == [found.tokens for found in whole[0].hypotheses]
+    assert quick[0].best.tokens == (0, 0, 0)
+
+
+TABLE = hashed(7, 3, scale=1.5)
+WIDTHS = {"beam_width": 3, "num_return_sequences": 3, "max_new_tokens": 8}
+PARAMS = BeamSearchParams(**WIDTHS)
+
+
+def alone(prompt: list[int]) -> BeamResult:
+    return search(TableLM(TABLE), prompt, ends=[END], **WIDTHS)
+
+
+def ended(beams: BeamSearch) -> list[TextSearch]:
+    found = []
+    while not beams.is_idle:
+        found += beams.step()
+    return found
+
+
+@pytest.mark.parametrize("late", [1, 3])
+def test_a_search_that_joins_later_equals_one_alone(late: int) -> None:
+    model = TableLM(TABLE)
+    beams = BeamSearch(model, end_ids=[END])
+    first = beams.add([1, 3], PARAMS)
+    for _ in range(late):
+        assert beams.step() == []
+    second = beams.add([2], PARAMS)
+    assert (beams.num_running, beams.num_waiting) == (1, 1)
+    assert set(ended(beams)) == {first, second}
+    for text, prompt in ((first, [1, 3]), (second, [2])):
+        assert text.result() == alone(prompt)
+    assert model.num_open == 0
+
+
+def test_a_cancelled_search_frees_its_slots_and_disturbs_no_other() -> None:
+    model = TableLM(TABLE)
+    beams = BeamSearch(model, end_ids=[END])
+    kept, dropped = beams.add([1, 3], PARAMS), beams.add([2], PARAMS)
+    beams.step()
+    beams.cancel(dropped)
+    assert model.num_open == 1
+    waiting = beams.add([4], PARAMS)
+    beams.cancel(waiting)
+    assert beams.num_waiting == 0
+    assert ended(beams) == [kept]
+    beams.cancel(kept)
+    assert kept.result() == alone([1, 3])
+    assert model.num_open == 0
+
+
+@pytest.mark.parametrize("error", [NonFiniteLogitsError, GenerationError])
+def test_a_search_with_nan_or_without_an_allowed_token_fails_alone(error: type[Exception]) -> None:
+    def table(tokens: tuple[int, ...]) -> Tensor:
+        return TABLE(tokens) * (math.nan if tokens[-1:] == (6,) else 1.0)
+
+    model = TableLM(table)
+    beams = BeamSearch(model, end_ids=[END])
+    suppressed = list(range(7)) if error is GenerationError else []
+    failing = beams.add([1, 6] if error is NonFiniteLogitsError else [1], BeamSearchParams(suppress_tokens=suppressed))
+    other = beams.add([2], BeamSearchParams(beam_width=1, max_new_tokens=1))
+    assert set(ended(beams)) == {failing, other}
+    assert isinstance(failing.error, error)
+    assert other.error is None
+    assert len(other.result().hypotheses) == 1
+    assert model.num_open == 0
+
+
+def test_prompts_are_read_in_chunks() -> None:
+    model, prompt = TableLM(TABLE), [1, 2, 3, 4, 5, 6, 1, 2, 3]
+    beams = BeamSearch(model, end_ids=[END])
+    beams.chunk_size = 4
+    text = beams.add(prompt, PARAMS)
+    for rows in (4, 8, 9):
+        assert beams.step() == []
+        assert beams.stats.num_rows == rows
+    assert ended(beams) == [text]
+    assert text.result() == alone(prompt)
+
+
+def test_wrong_parameters_are_refused_before_anything_runs() -> None:
+    beams = BeamSearch(TableLM(TABLE))
+    with pytest.raises(InvalidRequestError, match="force_eos"):
+        beams.add([1], BeamSearchParams(force_eos="model_score"))
+    assert beams.is_idle
