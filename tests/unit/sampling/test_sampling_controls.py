@@ -8,21 +8,13 @@ import pytest
 import torch
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
-from draftree.sampling.filters import MinP, TopK, TopP
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
 
 VOCAB = 12
-EVERYTHING: dict[str, Any] = {
-    "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": 0.5,
-    "frequency_penalty": 0.25, "logit_bias": {3: 1.0}, "no_repeat_ngram_size": 3, "bad_words": ["ab"],
-    "min_tokens": 2, "allowed_token_ids": [1, 2, 3, 4],
-}  # fmt: skip
 
 
 def letters(text: str) -> list[int]:
@@ -31,15 +23,6 @@ def letters(text: str) -> list[int]:
 
 def build(encode: Callable[[str], list[int]] | None = letters, **values: Any) -> Controls:
     return build_controls(SamplingParams(**values), vocab_size=VOCAB, eos_ids=[2], encode=encode, seed=1)
-
-
-def test_order() -> None:
-    controls = build(**EVERYTHING)
-    kinds = [AllowedTokens, LogitBias, RepetitionPenalty, CountPenalty, NoRepeatNgram, BadWords, MinTokens]
-    assert [type(processor) for processor in controls.processors] == kinds
-    assert [type(keep) for keep in controls.filters] == [MinP, TopK, TopP]
-    assert controls.temperature == 0.7
-    assert controls.noise.seed == 1
 
 
 @pytest.mark.parametrize(
@@ -146,21 +129,3 @@ def test_allowed_tokens_are_all_that_is_left_in_every_row() -> None:
     distributions = Distributions(TensorLogits(torch.ones(2, VOCAB)), [rows])
     for row in distributions.logits:
         assert {place: value for place, value in enumerate(row.tolist()) if value > -math.inf} == {3: 3.0, 7: 1.0}
-
-
-def test_min_tokens_forbids_stop_ids_inside_a_tree_too() -> None:
-    controls = build(min_tokens=3, stop_token_ids=[4])
-    history = History([1, 1])
-    history.append([5])
-    distributions = Distributions(
-        TensorLogits(torch.zeros(4, VOCAB)), [DistributionRows(history, controls, [[], [6], [6, 7], [6, 7, 8]])]
-    )
-    forbidden = [row.isneginf().nonzero().flatten().tolist() for row in distributions.logits]
-    assert forbidden == [[2, 4], [2, 4], [], []]
-
-
-def test_biases_of_minus_infinity_forbid() -> None:
-    controls = build(logit_bias={0: -math.inf, 1: 2.5})
-    rows = DistributionRows(History([1]), controls, [[]])
-    logits = Distributions(TensorLogits(torch.zeros(1, VOCAB)), [rows]).logits[0]
-    assert logits[:3].tolist() == [-math.inf, 2.5, 0.0]

@@ -1,4 +1,4 @@
-"""Ratio rules by hand: the probability of every verdict on small trees."""
+"""Verdicts by hand: the walk of `coupled` and `match`, and the probability of every verdict of ratio rules."""
 
 from __future__ import annotations
 
@@ -7,18 +7,59 @@ import math
 import pytest
 import torch
 
+from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree, chain
+from draftree.core.types import Verdict
 from draftree.models.table import listed
+from draftree.sampling.distributions import NodeDistributions
+from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers.common.chance import NoiseChance
 from draftree.verifiers.common.ratios import (
-    acceptance,
     draft_distribution,
-    normalised,
-    residual,
-    share_left,
-    used_before,
 )
 from oracle import outcomes
 from table_cases import Case, node_distributions, rule
+
+Tokens = tuple[int, ...]
+
+
+class Picks(NodeDistributions):
+    """Distributions of which only the picks are known."""
+
+    __slots__ = ("_listed",)
+
+    def __init__(self, *listed: int) -> None:
+        self._listed = list(listed)
+
+    def picks(self) -> list[int]:
+        return self._listed
+
+
+@pytest.mark.parametrize("name", ["coupled", "match"])
+@pytest.mark.parametrize(
+    ("tokens", "parents", "picks", "verdict"),
+    [
+        ((), (), (7,), Verdict((), 7)),
+        ((5, 6), (ROOT, 0), (7, 0, 0), Verdict((), 7)),
+        ((5, 6), (ROOT, 0), (5, 8, 0), Verdict((0,), 8)),
+        ((5, 6), (ROOT, 0), (5, 6, 9), Verdict((0, 1), 9)),
+        # two branches: the second is the pick
+        ((5, 6, 7, 8), (ROOT, ROOT, 0, 1), (6, 7, 8, 0, 3), Verdict((1, 3), 3)),
+        # a match below a node that is none does not count
+        ((5, 6), (ROOT, 0), (4, 6, 1), Verdict((), 4)),
+        # twins: the one that goes deeper is kept
+        ((5, 5, 6), (ROOT, ROOT, 1), (5, 6, 6, 2), Verdict((1, 2), 2)),
+        # equal depth: the first drafted
+        ((5, 5), (ROOT, ROOT), (5, 1, 2), Verdict((0,), 1)),
+    ],
+)
+def test_walk(name: str, tokens: Tokens, parents: Tokens, picks: Tokens, verdict: Verdict) -> None:
+    assert rule(name).verify(TokenTree(tokens, parents), Picks(*picks), NoiseChance(Noise(0))) == verdict
+
+
+def test_only_coupled_lets_the_drafter_share_the_noise() -> None:
+    assert [name for name in VERIFIERS.names() if VERIFIERS.find(name).shares_noise] == ["coupled"]
+
 
 IID, WOR, POINT = Draw.IID, Draw.WITHOUT_REPLACEMENT, Draw.POINT
 T = [0.5, 0.3, 0.2]
@@ -56,10 +97,6 @@ def test_one_certain_token(name: str) -> None:
     found = verdicts(name, chain([2], draw=POINT))
     expected = {((), 0): 0.5, ((), 1): 0.3} | {((0,), token): 0.2 * T2[token] for token in range(3)}
     assert found == pytest.approx(expected)
-
-
-def test_a_token_that_the_target_likes_better_is_always_kept() -> None:
-    assert all(path == (0,) for path, _ in verdicts("token", chain([0], draw=IID, distributions=distributions(D))))
 
 
 def kept(found: dict[tuple[tuple[int, ...], int], float], path: tuple[int, ...]) -> float:
@@ -112,27 +149,6 @@ def test_block_stops_at_a_head_with_its_own_coin() -> None:
     assert found[((0,), 2)] == pytest.approx(0.5)
 
 
-def test_used_tokens_leave_the_draft_distribution() -> None:
-    tree = TokenTree((2, 1, 0), (ROOT, ROOT, ROOT), draw=WOR, distributions=distributions(D, D, D))
-    assert used_before(tree, [0, 1, 2], 2) == [2, 1]
-    assert draft_distribution(tree, 1, vocab_size=3, used=[2]).tolist() == pytest.approx([0.5, 0.5, 0.0])
-    assert draft_distribution(tree, 2, vocab_size=3, used=[2, 1]).tolist() == [1.0, 0.0, 0.0]
-    iid = TokenTree((2, 1), (ROOT, ROOT), draw=IID, distributions=distributions(D, D))
-    assert used_before(iid, [0, 1], 1) == []
-
-
 def test_a_token_without_a_distribution_counts_as_certain() -> None:
     tree = TokenTree((1,), (ROOT,), draw=IID, distributions=distributions([1.0, 0.0, 0.0]))
     assert draft_distribution(tree, 0, vocab_size=3).tolist() == [0.0, 1.0, 0.0]
-
-
-def test_arithmetic_at_its_edges() -> None:
-    target, draft = distributions(T, D)
-    assert acceptance(target, draft, 2) == pytest.approx(1 / 3)
-    assert acceptance(target, draft, 0) == 1.0
-    assert acceptance(target, draft, 0, weight=0.2) == pytest.approx(0.5)
-    assert residual(target, draft).tolist() == pytest.approx([0.3, 0.1, 0.0])
-    assert normalised(residual(target, target), otherwise=target).tolist() == T
-    assert share_left(torch.zeros(3), 1.0) == 0.0
-    assert share_left(torch.tensor([1e-18, 0.0]), 1.0) == 1.0
-    assert share_left(torch.tensor([0.25]), 0.75) == pytest.approx(0.5)
