@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-import draftree.assembly as assembly
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import Drafter, LoadedDraftModel
+from draftree.drafters.base import Drafter
 from draftree.drafters.growing.model_drafter import GrowingDrafter
 from draftree.drafters.wrappers import ahead as ahead_module
 from draftree.drafters.wrappers import overlap
@@ -30,11 +28,10 @@ from draftree.drafters.wrappers.overlap import Overlap, measure_overlap
 from draftree.drafters.wrappers.stops import below, likely_stops, within
 from draftree.models.base import Commit, Extend, Fork, Pass, PassResult
 from draftree.models.process import ProcessEndedError, ProcessModel, serve_model
-from draftree.models.table import TableLM, hashed, near
+from draftree.models.table import TableLM
+from piped_drafts import NEAR, TABLE, VOCAB, piped_drafts
 
-VOCAB = 12
-TABLE = hashed(VOCAB, seed=5, scale=2.0)
-NEAR = near(TABLE, seed=3, distance=0.2)
+pipes = pytest.fixture(piped_drafts)
 SECONDS = 300
 """Time after which a meeting of two threads has failed."""
 TREE = TokenTree((1, 2, 3, 4), (-1, -1, 0, 0), scores=tuple(map(math.log, (0.6, 0.3, 0.5, 0.02))))
@@ -73,14 +70,6 @@ def test_the_saved_time_of_a_round_decides() -> None:
         "(pass 3000.0 ms, draft 1000.0 ms, both 3000.0 ms)"
     )
     assert "off: with 50% of the drafts guessed it costs 12% of a round" in shared.note(0.5)
-
-
-def test_cores_that_gain_too_little_are_off() -> None:
-    """Times of two cores, on which trees of 8 nodes had 44% hits and drafting ahead lost 7%."""
-    measured = Overlap(0.0728, 0.0154, 0.077)
-    assert not measured.pays()
-    assert not measured.pays(0.44)
-    assert 0 < measured.gain(0.44) < 0.05
 
 
 def test_passes_and_drafts_are_measured_alone_and_at_once() -> None:
@@ -169,29 +158,6 @@ class MeetingDrafter(GrowingDrafter):
         if threading.current_thread() is not threading.main_thread():
             self._meeting.barrier.wait(SECONDS)
         return super().draft(states, budgets)
-
-
-@pytest.fixture
-def pipes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
-    """Draft models run in threads behind pipes; the list holds the ends of the served side."""
-    ends: list[Connection] = []
-    ours: list[Connection] = []
-
-    def apart_reader(*_: Any, **__: Any) -> Any:
-        def read(name: str) -> LoadedDraftModel:
-            here, there = Pipe()
-            ends.append(there)
-            ours.append(here)
-            threading.Thread(target=serve_model, args=(there, TableLM(NEAR)), daemon=True).start()
-            return LoadedDraftModel(ProcessModel(here), None, name)
-
-        return read
-
-    monkeypatch.setattr(assembly, "apart_reader", apart_reader)
-    yield ends
-    for end in ours:
-        with suppress(OSError):
-            end.close()
 
 
 @pytest.fixture

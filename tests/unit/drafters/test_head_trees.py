@@ -133,17 +133,6 @@ def test_a_minimum_confidence_ends_chains_at_the_same_tokens(least: float) -> No
     assert least in (0.02, 0.99) or len(lengths) > 1, "some chains end early"
 
 
-@pytest.mark.parametrize(("least", "length"), [(0.3, 4), (0.45, 3), (0.6, 2), (0.8, 1)])
-def test_a_minimum_survival_ends_chains_of_steady_acceptance_at_the_same_tokens(least: float, length: int) -> None:
-    """Every node has a probability of 0.73."""
-    steady = Calibration(((0.0001, 1.0),), ((0.0001, 1.0),))
-    budgets = [Budget(5, 5, min_survival=least), Budget(5, 5), Budget(5, 5)]
-    found, wanted, calls = both(budgets=budgets, calibration=steady)
-    assert found == wanted
-    assert {len(tree) for tree in found[0:12:3]} == {length}
-    assert calls
-
-
 @pytest.mark.parametrize("least", [0.05, 0.3])
 @pytest.mark.parametrize("tree", ["chain", "best-7", "3-2-1"])
 def test_a_minimum_survival_of_measured_scores_ends_paths_at_the_same_nodes(tree: str, least: float) -> None:

@@ -6,55 +6,26 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from multiprocessing import Pipe
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-import draftree.assembly as assembly
 from async_samples import asked, held
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.alternating import Alternation
 from draftree.engine.two_ways import LEAST_HELD, TRIAL_ROUNDS, TwoWays
 from draftree.models.base import Pass, PassResult
-from draftree.models.process import ProcessModel, serve_model
-from draftree.models.table import TableLM, hashed, near
+from draftree.models.table import TableLM
+from piped_drafts import TABLE, VOCAB, piped_drafts
 
-VOCAB = 12
-TABLE = hashed(VOCAB, seed=5, scale=2.0)
-NEAR = near(TABLE, seed=3, distance=0.2)
 PROMPTS = [[1, 2, 3], [4, 5], [6] * 7, [2, 2], [9]]
 SECONDS = 300
+drafting = pytest.fixture(piped_drafts)
 DRAFT = "model:any,k=4,alternate=true"
 PLANS = ["fixed", "auto", "heuristic"]
-
-
-@pytest.fixture
-def drafting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
-    """Draft models run in threads at the ends of pipes; the list holds their ends."""
-    ends: list[Connection] = []
-    ours: list[Connection] = []
-
-    def apart_reader(*_: Any, **__: Any) -> Any:
-        def read(name: str) -> LoadedDraftModel:
-            here, there = Pipe()
-            ours.append(here)
-            ends.append(there)
-            threading.Thread(target=serve_model, args=(there, TableLM(NEAR)), daemon=True).start()
-            return LoadedDraftModel(ProcessModel(here), None, name)
-
-        return read
-
-    monkeypatch.setattr(assembly, "apart_reader", apart_reader)
-    yield ends
-    for end in ours:
-        with suppress(OSError):
-            end.close()
 
 
 def alternating(draft: str | Sequence[str] = DRAFT, **options: Any) -> LLM:
