@@ -10,7 +10,7 @@ import pytest
 
 from beam_oracles import logprobs, rescored, search
 from draftree.beam.strategies.phrases import UnorderedPhrases
-from draftree.beam.trie import OUTSIDE, TokenTrie
+from draftree.beam.trie import TokenTrie
 from draftree.core.errors import GenerationError
 from draftree.models.table import TableLM, hashed, listed
 
@@ -92,21 +92,6 @@ def test_independent_samples_follow_the_distribution() -> None:
     )
     counts = Counter(found.tokens[0] for found in result.hypotheses)
     assert [counts[token] / 4000 for token in range(3)] == pytest.approx([0.1, 0.2, 0.7], abs=0.03)
-
-
-def test_top_p_keeps_the_token_that_crosses() -> None:
-    table = listed({}, [0.1, 0.2, 0.7])
-    for top_p, expected in ((0.6, {2}), (0.75, {1, 2}), (0.95, {0, 1, 2})):
-        result = search(
-            TableLM(table),
-            [1],
-            beam_width=200,
-            num_return_sequences=200,
-            max_new_tokens=1,
-            sampling="independent",
-            top_p=top_p,
-        )
-        assert {found.tokens[0] for found in result.hypotheses} == expected
 
 
 def occurs(phrase: Sequence[int], text: Sequence[int]) -> int:
@@ -212,16 +197,6 @@ def test_trie_equals_a_function() -> None:
         return sorted({found[len(text)] for found in sequences if found[: len(text)] == text})
 
     assert tokens(TABLE, allowed_trie=trie) == tokens(TABLE, prefix_allowed_tokens_fn=allowed)
-
-
-def test_trie_rows_equal_single_nodes() -> None:
-    trie = TokenTrie([(1, 2, 3), (1, 2, 5), (1, 4), (6,), (6, 9)])
-    nodes = [0, trie.step(0, 1), trie.step(trie.step(0, 1), 2), OUTSIDE, trie.step(0, 6), trie.step(0, 7)]
-    rows, found = trie.allowed(nodes, 9)
-    expected = [(row, int(token)) for row, node in enumerate(nodes) for token in trie.children(node) if token < 9]
-    assert list(zip(rows.tolist(), found.tolist(), strict=True)) == expected
-    assert trie.num_nodes == 8
-    assert nodes[-1] == OUTSIDE
 
 
 def test_a_function_that_allows_nothing_ends_the_text() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.joining import join, merge
-from draftree.core.node_map import NodeMap, first_levels, prune
+from draftree.core.node_map import NodeMap, first_levels
 from draftree.core.tree import ROOT, TokenTree, chain, first_children, path
 from draftree.core.types import Verdict
 
@@ -203,9 +203,3 @@ def test_values_are_carried_with_their_nodes(case: tuple[TokenTree, NodeMap]) ->
     assert {target: list(nodes.path_on_source(path(tuple(nodes.derived_parents), target))) for target in carried} == (
         carried
     )
-
-
-def test_a_map_that_keeps_everything_gives_the_tree_itself() -> None:
-    tree = TokenTree((5, 6, 7, 8, 9), PARENTS)
-    assert NodeMap.identity(PARENTS).cut(tree) is tree
-    assert prune(tree, range(5)) is tree

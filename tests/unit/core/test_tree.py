@@ -61,14 +61,6 @@ def test_is_chain(parents: tuple[int, ...], answer: bool) -> None:
     assert is_chain(parents) is answer
 
 
-def test_empty_tree() -> None:
-    assert len(EMPTY) == 0
-    assert EMPTY.children() == [[]]
-    assert EMPTY.path(ROOT) == []
-    assert ancestor_mask(()).shape == (0, 0)
-    assert len(prune(EMPTY, [])) == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -164,21 +164,6 @@ def test_a_single_exception_is_retried(method: str, call: int) -> None:
     assert inner.num_open == 0
 
 
-def raising(tokens: np.ndarray, budget: Budget) -> TokenTree:
-    if len(tokens) > 5:
-        raise RuntimeError("no idea")
-    return chain([0])
-
-
-def test_an_error_of_the_drafter_frees_all_slots(scripts: Scripts) -> None:
-    scripts["raising"] = raising
-    model = TableLM(hashed(VOCAB, seed=5))
-    llm = LLM(model, "scripted:raising", plan="fixed")
-    with pytest.raises(RuntimeError, match="no idea"):
-        llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
-    assert model.num_open == 0
-
-
 def test_a_listener_that_raises_frees_all_slots() -> None:
     def listen(update: object) -> None:
         raise RuntimeError("the consumer has gone")

@@ -45,15 +45,6 @@ def test_a_conversation_continues_from_the_cache() -> None:
     assert llm.prefix_stats.kept == 1  # a longer turn replaces what it contains
 
 
-def test_forgetting_frees_all_slots() -> None:
-    llm = table_llm()
-    llm.generate(SYSTEM, SamplingParams(max_tokens=5, seed=1))
-    assert llm.model.num_open == 1
-    llm.forget()
-    assert llm.model.num_open == 0
-    assert llm.generate(SYSTEM, SamplingParams(max_tokens=5, seed=1))[0].stats.cached_tokens == 0
-
-
 def test_a_deleted_engine_keeps_nothing() -> None:
     llm = table_llm()
     model = llm.model

@@ -21,12 +21,6 @@ def test_offsets_and_mask_describe_the_ids(ids: set[int]) -> None:
     assert (places >= 0).tolist() == vocabulary.mask().tolist()
 
 
-def test_the_full_vocabulary_has_no_offsets() -> None:
-    full = DraftVocabulary.full(7)
-    assert full.is_full
-    assert full.offsets().tolist() == [0] * 7
-
-
 def test_the_most_frequent_tokens_are_chosen() -> None:
     counts = torch.tensor([5, 0, 9, 5, 1])
     assert DraftVocabulary.from_counts(counts, 2).ids.tolist() == [0, 2]

@@ -30,30 +30,6 @@ def test_a_head_survives_its_folder(variant: str, tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in found.parameters())
 
 
-def test_names_and_shapes_are_those_of_speculators(tmp_path: Path) -> None:
-    write_head(random_head(head_config("eagle3.1")), tmp_path)
-    found = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    layer = "layers.0"
-    assert found == {
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        **{f"fc_norm.{i}.weight": (HIDDEN,) for i in range(3)},
-        f"{layer}.input_layernorm.weight": (HIDDEN,),
-        f"{layer}.hidden_norm.weight": (HIDDEN,),
-        f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
-        f"{layer}.self_attn.q_proj.weight": (16, 2 * HIDDEN),
-        f"{layer}.self_attn.k_proj.weight": (8, 2 * HIDDEN),
-        f"{layer}.self_attn.v_proj.weight": (8, 2 * HIDDEN),
-        f"{layer}.self_attn.o_proj.weight": (HIDDEN, 16),
-        f"{layer}.mlp.gate_proj.weight": (24, HIDDEN),
-        f"{layer}.mlp.up_proj.weight": (24, HIDDEN),
-        f"{layer}.mlp.down_proj.weight": (HIDDEN, 24),
-        "norm.weight": (HIDDEN,),
-        "lm_head.weight": (24, HIDDEN),
-        "d2t": (24,),
-        "t2d": (VOCAB,),
-    }
-
-
 def test_every_value_with_several_defaults_is_written(tmp_path: Path) -> None:
     write_head(random_head(head_config()), tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())

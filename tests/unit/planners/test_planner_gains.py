@@ -12,26 +12,11 @@ from draftree.core.types import DraftPart
 from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, choose_sequences, net_gains
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import PartPlan
-from draftree.planners.estimates.levels import Levels, SequenceLevels
 from draftree.planners.estimates.trials import TrialSchedule
 
 
 def credit(gains: list[float]) -> Credit:
     return Credit(gains, [1.0] * len(gains))
-
-
-def test_levels_that_were_not_tried_are_judged_by_those_above() -> None:
-    levels = Levels.of_depth(4)
-    for now in range(30):
-        levels.observe(now, [credit([0.8, 0.6, 0.0, 0.0])], 2)
-    first, second, third, fourth = levels.expected(30)
-    assert (first, second) == pytest.approx((0.8, 0.6), abs=0.05)
-    assert 0.3 < third < 0.55
-    assert fourth < third
-    for now in range(30, 60):
-        levels.observe(now, [credit([0.0] * 4)], 2)
-    assert sum(levels.expected(60)) < 0.4
 
 
 @pytest.mark.parametrize("cost", [0.01, 0.1, 1.0])
@@ -47,21 +32,6 @@ def test_waits_between_fruitless_trials_grow_and_their_cost_stays_a_share_of_the
     assert waits[1] >= min(AUTO.trials.backoff * (waits[0] - 1), cost / AUTO.trials.least_share)
     assert waits[-1] == math.ceil(cost / AUTO.trials.least_share)
     assert cost * len(trials[1:]) / trials[-1] < AUTO.trials.first_share
-
-
-def test_the_next_trial_is_due_at_once_after_a_hit_and_the_back_off_starts_anew_when_it_paid() -> None:
-    schedule = TrialSchedule()
-    for _ in range(3):
-        schedule.record(10, paid=False)
-    longest = schedule.rounds_left(1.0, 10)
-    schedule.record(300, paid=False, hit=True)
-    assert schedule.rounds_left(1.0, 301) == 0
-    schedule.record(301, paid=False)
-    assert schedule.rounds_left(1.0, 301) == longest
-    schedule.record(900, paid=True)
-    assert schedule.rounds_left(1.0, 901) == 0
-    schedule.record(901, paid=False)
-    assert schedule.rounds_left(1.0, 901) < longest
 
 
 def off(gain: float = 0.0) -> RecentDrafts:
@@ -81,26 +51,11 @@ def test_sequences_with_drafts_regain_the_time_of_the_planner_together() -> None
     assert choose_sequences([off(0.5), off(0.5)], prices, 101, shared_gain=9.0) == [True, True]
 
 
-def test_a_text_that_is_alone_begins_with_the_gain_of_earlier_texts() -> None:
-    own, prices = RecentDrafts(), Prices(draft=0.1, token=1.0, planning=0.2)
-    assert choose_sequences([own], prices, 101, shared_gain=0.5) == [True]
-    assert not own.is_trial
-
-
 def test_the_rows_of_a_batch_are_shared_by_the_drafts_that_caused_them() -> None:
     """Each row costs a quarter of a plain pass over four sequences, as much as a token saves."""
     curve = [0.0, 4.0, 4.0, 4.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     gains = net_gains([credit([0.9]), credit([0.5, 0.3]), credit([])], curve, 4, token_seconds=1.0)
     assert gains == pytest.approx([0.9 - 1, 0.8 - 2, 0.0])
-
-
-def test_own_gains_are_held_to_those_of_all() -> None:
-    plan, own = PartPlan.of(DraftPart("d", 1, 1)), SequenceLevels(Levels.of_depth(1), RecentDrafts())
-    for now in range(20):
-        plan.levels.observe(now, [credit([0.8])], 1)
-    own.levels.observe(19, [credit([0.0])], 1)
-    ((gain,),) = plan.gains([own], 20)
-    assert 0.5 < gain < 0.8
 
 
 def test_a_node_that_two_guessed_is_credited_to_the_one_that_costs_nothing() -> None:

@@ -24,7 +24,7 @@ def test_a_drafter_with_known_acceptance_drafts_from_the_first_rounds_on(claims:
     table = lone(FLAT, 0.6, level=0.008, **short)
     table.play(40)
     assert all(budget.num_nodes for budget in table.budgets)
-    later = lone(FLAT, 0.6, level=0.008, **short).play(100).play(1000).speedup
+    later = lone(FLAT, 0.6, level=0.008, **short).play(100).play(600).speedup
     speeds = []
     for seed in range(10):
         table = lone(FLAT, 0.6, level=0.008, **short)
