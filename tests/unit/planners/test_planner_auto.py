@@ -221,7 +221,7 @@ def test_it_is_the_default_where_no_draft_can_change_the_text(draft: str, verify
 def test_some_early_misses_do_not_turn_off_a_good_drafter() -> None:
     """A draft costs a quarter of a pass; a process in which the first ones miss must learn that later ones pay."""
     speeds = []
-    for seed in range(30):
+    for seed in range(60):
         table = lone(FLAT, 0.6, level=0.025, unread=0.0005)
         table.dice = random.Random(seed)
         speeds += table.texts(4, 64)
