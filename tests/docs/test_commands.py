@@ -27,6 +27,7 @@ SMALL = "stories15m"
 ALL = [(block, line) for path in documents() for block, line in commands(path)]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 OTHER_PROGRAMS = (
+    ".",
     "bash",
     "git",
     "cd",

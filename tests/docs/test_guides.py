@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from documents import ROOT, Block, blocks, documents, guide, matches
 from generator import methods
@@ -98,8 +99,14 @@ def test_python_in_all_documents_is_python(path: Path) -> None:
 
 
 @pytest.mark.weights
-def test_the_readme_runs() -> None:
-    found = python_blocks(ROOT / "README.md")
-    fetch_models(found)
-    for block in found:
-        execute(block, {"__name__": "readme"})
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = python_blocks(ROOT / "README.md")
+    owner, name = "HuggingFaceTB", "SmolLM2-135M-Instruct"
+    assert f'"{owner}/{name}"' in block.text
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    place = tmp_path / f"models--{owner}--{name}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("c0ffee")
+    (place / "snapshots").mkdir()
+    (place / "snapshots" / "c0ffee").symlink_to(folder_of(name.lower()))
+    execute(block, {"__name__": "readme"})

@@ -13,7 +13,7 @@ Item = dict[str, "str | list[Item]"]
 
 GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("", ("index.md",)),
-    ("Start", ("tutorial.md", "guides/choosing.md", "guides/automatic.md", "guides/library.md",
+    ("Start", ("install.md", "tutorial.md", "guides/choosing.md", "guides/automatic.md", "guides/library.md",
                "guides/command-line.md", "guides/transformers.md", "faq.md", "notebooks/*")),
     ("Understand", ("how-it-works.md", "lossless.md", "glossary.md", "papers.md", "gallery.md",
                     "playground-page.md", "performance.md", "comparison.md")),
