@@ -104,7 +104,7 @@ def test_most_blocks_run() -> None:
     every = [block for found in PAGES.values() for block in found]
     marked = [block for block in every if block.info.startswith(NEEDS)]
     assert [block.place for block in every if block.info and block not in marked] == [], "unknown words after 'python'"
-    assert len(every) - len(marked) >= 47, f"{len(every) - len(marked)} of {len(every)} blocks run"
+    assert len(marked) * 5 < len(every), f"{len(every) - len(marked)} of {len(every)} blocks run"
     assert {block.path for block in marked} == {guide(page) for page in MARKED}, "test_marked_blocks.py runs them"
 
 
