@@ -15,6 +15,7 @@ from draftree.core.tree import TokenTree, path
 from draftree.core.types import Budget, RoundRecord, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.lookahead import LookaheadDrafter
+from draftree.drafters.lookup.window import Comb
 from draftree.models.table import TableLM, hashed
 from draftree.verifiers.base import VERIFIERS
 from observed import observed
@@ -155,6 +156,23 @@ def test_a_small_budget_cuts_the_window_first() -> None:
         assert tree.tokens == (4, 5, 2, 3)[:count]
         assert tree.parents == (-1, 0, -1, 2)[:count]
     assert len(drafter.draft_one(state, PLENTY)) > 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "ends", "size"),
+    [
+        (Budget(6, 4), [1, 3, 5], 6),
+        (Budget(5, 4), [1, 3, None], 4),
+        (Budget(3, 9), [1, None, None], 2),
+        (Budget(1, 9), [None, None, None], 0),
+        (Budget(9, 3), [1, 3, None], 4),
+        (Budget(9, 1), [None, None, None], 0),
+    ],
+)
+def test_lanes_are_complete_or_absent(budget: Budget, ends: list[int | None], size: int) -> None:
+    comb = Comb(budget)
+    assert comb.hang([[1, 2, 3], [4, 5, 6]], "window") == ends
+    assert len(comb.tree()) == size
 
 
 def test_random_tokens_of_the_text_are_guessed_only_where_the_pool_has_nothing() -> None:

@@ -123,6 +123,15 @@ def test_top_p_counts_the_mass_that_min_p_left() -> None:
         assert int(distributions.logits.isfinite().sum()) == kept
 
 
+def test_biases_come_before_repetition_penalties_and_presence_penalties_after_them() -> None:
+    history = History([1])
+    history.append([3])
+    controls = build(logit_bias={3: 1.0}, repetition_penalty=2.0, presence_penalty=0.5)
+    rows = DistributionRows(history, controls, [[]])
+    logits = Distributions(TensorLogits(torch.full((1, VOCAB), 3.0)), [rows]).logits[0]
+    assert logits[[0, 1, 3]].tolist() == [3.0, 3.0 / 2, (3.0 + 1) / 2 - 0.5]
+
+
 def test_allowed_tokens_are_all_that_is_left_in_every_row() -> None:
     controls = build(allowed_token_ids=[7, 3, 3], logit_bias={5: 1.0, 3: 2.0})
     rows = DistributionRows(History([1]), controls, [[], [6]])
