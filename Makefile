@@ -23,6 +23,9 @@ $(VENV)/.setup-done: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/draftree demo
 
+# a thousand modules are compiled once and not by every process of the tests
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # most of the tests, in at most seven minutes on two cores; ARGS='--random-order 7' shuffles them

@@ -28,6 +28,16 @@ def params(temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=8)
 
 
+@pytest.mark.essential
+def test_the_default_drafter_writes_the_plain_text() -> None:
+    folder = str(folder_of("smollm2-135m-instruct"))
+    conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
+    plain = LLM(folder, draft="none").chat(conversations, params(0.7))
+    done = LLM("smollm2-135m-instruct", draft="auto").chat(conversations, params(0.7))
+    assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
+    assert sum(d.stats.accepted_tokens for d in done) > 0
+
+
 @pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     model = loaded_float32("smollm2-135m-instruct")

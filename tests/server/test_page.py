@@ -150,6 +150,7 @@ def test_a_focused_piece_shows_the_round_that_wrote_it(browser: Browser, url: st
     assert len(sources) == browser.count("#round-table tbody tr")
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_compared_texts_are_identical(browser: Browser, url: str, draft: str) -> None:
     visit(browser, url, mode="compare", draft=draft)

@@ -45,7 +45,7 @@ class Tier:
 
 TIERS = {
     "quick": Tier(0.3, folders=("tests/unit/", "tests/exact/"), excluded=("weights", "install")),
-    "test": Tier(3.0, complete=COMPLETE),
+    "test": Tier(3.0, complete=COMPLETE, excluded=("weights", "install")),
 }
 
 
@@ -83,17 +83,17 @@ def function_of(nodeid: str) -> str:
 def _of_function(
     name: str, cases: Sequence[pytest.Item], tier: Tier, durations: dict[str, Duration]
 ) -> Sequence[pytest.Item]:
-    wanted = [case for case in cases if not any(case.get_closest_marker(marker) for marker in tier.excluded)]
-    if not name.startswith(tier.folders) or not wanted:
+    if not name.startswith(tier.folders):
         return []
-    if name.startswith(tier.complete) and tier.complete:
-        return wanted
+    is_essential = cases[0].get_closest_marker("essential") is not None
+    if not is_essential:
+        cases = [case for case in cases if not any(case.get_closest_marker(marker) for marker in tier.excluded)]
     recorded = durations.get(name, Duration(1, 0.0))
-    if recorded.seconds > tier.limit:
-        wanted = covering_sample(wanted)
-    is_essential = wanted[0].get_closest_marker("essential") is not None
-    seconds = recorded.seconds * len(wanted) / max(recorded.cases, len(cases))
-    return wanted if is_essential or seconds <= tier.limit else []
+    if not cases or recorded.seconds <= tier.limit or name.startswith(tier.complete):
+        return cases
+    sample = covering_sample(cases)
+    seconds = recorded.seconds * len(sample) / max(recorded.cases, len(cases))
+    return sample if is_essential or seconds <= tier.limit else []
 
 
 def covering_sample(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
