@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from model_subjects import (
     PREFIX,
     TREE,
     any_model,
+    each_of,
     same,
     subject,
     wanted_rows,
@@ -100,7 +100,7 @@ def uses(draw: st.DrawFn) -> list[tuple[list[int], list[int], int]]:
 
 @settings(max_examples=25)
 @given(st.lists(uses(), min_size=1, max_size=3))
-@pytest.mark.parametrize("name", ["llama", "gemma2", "static gemma2"])
+@each_of(["llama", "gemma2", "static gemma2", "in C"])
 def test_any_trees_and_paths_of_any_sequences(name: str, batch: list[list[tuple[list[int], list[int], int]]]) -> None:
     one = subject(name)
     texts = [[3 + i] for i in range(len(batch))]

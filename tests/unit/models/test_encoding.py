@@ -97,11 +97,3 @@ def edit_of(slot: Slot, chance: random.Random) -> Edit:
     if kind == "truncate":
         return Truncate(slot, slot.length // 2)
     return Fork(slot, slot.length) if kind == "fork" else Close(slot)
-
-
-def test_slots_take_the_lowest_free_id() -> None:
-    model = TableLM(hashed(VOCAB, seed=5))
-    slots = [model.open() for _ in range(4)]
-    assert [slot.id for slot in slots] == [0, 1, 2, 3]
-    model.apply([Close(slots[2]), Close(slots[0])])
-    assert [model.open().id, model.fork(slots[1]).id, model.open().id] == [0, 2, 4]

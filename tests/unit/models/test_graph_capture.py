@@ -14,7 +14,7 @@ from draftree.models.base import Extend, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import runner as static_passes
 from draftree.models.torch.static.buckets import Shapes
-from draftree.models.torch.static.graphs import Captured, CaptureError, GraphApi, Graphs, graphs_of
+from draftree.models.torch.static.graphs import Captured, CaptureError, GraphApi, Graphs
 from families import VOCAB_SIZE, fresh
 from slot_samples import filled
 
@@ -141,10 +141,6 @@ def test_graphs_of_one_model_share_a_pool_and_those_of_two_do_not(monkeypatch: p
     assert pools[0] != pools[1]
 
 
-def test_a_cpu_has_no_graphs() -> None:
-    assert graphs_of(torch.device("cpu")) is None
-
-
 class CountingGraphs(Graphs):
     """Every replay writes into the memory of the first run, as graphs do."""
 
@@ -218,16 +214,6 @@ def test_logits_that_graphs_keep_are_counted_and_bounded(graphs: CountingGraphs)
     assert model.static.num_bytes <= 7 * ROW_BYTES
 
 
-def test_few_small_graphs_are_counted_by_what_they_can_be(graphs: CountingGraphs) -> None:
-    assert model_of(max_graphs=2, max_cells=64).footprint.graphs == 2 * 64 * ROW_BYTES
-
-
-def test_nothing_is_counted_where_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert model_of().footprint.graphs == 0
-    assert model_of(captures=False).footprint.graphs == 0
-    assert HFModel(fresh("llama")).footprint.graphs == 0
-
-
 def test_warm_ups_last_until_a_shape_is_replayed(graphs: CountingGraphs) -> None:
     for num_passes, num_captured in ((2, 0), (3, 1)):
         model = model_of(eager_uses=2)
@@ -237,3 +223,13 @@ def test_warm_ups_last_until_a_shape_is_replayed(graphs: CountingGraphs) -> None
         assert model.static.num_captured == num_captured, "the last warm-up pass captures"
     assert model_of(captures=False).num_warm_ups == 1
     assert HFModel(fresh("llama")).num_warm_ups == 0
+
+
+def test_memory_of_graphs_is_counted_where_something_can_be_captured(
+    graphs: CountingGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model_of(max_graphs=2, max_cells=64).footprint.graphs == 2 * 64 * ROW_BYTES
+    assert model_of(captures=False).footprint.graphs == 0
+    assert HFModel(fresh("llama")).footprint.graphs == 0
+    monkeypatch.undo()
+    assert model_of().footprint.graphs == 0, "there are no graphs on a CPU"

@@ -72,33 +72,25 @@ def test_there_are_no_slots_if_none_fits(free: int) -> None:
     assert estimate_slots(parts(TARGET), 10_000).num_slots == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_models_report_their_footprint(name: str) -> None:
-    model = target(name)
-    heads = 2 if name == "llama" else 4
-    assert model.footprint.token == 2 * 2 * heads * 8 * 4, "two layers of keys and values of eight float32 a head"
-    assert model.footprint.logits == VOCAB_SIZE * 4
-    assert model.footprint.weights >= 2 * VOCAB_SIZE * 32
-    assert model.footprint.row > 0
-    assert model.footprint.graphs == 0
-
-
-def test_families_with_their_own_caches_estimate_from_settings() -> None:
-    found = target("bloom").footprint
-    assert found.token > 0
-    assert found.weights >= VOCAB_SIZE * 32 * 4
-
-
-def test_a_table_takes_next_to_nothing() -> None:
+def test_models_report_their_footprint() -> None:
+    for name, heads in (("llama", 2), ("gpt2", 4)):
+        footprint = target(name).footprint
+        assert footprint.token == 2 * 2 * heads * 8 * 4, "two layers of keys and values of eight float32 a head"
+        assert footprint.logits == VOCAB_SIZE * 4
+        assert footprint.weights >= 2 * VOCAB_SIZE * 32
+        assert footprint.row > 0
+        assert footprint.graphs == 0
+    with_own_cache = target("bloom").footprint
+    assert with_own_cache.token > 0
+    assert with_own_cache.weights >= VOCAB_SIZE * 32 * 4
     assert TableLM(hashed(4, seed=1)).footprint == NOTHING
 
 
-def test_free_memory_is_positive() -> None:
+def test_free_memory_is_what_the_system_and_the_container_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = free_memory(torch.device("cpu"))
     assert free is None or free > 1 << 20
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, used = tmp_path / "limit", tmp_path / "used"
     limit.write_text("5000\n")
     used.write_text("1000\n")

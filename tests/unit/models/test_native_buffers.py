@@ -64,11 +64,3 @@ def test_a_cleared_pool_keeps_no_memory_but_that_of_logits_in_use() -> None:
     assert unused() is None
     assert held[0] == 7.0
     assert pool.take(2, 100).memory is not held
-
-
-def test_rows_become_a_tensor_of_their_own_width() -> None:
-    found = logits_in(LogitBufferPool(), 3, 10)
-    found.tensor().copy_(torch.arange(30.0).view(3, 10))
-    assert found.narrowed(4).tensor().tolist() == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
-    assert found.rows(2, 3).narrowed(2).tensor().tolist() == [[20, 21]]
-    assert logits_in(LogitBufferPool(), 0, 10).tensor().shape == (0, 10)

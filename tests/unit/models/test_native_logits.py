@@ -1,4 +1,4 @@
-"""Searches in C find what torch finds, whatever a row holds."""
+"""Native searches find what torch finds, in all tokens of a vocabulary or in some, whatever a row holds."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import Library, library
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.logits import NativeLogits
+from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits, RowNoise, TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.sampling.search import argmax, leading, log_total
+from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+
+WIDTH = 3000
+NOISES: dict[str, RowNoise] = {
+    "none": [None] * 3,
+    "one position": [(Noise(5).keys(7), 1.0)] * 3,
+    "several": [(Noise(5).keys(7), 0.8), None, (Noise(6).keys(8), 1.0)],
+}
 
 
 @pytest.fixture(scope="module")
@@ -135,17 +144,6 @@ def test_distributions_pick_and_rank_alike_in_c_and_by_torch(native: Library, te
     assert fast.finite([[0, 1, 2]]) == [True]
 
 
-def test_processed_logits_are_searched_in_c_as_well(native: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
-    controls = build_controls(SamplingParams(temperature=0.7, top_k=5, seed=1), vocab_size=300, seed=1)
-    rows = [DistributionRows(History([1]), controls, [(), (2,)])]
-    wanted = Distributions(TensorLogits(logits), rows).picks()
-    searches, search = [], Library.search
-    monkeypatch.setattr(Library, "search", lambda *args, **options: searches.append(1) or search(*args, **options))
-    assert Distributions(in_c(native, logits), rows).picks() == wanted
-    assert searches
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_picks_and_ranks_need_no_tensor(native: Library, monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     logits = torch.randn(2, 300, generator=torch.Generator().manual_seed(1))
@@ -210,3 +208,51 @@ def test_bans_are_in_the_memory_of_the_pass_during_a_search_only(native: Library
         assert min(picks[1], *tokens[1]) >= 202
         num_changed += before.argmax(-1).tolist() != picks
     assert num_changed > 10
+
+
+def both(native: Library, columns: int, values: Tensor | None = None) -> tuple[NativeSubsetLogits, SubsetLogits]:
+    chance = torch.Generator().manual_seed(columns)
+    ids = torch.randperm(WIDTH, generator=chance)[:columns].sort().values
+    if values is None:
+        values = 2 * torch.randn(3, columns, generator=chance)
+    subset = TokenSubset(ids, WIDTH)
+    return NativeSubsetLogits(in_c(native, values), NativeSubset(subset)), SubsetLogits(values, subset)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("columns", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("count", [1, 5, 64, 70])
+def test_ranks_in_a_subset_are_those_of_torch(native: Library, noise: str, columns: int, count: int) -> None:
+    found, wanted = (logits.top(NOISES[noise], count) for logits in both(native, columns))
+    assert found.tokens == wanted.tokens
+    torch.testing.assert_close(torch.tensor(found.scores), torch.tensor(wanted.scores), atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(found.totals), torch.tensor(wanted.totals), atol=1e-4, rtol=0)
+
+
+def test_noise_in_a_subset_is_that_of_the_token_and_not_of_the_column(native: Library) -> None:
+    found, _ = both(native, 200, torch.zeros(3, 200))
+    whole = torch.full((1, WIDTH), -math.inf)
+    whole[0, found._subset.tokens.columns] = 0.0
+    for seed in range(50):
+        noise: RowNoise = [(Noise(seed).keys(3), 1.0)]
+        top = found.rows(0, 1).top(noise, 3)
+        assert top.tokens[0][0] == found._columns.replaced(whole).picks(noise).tokens[0]
+
+
+def test_rows_of_a_subset_are_rows_of_the_whole_vocabulary(native: Library) -> None:
+    found, wanted = both(native, 100)
+    assert (found.width, found.num_rows) == (WIDTH, 3)
+    assert torch.equal(found.tensor(), wanted.tensor())
+    assert torch.equal(found.rows(1, 3).tensor(), wanted.tensor()[1:])
+    assert torch.equal(found.narrowed(12).tensor(), wanted.tensor()[:, :12])
+    assert found.picks(NOISES["several"]) == wanted.picks(NOISES["several"])
+    assert found.replaced(wanted.tensor()).width == WIDTH
+
+
+def test_a_row_of_a_subset_with_nan_begins_with_its_token(native: Library) -> None:
+    values = torch.zeros(3, 100)
+    values[1, 40] = math.nan
+    found, wanted = (logits.top([None] * 3, 2) for logits in both(native, 100, values))
+    assert found.tokens[1][0] == wanted.tokens[1][0]
+    assert math.isnan(found.scores[1][0])
+    assert math.isnan(found.totals[1])

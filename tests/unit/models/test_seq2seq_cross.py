@@ -53,21 +53,6 @@ def test_sources_of_a_batch_are_attended_to_as_alone(name: str, most: int, monke
     model.check_integrity()
 
 
-def test_a_source_stays_in_its_stack_when_others_leave() -> None:
-    model = wrap_encoder_decoder(sample("t5"), "t5")
-    slots, rows = opened(model), [[7]] * len(LENGTHS)
-    before = scored(model, slots, rows)
-    made = {id(source.stack) for source in model._encoded.values()}
-    assert len(made) == 2, "short and long sources are stacked apart"
-    for place in (0, 4):
-        model.close(slots[place])
-    left = [place for place in range(len(slots)) if place not in (0, 4)]
-    after = scored(model, [slots[place] for place in left], [rows[place] for place in left])
-    for place, part in zip(left, after, strict=True):
-        torch.testing.assert_close(part, before[place], atol=2e-4, rtol=1e-4)
-    assert {id(source.stack) for source in model._encoded.values()} <= made
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_function_of_a_decoder_gives_the_logits_of_its_modules(name: str) -> None:
     model = wrap_encoder_decoder(sample(name), name)

@@ -64,14 +64,3 @@ def test_a_system_that_counts_untouched_memory_gives_the_requested_size(monkeypa
         memory.reserve(4, 9, used={0: 6})
     assert (memory.num_slots, memory.length) == (3, 9)
     assert torch.equal(memory.keys[2][0, :, :6], before[2][0])
-
-
-def test_paths_are_compacted_and_slots_copied() -> None:
-    memory, before = filled(3, 6)
-    memory.gather(1, start=2, offsets=[1, 3])
-    memory.copy(1, 2, 4)
-    for layer, keys in before.items():
-        assert torch.equal(memory.keys[layer][1, :, :4], keys[1, :, [0, 1, 3, 5]])
-        assert torch.equal(memory.keys[layer][2, :, :4], memory.keys[layer][1, :, :4])
-        assert torch.equal(memory.keys[layer][2, :, 4:], keys[2, :, 4:])
-        assert torch.equal(memory.keys[layer][0], keys[0])
