@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ from tokenizers import Tokenizer as TokenizersTokenizer
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 
-import draftree.text
 from draftree.core.errors import InvalidRequestError, ModelLoadError
 from draftree.text.tokenizer import Tokenizer
 from text_backends import CORPUS, byte_fallback, byte_level, words
@@ -207,14 +205,3 @@ def test_spaces_before_punctuation_are_not_cleaned_away() -> None:
     backend.clean_up_tokenization_spaces = True
     tokenizer = Tokenizer(backend)
     assert tokenizer.decode(tokenizer.encode("dog , the fox"), True) == "dog , the fox"
-
-
-def test_the_room_imports_no_heavy_library_when_it_is_imported() -> None:
-    folder = Path(draftree.text.__file__).parent
-    files = sorted(folder.rglob("*.py"))
-    assert len(files) >= 5
-    for file in files:
-        for node in ast.parse(file.read_text()).body:
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.split(".")[0] for name in names} & {"torch", "transformers", "tokenizers"}, file

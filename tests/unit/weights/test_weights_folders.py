@@ -1,15 +1,21 @@
-"""Damaged or wrong folders and files of models are refused with a reason in one sentence."""
+"""Damaged, malformed or wrong folders and files of models are refused early, with a reason in one sentence."""
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from draftree.core.errors import ModelLoadError
+from draftree.loading import load
 from draftree.loading.resolve import resolve_model
+from draftree.weights import convert_gguf
+from draftree.weights.folder_check import check_model_folder
+from draftree.weights.safetensors_file import check_safetensors
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -24,10 +30,9 @@ pytestmark = pytest.mark.usefixtures("own_caches")
         ("generation_config.json", "{,}", "cannot be read"),
         ("tokenizer_config.json", "\x00", "cannot be read"),
         ("model.safetensors", None, r"holds no weights: it lacks model\.safetensors"),
+        ("generation_config.json", '{"a": ' + "[" * 100_000, "nested too deeply"),
         ("model.safetensors", "", r"is damaged: its header cannot be read \(0 bytes\)"),
-        ("model.safetensors", "garbage that is long enough", "is damaged: its header cannot be read"),
         ("model.safetensors", "\x02\0\0\0\0\0\0\0{}more", r"it has 14 bytes, and its header implies 10"),
-        ("model.safetensors", '\x07\0\0\0\0\0\0\0{"a":1}', "its header does not describe 'a'"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, file: str, content: str | None, why: str) -> None:
@@ -81,3 +86,104 @@ def test_a_file_that_is_not_a_model_is_refused(name: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text("not a model at all, but text")
     with pytest.raises(ModelLoadError, match=r"is (not a readable|not a) GGUF file"):
         resolve_model(tmp_path / name)
+
+
+HEADERS: dict[str, tuple[Any, str]] = {
+    "not an object": ([], "header"),
+    "an entry that is none": ({"a": 5}, "does not describe 'a'"),
+    "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, "does not describe"),
+    "unknown type": ({"a": {"dtype": "\x1b[2JX", "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
+    "a type that is no name": ({"a": {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 8]}}, "unknown type"),
+    "negative offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "not a list of sizes"),
+    "offsets that are no numbers": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": ["0", 8]}}, "list of sizes"),
+    "three offsets": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4, 8]}}, "does not describe"),
+    "an end before the beginning": ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 0]}}, "does not take"),
+    "a negative shape": ({"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}, "list of sizes"),
+    "a shape of another size": ({"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}}, "does not take"),
+    "a shape beyond all bounds": ({"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 8]}}, "list of sizes"),
+    "overlap": (
+        {n: {"dtype": "F32", "shape": [1], "data_offsets": [s, s + 4]} for n, s in (("a", 0), ("b", 2))} | {},
+        "begin at 2",
+    ),
+    "a hole": (
+        {n: {"dtype": "F16", "shape": [1], "data_offsets": [s, s + 2]} for n, s in (("a", 0), ("b", 6))},
+        "begin at 6",
+    ),
+    "an end beyond the file": ({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, "its header implies"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_malformed_safetensors_headers(name: str, tmp_path: Path) -> None:
+    header, words = HEADERS[name]
+    text = json.dumps(header).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(ModelLoadError, match=f"is damaged: .*{words}"):
+        check_safetensors(path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xff" * 8, b"\xff" * 64, struct.pack("<Q", 100_000) + b"[" * 100_000])
+def test_invalid_safetensors_headers(raw: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(raw)
+    with pytest.raises(ModelLoadError, match="its header cannot be read"):
+        check_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": {"a": "../copy/model.safetensors"}},
+        {"weight_map": {"a": "/etc/passwd"}},
+        {"weight_map": {"a": 5}},
+        {"weight_map": ["model.safetensors"]},
+        {},
+    ],
+)
+def test_an_index_names_files_of_its_folder_only(index: Any, copy: Path) -> None:
+    (copy / "model.safetensors").rename(copy / "part.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index), "utf-8")
+    with pytest.raises(ModelLoadError, match=r"index\.json' is damaged"):
+        check_model_folder(copy)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"num_hidden_layers": 1_000_000}, "num_hidden_layers=1000000"),
+        ({"num_hidden_layers": 500}, "500 layers, and the weight files hold"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers=-1"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5"),
+        ({"num_hidden_layers": True}, "num_hidden_layers=True"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers=two"),
+        ({"vocab_size": 10**12}, "vocab_size=1000000000000"),
+        ({"vocab_size": 90_000_000}, "embeddings of 90000000 tokens"),
+        ({"vocab_size": 0}, "vocab_size=0"),
+        ({"hidden_size": -32}, "hidden_size=-32"),
+        ({"hidden_size": 9_000_000}, "9000000 values each"),
+        ({"intermediate_size": 10**12}, "intermediate_size"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads"),
+        ({"num_key_value_heads": -2}, "num_key_value_heads"),
+        ({"head_dim": 10**9}, "head_dim"),
+        ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
+        ({"text_config": {"num_hidden_layers": 1_000_000}}, "num_hidden_layers=1000000"),
+    ],
+)
+def test_absurd_configurations_are_refused_before_a_model_is_built(
+    sizes: dict[str, Any], words: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text("utf-8")) | sizes))
+    monkeypatch.setattr(load, "read_model", lambda *_, **__: pytest.fail("the model is built"))
+    with pytest.raises(ModelLoadError, match=words):
+        load.load_model(copy)
+
+
+def test_a_gguf_file_of_absurd_sizes_is_refused_before_anything_is_made(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, absurd = (b"llama.block_count" + struct.pack("<II", 4, number) for number in (1, 1_000_000))
+    gguf_file.write_bytes(gguf_file.read_bytes().replace(count, absurd))
+    monkeypatch.setattr(convert_gguf, "save_gguf_tokenizer", lambda *_: pytest.fail("the folder is being made"))
+    with pytest.raises(ModelLoadError, match="1000000 layers"):
+        resolve_model(gguf_file)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -252,16 +250,3 @@ def test_sizes_of_blocks_are_those_of_the_package() -> None:
     for number, (name, *sizes) in BLOCKS.items():
         kind = gguf.GGMLQuantizationType(number)
         assert (name, tuple(sizes)) == (kind.name, gguf.GGML_QUANT_SIZES[kind])
-
-
-def test_a_header_is_read_without_the_package(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    write_gguf(family_model("llama"), path, "llama")
-    code = """
-import sys
-from pathlib import Path
-from draftree.weights.gguf_file import read_gguf
-assert read_gguf(Path(sys.argv[1])).tensors
-assert "gguf" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -12,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from cli_samples import save_tiny_model
+from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, WeightsError
 from draftree.core.paths import expanded, home_folder
 from draftree.loading.resolve import resolve_model
 from draftree.weights import cache as cache_module
+from draftree.weights import sums
 from draftree.weights.cache import Cache, default_root, private_folder
 from draftree.weights.fingerprint import fingerprint
 from draftree.weights.progress import silent
-from weights_samples import PIECES, random_weights, write_gguf
 
-PROGRAM = [sys.executable, "-c", "from draftree.cli.main import main; main()"]
 needs_root = pytest.mark.skipif(
     os.name == "nt" or os.getuid() != 0, reason="only root may become another user or mount"
 )
@@ -60,8 +60,6 @@ def test_without_a_home_the_cache_is_a_private_folder(
 
 
 def test_an_empty_home_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pwd
-
     monkeypatch.setenv("HOME", "")
     monkeypatch.delenv("DRAFTREE_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -84,54 +82,32 @@ def test_a_folder_that_others_can_write_is_not_used(stranger: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("home", [[], ["HOME="], ["HOME=/"]])
-def test_a_user_of_an_unknown_number_writes_a_text(home: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    if shutil.which("setpriv") is None:
-        pytest.skip("setpriv is not installed")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_a_user_of_an_unknown_number_writes_a_text(tmp_path_factory: pytest.TempPathFactory) -> None:
     top = tmp_path_factory.mktemp("open")
     for folder in (top, *list(top.parents)[:2]):
         folder.chmod(0o755)
-    model = save_tiny_model(top / "model", chat=False)
-    temporary = top / "tmp"
+    model, temporary = save_tiny_model(top / "model", chat=False), top / "tmp"
     temporary.mkdir()
     temporary.chmod(0o1777)
-    settings = [f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}", f"TMPDIR={temporary}"]
     reads_all = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
-    become = [
-        "setpriv",
-        *reads_all,
-        "--reuid",
-        "54321",
-        "--regid",
-        "54321",
-        "--clear-groups",
-        "env",
-        "-i",
-        *settings,
-        *home,
-    ]
-    if subprocess.run([*become, sys.executable, "-c", "import torch"], capture_output=True, check=False).returncode:
+    become = ["setpriv", *reads_all, "--reuid", "54321", "--regid", "54321", "--clear-groups", "env", "-i"]
+    become += [f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}", f"TMPDIR={temporary}"]
+
+    def run_at(home: list[str], *command: str) -> tuple[int, str]:
+        done = subprocess.run([*become, *home, sys.executable, *command], capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    if run_at([], "-c", "import draftree.cli.main")[0]:
         pytest.skip("another user cannot run this Python")
-    done = subprocess.run(
-        [*become, *PROGRAM, "generate", str(model), "ab", "--max-tokens", "3"], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"Traceback" not in done.stderr
-    get = subprocess.run([*become, *PROGRAM, "models", "path", "stories15m"], capture_output=True, check=False)
-    assert get.returncode == 1
-    assert get.stderr.decode().startswith("error: the model 'stories15m' is not on this machine")
-
-
-@pytest.fixture(scope="module")
-def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = LlamaConfig(
-        vocab_size=len(PIECES), hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
-    )
-    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    model = random_weights(LlamaForCausalLM(config), 0)
-    model.config.head_dim = 16
-    write_gguf(model, path, "llama")
-    return path
+    # torch's kernels: its own cache has no native ones, and they take long to compile
+    generate = ("-m", "draftree", "generate", str(model), "ab", "--max-tokens", "3", "--kernels", "torch")
+    status, said = run_at([], *generate)
+    assert (status, "Traceback" in said) == (0, False), said
+    for home in ([], ["HOME="], ["HOME=/"]):
+        status, said = run_at(home, "-m", "draftree", "models", "path", "stories15m")
+        assert status == 1
+        assert said.startswith("error: the model 'stories15m' is not on this machine")
 
 
 @pytest.fixture
@@ -142,18 +118,13 @@ def unwritable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "file" / "cache"
 
 
-def test_a_gguf_file_and_a_cache_that_cannot_be_written(gguf: Path, unwritable: Path) -> None:
-    assert len(fingerprint(gguf, Cache(), progress=silent)) == 64
-    with pytest.raises(WeightsError, match=r"cache folder .* cannot be written .*: set DRAFTREE_CACHE"):
-        resolve_model(gguf)
-
-
-def test_the_command_line_reports_it_in_one_sentence(
-    gguf: Path, unwritable: Path, capfd: pytest.CaptureFixture[str]
+def test_a_gguf_file_and_a_cache_that_cannot_be_written(
+    gguf_file: Path, unwritable: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from draftree.cli.main import run
-
-    assert run(["generate", str(gguf), "ab"]) == 1
+    assert len(fingerprint(gguf_file, Cache(), progress=silent)) == 64
+    with pytest.raises(WeightsError, match=r"cache folder .* cannot be written .*: set DRAFTREE_CACHE"):
+        resolve_model(gguf_file)
+    assert run(["generate", str(gguf_file), "ab"]) == 1
     said = capfd.readouterr().err
     assert said.splitlines()[-1].startswith("error: the cache folder")  # below the bar
     assert "Traceback" not in said
@@ -172,19 +143,19 @@ def unmount(folder: Path) -> None:
 
 @needs_root
 def test_a_converted_file_in_a_cache_that_is_read_only(
-    gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     monkeypatch.setenv("DRAFTREE_CACHE", str(root))
     mount(root, "size=64m")
     try:
-        folder = resolve_model(gguf)
+        folder = resolve_model(gguf_file)
         if subprocess.run(["mount", "-o", "remount,ro", str(root)], capture_output=True, check=False).returncode:
             pytest.skip("nothing can be mounted anew")
-        assert resolve_model(gguf) == folder
+        assert resolve_model(gguf_file) == folder
         other = tmp_path / "other.gguf"
-        other.write_bytes(gguf.read_bytes() + b"\0")
+        other.write_bytes(gguf_file.read_bytes() + b"\0")
         with pytest.raises(WeightsError, match=r"cannot be written \(Read-only file system\): set DRAFTREE_CACHE"):
             resolve_model(other)
     finally:
@@ -193,7 +164,7 @@ def test_a_converted_file_in_a_cache_that_is_read_only(
 
 @needs_root
 @pytest.mark.parametrize("size", ["4k", "64k"])
-def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full(size: str, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "cache"
     root.mkdir()
     monkeypatch.setenv("DRAFTREE_CACHE", str(root))
@@ -201,21 +172,21 @@ def test_a_disk_that_is_full(size: str, gguf: Path, tmp_path: Path, monkeypatch:
     mount(root, f"size={size}")
     try:
         with pytest.raises(WeightsError, match=r"became full .*free some space, or set DRAFTREE_CACHE"):
-            resolve_model(gguf)
+            resolve_model(gguf_file)
         left = list((root / "work").glob("*.part-*")) if (root / "work").exists() else []
         assert left == []
     finally:
         unmount(root)
 
 
-def test_a_full_disk_costs_records_and_notes_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gguf: Path) -> None:
-    from draftree.weights import sums
-
+def test_a_full_disk_costs_records_and_notes_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gguf_file: Path
+) -> None:
     def full(*given: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     cache = Cache(tmp_path / "cache")
-    assert len(fingerprint(gguf, cache, progress=silent)) == 64
-    sums.keep_sums(gguf.parent, cache.root)
+    assert len(fingerprint(gguf_file, cache, progress=silent)) == 64
+    sums.keep_sums(gguf_file.parent, cache.root)
     assert not list(cache.root.rglob("*.json"))
