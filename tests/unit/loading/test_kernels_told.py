@@ -8,11 +8,11 @@ import logging
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.cli.main import run
@@ -70,44 +70,30 @@ def test_nothing_is_reported_if_native_kernels_run(folder: Path, capsys: pytest.
     assert json.loads(out)["kernels_reason"] is None
 
 
+COMMANDS = {
+    "bench run": ["--prompts", "prompts.jsonl", "--max-tokens", "4", "--repeats", "1", "--output", "results.jsonl"],
+    "bench passes": ["--rows", "1,2", "--repeats", "1", "--prefix", "4", "--output", "results.jsonl"],
+    "bench perplexity": ["--text", "text.txt", "--output", "results.jsonl"],
+    "tune layers": ["--prompts", "prompts.jsonl", "--trials", "1", "--max-tokens", "2", "--keep-anyway"],
+}
+
+
 @pytest.mark.usefixtures("no_compiler")
-def test_bench_reports_and_records_the_kernels(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_other_commands_report_and_record_the_kernels(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"name": "one", "category": "short", "prompt": "ab"}\n')
-    options = [str(folder), "--max-tokens", "4", "--repeats", "1", "--prompts", str(prompts)]
-    assert run(["bench", "run", *options, "--output", str(tmp_path / "texts.jsonl")]) == 0
+    if command == "tune layers":
+        pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the quick brown fox")
+    Path("prompts.jsonl").write_text('{"name": "one", "category": "short", "prompt": "ab"}\n' * 4)
+    assert run([*command.split(), str(folder), *COMMANDS[command]]) == 0
     assert capsys.readouterr().err.count(LINE) == 1
-    options = [str(folder), "--rows", "1,2", "--repeats", "1", "--prefix", "4"]
-    assert run(["bench", "passes", *options, "--output", str(tmp_path / "passes.jsonl")]) == 0
-    assert capsys.readouterr().err.count(LINE) == 1
-    for name in ("texts", "passes"):
-        header = json.loads((tmp_path / f"{name}.jsonl").read_text().splitlines()[0])
-        assert (header["kernels"], header["kernels_reason"]) == ("torch", WHY)
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_perplexity_reports_and_records_the_kernels(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox")
-    results = tmp_path / "perplexity.jsonl"
-    assert run(["bench", "perplexity", str(folder), "--text", str(text), "--output", str(results)]) == 0
-    assert capsys.readouterr().err.count(LINE) == 1
-    (record,) = [line for line in map(json.loads, results.read_text().splitlines()) if line["kind"] == "perplexity"]
-    assert (record["kernels"], record["kernels_reason"]) == ("torch", WHY)
-
-
-@pytest.mark.usefixtures("no_compiler")
-def test_tune_reports_the_kernels(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"a {i} b"}) + "\n" for i in range(4)))
-    options = ["--prompts", str(prompts), "--trials", "1", "--max-tokens", "2", "--keep-anyway"]
-    assert run(["tune", "layers", str(folder), *options]) == 0
-    assert capsys.readouterr().err.count(LINE) == 1
+    if "results.jsonl" in COMMANDS[command]:
+        records = [json.loads(line) for line in Path("results.jsonl").read_text().splitlines()]
+        (record,) = [one for one in records if "kernels" in one]
+        assert (record["kernels"], record["kernels_reason"]) == ("torch", WHY)
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -161,7 +147,9 @@ def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixtur
 def test_a_process_reports_the_kernels_on_standard_error(folder: Path, tmp_path: Path) -> None:
     program = f"from draftree import LLM; LLM({str(folder)!r})"
     environment = os.environ | {"DRAFTREE_CACHE": str(tmp_path), "CC": "no-such-compiler"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [*forked.python(), "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert done.stderr.endswith(
         "kernels: torch (the C compiler 'no-such-compiler' of CC was not found: correct CC or unset it)\n"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.loading.choices import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.loading.load import load_model, wrap_model
+from draftree.loading.targets import eos_ids_of
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from families import ENCODERS, fresh, peer, target
@@ -82,14 +84,13 @@ def test_a_folder_is_loaded_in_the_dtype_that_was_asked_for(folder: Path, dtype:
     assert torch.allclose(scores.float(), wanted, atol=0.25 if dtype.endswith("16") else 1e-4)
 
 
-def test_a_missing_weight_is_refused_by_name(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.pop(WEIGHT))  # type: ignore[arg-type, return-value]
-    with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*copy the model again"):
-        load_model(folder)
-
-
-def test_a_weight_of_another_shape_is_refused_by_name(folder: Path) -> None:
-    change_weights(folder, lambda weights: weights.update({WEIGHT: torch.zeros(3, 4)}))
+@pytest.mark.parametrize(
+    "change", [lambda weights: weights.pop(WEIGHT), lambda weights: weights.update({WEIGHT: torch.zeros(3, 4)})]
+)
+def test_a_missing_or_misshapen_weight_is_refused_by_name(
+    change: Callable[[dict[str, Tensor]], None], folder: Path
+) -> None:
+    change_weights(folder, change)
     with pytest.raises(ModelLoadError, match=rf"1 of its weights .*{WEIGHT}.*copy the model again"):
         load_model(folder)
 
@@ -144,6 +145,14 @@ def test_end_of_text_ids_come_from_the_generation_settings_first() -> None:
     assert wrap_model(model).eos_ids == (7,)
     model.config.eos_token_id = None
     assert wrap_model(model).eos_ids == ()
+
+
+def test_end_of_text_ids_of_the_tokenizer_come_last() -> None:
+    for of_model, of_tokenizer, expected in (((3, 4), 5, (3, 4)), ((), 5, (5,)), ((), None, ()), ((3,), None, (3,))):
+        loaded: Any = SimpleNamespace(eos_ids=of_model)
+        tokenizer: Any = SimpleNamespace(eos_token_id=of_tokenizer)
+        assert eos_ids_of(loaded, tokenizer) == expected
+        assert eos_ids_of(loaded, None) == of_model
 
 
 def test_a_family_that_falls_back_keeps_its_own_attention() -> None:

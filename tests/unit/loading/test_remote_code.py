@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pickle
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import forked
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
@@ -116,7 +119,7 @@ def test_a_draft_model_with_code_is_refused(base: Path, own_model: Path) -> None
 
 def test_no_prompt_on_standard_input(own_model: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "from draftree.cli.main import main; main()", "generate", str(own_model), "ab"],
+        [*forked.python(), "-m", "draftree", "generate", str(own_model), "ab"],
         input=b"y\ny\ny\n",
         capture_output=True,
         check=False,
@@ -229,9 +232,22 @@ def test_pickled_weights_run_nothing(base: Path, tmp_path: Path) -> None:
 
 
 def test_pickled_weights_that_are_only_weights_are_read(base: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     assert LLM(str(folder)).generate("ab", PLAIN)[0].text == LLM(str(base)).generate("ab", PLAIN)[0].text
+
+
+def test_every_call_that_loads_through_transformers_passes_the_permission() -> None:
+    """`GenerationConfig` runs no code of a checkpoint and would keep the argument as a setting."""
+    root, count = Path(__file__).parents[3], 0
+    for path in (path for folder in ("src", "benchmarks") for path in (root / folder).rglob("*.py")):
+        text = path.read_text("utf-8")
+        for node in ast.walk(ast.parse(text)) if ".from_pretrained" in text else ():
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                if getattr(getattr(node.func, "value", None), "id", "") == "GenerationConfig":
+                    continue
+                count += 1
+                given = [keyword.arg for keyword in node.keywords]
+                assert "trust_remote_code" in given, f"{path.relative_to(root)}, line {node.lineno}"
+    assert count >= 10, "the calls are not found any more"
