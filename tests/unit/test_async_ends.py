@@ -16,35 +16,26 @@ from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB
 
 
-@asynchronous
-async def test_cancelling_a_task_aborts_its_request() -> None:
-    with Gate() as gate:
-        async with opened(on_round=gate) as llm:
-            task = asyncio.ensure_future(llm.generate([1], params(1, 4000)))
-            await gate.reached()
-            other = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await gate.open_behind(llm, 2)
-            assert (await other)[0].token_ids == alone()[0]
-            while llm.num_running:
-                await asyncio.sleep(0.001)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_reader_that_leaves_aborts_its_request_alone(streams: bool) -> None:
+    async def leave() -> None:
+        with Gate() as gate:
+            async with opened(on_round=gate) as llm:
+                updates = llm.stream_updates([1], params(1, 4000))
+                reading = anext(updates) if streams else llm.generate([1], params(1, 4000))
+                task = asyncio.ensure_future(reading)  # type: ignore[arg-type]
+                await gate.reached()
+                other = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await updates.aclose()
+                await gate.open_behind(llm, 2)
+                assert (await other)[0].token_ids == alone()[0]
+                while llm.num_running:
+                    await asyncio.sleep(0.001)
 
-
-@asynchronous
-async def test_a_stream_that_is_left_frees_its_slot() -> None:
-    with Gate() as gate:
-        async with opened(on_round=gate) as llm:
-            updates = llm.stream_updates([1], params(1, 4000))
-            task = asyncio.ensure_future(anext(updates))
-            await gate.reached()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await updates.aclose()
-            await gate.open_behind(llm, 1)
-            while llm.num_running:
-                await asyncio.sleep(0.001)
+    asyncio.run(asyncio.wait_for(leave(), timeout=300))
 
 
 @asynchronous
@@ -55,11 +46,16 @@ async def test_nan_fails_its_own_request() -> None:
         return base(context[-3:]) * (float("nan") if context[:1] == (9,) and len(context) > 4 else 1.0)
 
     async with opened(TableLM(table)) as llm:
-        sick, healthy = await asyncio.gather(
-            llm.generate([9, 1], params(1)), llm.generate(PROMPTS[0], params(0)), return_exceptions=True
-        )
-    assert isinstance(sick, NonFiniteLogitsError)
-    assert healthy[0].token_ids == alone()[0]  # type: ignore[index]
+        submission = await llm.submit([9, 1], params(1))
+        healthy = asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))
+        updates = [update async for update in submission]
+        assert updates[-1].is_last
+        assert isinstance(updates[-1].sequence.error, NonFiniteLogitsError)
+        with pytest.raises(NonFiniteLogitsError):
+            submission.completions()
+        with pytest.raises(NonFiniteLogitsError):
+            await llm.generate([9, 1], params(1))
+        assert (await healthy)[0].token_ids == alone()[0]
 
 
 @asynchronous
@@ -72,8 +68,8 @@ async def test_a_step_that_raises_fails_all_running_requests_and_the_engine_cont
             raise RuntimeError("the listener broke")
 
     async with opened(on_round=listen) as llm:
-        asked = (llm.generate(ids, params(seed, 500)) for seed, ids in enumerate(PROMPTS[:3]))
-        done = await asyncio.gather(*asked, return_exceptions=True)
+        requests = (llm.generate(ids, params(seed, 500)) for seed, ids in enumerate(PROMPTS[:3]))
+        done = await asyncio.gather(*requests, return_exceptions=True)
         failed = [one for one in done if isinstance(one, GenerationError)]
         assert failed
         assert "the listener broke" in str(failed[0])
@@ -142,32 +138,6 @@ def test_a_lost_process_ends_all_requests(is_blocked: bool, monkeypatch: pytest.
     asyncio.run(asyncio.wait_for(lose(), timeout=300))
 
 
-@asynchronous
-async def test_an_idle_engine_ends_with_a_lost_process() -> None:
-    async with opened() as llm:
-        await asyncio.to_thread(llm._driver.lose, RankError("rank 1 ended"))
-        assert not llm._driver._thread.is_alive()
-        with pytest.raises(EngineClosedError, match="rank 1 ended"):
-            await llm.generate([1], params(1))
-
-
-@asynchronous
-async def test_draining_finishes_accepted_requests() -> None:
-    with Gate() as gate:
-        async with opened(max_batch_size=2, on_round=gate) as llm:
-            tasks = [asyncio.ensure_future(llm.generate(PROMPTS[0], params(0)))]
-            await gate.reached()
-            tasks += [asyncio.ensure_future(llm.generate(PROMPTS[n], params(n))) for n in range(1, len(PROMPTS))]
-            await asked(llm, len(PROMPTS) - 1)
-            draining = asyncio.ensure_future(llm.drain())
-            await gate.open_behind(llm, len(PROMPTS))
-            await draining
-            done = await asyncio.gather(*tasks)
-            assert [texts[0].token_ids for texts in done] == alone()
-            with pytest.raises(EngineClosedError):
-                await llm.generate([1], params(1))
-
-
 def test_a_closed_event_loop_frees_its_slot() -> None:
     llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), prefix_cache_size=0)
 
@@ -192,17 +162,6 @@ async def test_late_requests_are_refused_with_their_own_error() -> None:
         )
     assert all(isinstance(one, EngineClosedError) for one in late)
     assert len({id(one) for one in late}) == 4
-
-
-@asynchronous
-async def test_an_actions_error_goes_to_its_caller() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    async with opened() as llm:
-        called = llm._driver.call(interrupt)
-        assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
-        assert isinstance(called.exception(), KeyboardInterrupt)
 
 
 @asynchronous

@@ -47,26 +47,6 @@ async def test_a_full_queue_refuses_or_lets_wait() -> None:
 
 
 @asynchronous
-async def test_priorities_pass_by() -> None:
-    finished: list[int] = []
-
-    async def ask(llm: AsyncLLM, number: int, priority: int) -> None:
-        await llm.generate([1], params(number, 20), priority=priority)
-        finished.append(number)
-
-    with Gate() as gate:
-        async with opened(max_batch_size=1, on_round=gate) as llm:
-            tasks = [asyncio.ensure_future(ask(llm, 0, 0))]
-            await gate.reached()
-            tasks += [
-                asyncio.ensure_future(ask(llm, number, priority)) for number, priority in ((1, 5), (2, 0), (3, -5))
-            ]
-            await gate.open_behind(llm, 3)
-            await asyncio.gather(*tasks)
-    assert finished == [0, 3, 2, 1]
-
-
-@asynchronous
 async def test_priorities_pass_by_where_the_queue_is_full_as_well() -> None:
     rounds: list[RoundRecord] = []
     async with opened(max_batch_size=1, max_waiting=1, on_round=rounds.append) as llm:

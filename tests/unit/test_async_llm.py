@@ -15,7 +15,8 @@ from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed
-from engine_samples import VOCAB, table_llm
+from engine_samples import VOCAB
+from families import target
 from spelling import tokenizer
 
 
@@ -27,15 +28,8 @@ async def test_many_at_once_write_what_each_writes_alone() -> None:
 
 
 @asynchronous
-async def test_n_texts_of_one_request() -> None:
-    async with opened() as llm:
-        done = await llm.generate([1, 2], params(1, n=3))
-    assert [d.token_ids for d in done] == [d.token_ids for d in table_llm().generate([1, 2], params(1, n=3))]
-
-
-@asynchronous
 async def test_streams_give_every_piece_once_and_in_order() -> None:
-    llm = AsyncLLM(_spelled(), "ngram,min=1", tokenizer=tokenizer())
+    llm = AsyncLLM(target("llama"), "ngram,min=1", tokenizer=tokenizer())
 
     async def read(seed: int, delay: float) -> str:
         text = ""
@@ -49,12 +43,6 @@ async def test_streams_give_every_piece_once_and_in_order() -> None:
         wanted = [(await llm.generate([5, 6, seed + 3], params(seed, 20)))[0].text for seed in range(6)]
     assert texts == wanted
     assert all(texts)
-
-
-def _spelled() -> Any:
-    from families import target
-
-    return target("llama")
 
 
 @asynchronous
@@ -80,11 +68,12 @@ async def test_a_refused_request_affects_no_other() -> None:
             llm.generate([VOCAB], params(1)),
             llm.generate("text", params(1)),
             llm.generate([1], params(1, 10**6)),
+            llm.generate([1], {"max_tokens": 3}),  # type: ignore[arg-type]
             llm.generate(PROMPTS[0], params(0)),
         ]
         done = await asyncio.gather(*asked, return_exceptions=True)
-        assert all(isinstance(one, InvalidRequestError) for one in done[:4])
-        assert done[4][0].token_ids == alone()[0]  # type: ignore[index]
+        assert all(isinstance(one, InvalidRequestError) for one in done[:5])
+        assert done[5][0].token_ids == alone()[0]  # type: ignore[index]
         with pytest.raises(InvalidRequestError, match="n=2"):
             await anext(llm.stream([1], params(1, n=2)))
 
@@ -103,13 +92,6 @@ def test_max_waiting_is_a_whole_number(count: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_waiting is"):
         AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), max_waiting=count)
     assert not [thread for thread in threading.enumerate() if thread.name == "draftree-engine"]
-
-
-@asynchronous
-async def test_parameters_of_another_kind_are_refused() -> None:
-    async with opened() as llm:
-        with pytest.raises(InvalidRequestError, match="give SamplingParams"):
-            await llm.generate([1, 2], {"max_tokens": 3})  # type: ignore[arg-type]
 
 
 @asynchronous

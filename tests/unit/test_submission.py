@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
+from async_samples import Gate, asked, asynchronous, opened, params
 from cli_samples import save_tiny_model
 from draftree import AsyncLLM
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError, QueueFullError
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
-from draftree.models.table import TableLM, hashed
 from draftree.submission import Submission
-from engine_samples import VOCAB
 from families import target
 from spelling import tokenizer
 
@@ -146,37 +144,6 @@ async def test_leaving_a_submission_aborts_its_unfinished_texts() -> None:
         assert all(sequence.history.num_output_tokens < 4000 for sequence in submission.sequences)
         assert [update.is_last async for update in submission][-1]
         with pytest.raises(GenerationError, match="was aborted"):
-            submission.completions()
-
-
-@asynchronous
-async def test_cancelling_while_submitting_leaves_the_line() -> None:
-    with Gate() as gate:
-        async with opened(max_batch_size=1, max_waiting=0, on_round=gate) as llm:
-            running = await llm.submit([1], params(0, 4000))
-            await gate.reached()
-            waiting = asyncio.ensure_future(llm.submit([1], params(1, 4000)))
-            await asked(llm, 1)
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-            await gate.open_behind(llm, 2)
-            await running.aclose()
-            assert (await llm.generate(PROMPTS[0], params(0)))[0].token_ids == alone()[0]
-
-
-@asynchronous
-async def test_a_text_that_fails_alone_has_its_error_and_the_others_their_completions() -> None:
-    base = hashed(VOCAB, seed=5)
-
-    def table(context: tuple[int, ...]) -> object:
-        return base(context[-3:]) * (float("nan") if context[:1] == (9,) and len(context) > 4 else 1.0)
-
-    async with opened(TableLM(table)) as llm:  # type: ignore[arg-type]
-        submission = await llm.submit([9, 1], params(1))
-        updates = [update async for update in submission]
-        assert updates[-1].sequence.error is not None
-        assert updates[-1].is_last
-        with pytest.raises(type(updates[-1].sequence.error)):
             submission.completions()
 
 
