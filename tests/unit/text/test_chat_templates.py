@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -94,10 +93,8 @@ def render(template: str, messages: list[dict[str, str]] = MESSAGES, **changes: 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_template_that_computes_too_much_is_stopped(name: str) -> None:
-    start = time.process_time()
     with pytest.raises(TemplateStoppedError, match="the template was stopped, because"):
         render(BOMBS[name])
-    assert time.process_time() - start < 60
 
 
 def test_a_template_that_is_too_long_is_stopped() -> None:

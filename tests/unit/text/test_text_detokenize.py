@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders
 
+from draftree.core.errors import InvalidRequestError
 from draftree.text.detokenize import Detokenizer
 from draftree.text.schemes import choose_scheme
 from draftree.text.streams.base import byte_of_name
@@ -18,7 +19,7 @@ from draftree.text.streams.byte_level import ByteLevelStream, byte_alphabet
 from draftree.text.streams.window import WindowStream
 from draftree.text.streams.withheld import WithheldStream
 from draftree.text.tokenizer import Tokenizer
-from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, word_piece
+from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, words
 
 ALL_BACKENDS = TABLE_BACKENDS + OTHER_BACKENDS
 MIXED_TEXT = "The fox 日本語は 😀🎉 naïve café 👨‍👩‍👧\n\n\tdef f(x):\n        return x  # 東京"
@@ -253,8 +254,45 @@ def test_no_text_at_all() -> None:
     assert scheme.text_of([]) == ""
 
 
-def test_a_finished_sequence_takes_no_more_tokens() -> None:
-    detokenizer = Detokenizer(built(word_piece), skip_special_tokens=True)
-    detokenizer.finish()
-    with pytest.raises(AssertionError):
-        detokenizer.push([1])
+SPECIAL_AND_OTHER = ["The", "<|im_start|>", "<|im_end|>", "<s>", "fox", "<s>", "dog", "</s>", "</s>"]
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int], *, spaces: bool, skip: bool = False, prompt: Sequence[int] = ()):  # type: ignore[no-untyped-def]
+    detokenizer = Detokenizer(
+        tokenizer, skip_special_tokens=skip, spaces_between_special_tokens=spaces, prompt_ids=prompt
+    )
+    return "".join(detokenizer.push(ids)) + detokenizer.finish()
+
+
+def ids_of(tokenizer: Tokenizer) -> list[int]:
+    vocabulary = tokenizer.vocabulary()
+    return [vocabulary.index(token) for token in SPECIAL_AND_OTHER]
+
+
+def test_spaces_are_left_out_between_special_tokens_of_the_output_and_nowhere_else() -> None:
+    tokenizer = Tokenizer(words())
+    ids = ids_of(tokenizer)
+    assert text_of(tokenizer, ids, spaces=True) == tokenizer.decode(ids, False) == " ".join(SPECIAL_AND_OTHER)
+    assert text_of(tokenizer, ids, spaces=False) == "The <|im_start|><|im_end|><s> fox <s> dog </s></s>"
+    assert text_of(tokenizer, ids, spaces=False, skip=True) == tokenizer.decode(ids, True)
+    assert text_of(tokenizer, ids[2:4], spaces=False, prompt=ids[:2]) == " <|im_end|><s>"
+
+
+@pytest.mark.parametrize("backend", [byte_level, byte_fallback])
+def test_tokenizers_that_write_no_spaces_are_left_as_they_are(backend: object) -> None:
+    tokenizer = Tokenizer(backend())  # type: ignore[operator]
+    text = "The fox<s></s>\u65e5\u672c<|im_start|><|im_end|> dog<s>"
+    ids = tokenizer.encode(text)
+    assert text_of(tokenizer, ids, spaces=False) == tokenizer.decode(ids, False)
+
+
+def test_a_tokenizer_whose_text_cannot_be_streamed_is_refused() -> None:
+    tokenizer = Tokenizer(words())
+    backwards = choose_scheme(
+        lambda ids: "".join(chr(97 + i) for i in reversed(ids)), {0: "a", 1: "b"}, skipped=frozenset(), decoder=None
+    )
+    assert not backwards.streams
+    tokenizer._schemes[False] = backwards
+    with pytest.raises(InvalidRequestError, match="spaces_between_special_tokens=False"):
+        Detokenizer(tokenizer, skip_special_tokens=False, spaces_between_special_tokens=False)
+    Detokenizer(tokenizer, skip_special_tokens=False)

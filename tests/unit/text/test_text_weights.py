@@ -5,11 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from draftree.core.errors import InvalidRequestError
-from draftree.text.detokenize import Detokenizer
 from draftree.text.streams.byte_fallback import ByteFallbackStream
 from draftree.text.streams.byte_level import ByteLevelStream
 from draftree.text.tokenizer import Tokenizer
@@ -36,31 +33,6 @@ def test_text_is_written_without_decoding(name: str, stream: type, skip: bool) -
     assert isinstance(tokenizer_of(name).text_scheme(skip_special_tokens=skip).open(), stream)
 
 
-@pytest.mark.parametrize("name", [SMOLLM, STORIES])
-@pytest.mark.parametrize("skip", [True, False])
-@settings(max_examples=50)
-@given(data=st.data())
-def test_any_ids_give_the_text_that_decode_gives(name: str, skip: bool, data: st.DataObject) -> None:
-    tokenizer = tokenizer_of(name)
-    size = len(tokenizer.vocabulary())
-    kinds = st.one_of(
-        st.integers(0, size - 1),
-        st.integers(0, 300),  # special tokens and single bytes
-        st.sampled_from(tokenizer.encode(TEXT)),
-    )
-    ids = data.draw(st.lists(kinds, max_size=70))
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip)
-    pieces = detokenizer.push(ids)
-    assert len(pieces) == len(ids)
-    assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids, skip)
-
-
-@pytest.mark.parametrize("name", [SMOLLM, STORIES])
-def test_text_comes_back_unchanged(name: str) -> None:
-    tokenizer = tokenizer_of(name)
-    assert tokenizer.decode(tokenizer.encode(TEXT), True) == TEXT
-
-
 def test_the_chat_of_smollm() -> None:
     tokenizer = tokenizer_of(SMOLLM)
     ids = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}])
@@ -81,8 +53,3 @@ def test_other_vocabularies_differ_from_the_first_id() -> None:
     found = compare_vocabularies(*vocabularies)
     assert not found.same
     assert found.first_differences[0].token_id == 0
-
-
-def test_a_vocabulary_is_the_same_as_itself() -> None:
-    vocabulary = tokenizer_of(SMOLLM).vocabulary()
-    assert compare_vocabularies(vocabulary, [*vocabulary, "", "<pad>"]).same

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
+from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.weights.convert_gguf import convert_gguf
 from draftree.weights.gguf_file import BLOCKS, GgufFile
 from draftree.weights.progress import silent
@@ -179,31 +176,6 @@ def test_the_natural_type_is_the_one_of_the_matrices(llama_file: Path) -> None:
     file = GgufFile(llama_file)
     assert file.natural_dtype == "float32"
     assert file.unpacked_bytes == 4 * sum(parameter.numel() for parameter in family_model("llama").parameters())
-
-
-@given(data=st.data())
-def test_a_file_cut_anywhere_is_refused_in_one_sentence(
-    data: st.DataObject, llama_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    content = llama_file.read_bytes()
-    cut = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 2000))
-    path = tmp_path_factory.mktemp("cut") / "cut.gguf"
-    path.write_bytes(content[:cut])
-    with pytest.raises(ModelLoadError, match=r"is not a readable GGUF file: .*; get the file again$"):
-        GgufFile(path)
-
-
-@given(data=st.data())
-def test_flipped_header_bytes_never_give_a_traceback(
-    data: st.DataObject, llama_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    content = bytearray(llama_file.read_bytes())
-    for place in data.draw(st.lists(st.integers(0, 12_000), min_size=1, max_size=3)):
-        content[place] = data.draw(st.integers(0, 255))
-    folder = tmp_path_factory.mktemp("flipped")
-    (folder / "flipped.gguf").write_bytes(content)
-    with contextlib.suppress(DraftreeError):
-        converted(folder / "flipped.gguf", folder / "out")
 
 
 @pytest.mark.parametrize(
