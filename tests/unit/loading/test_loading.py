@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.loading.choices import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.loading.load import load_model, wrap_model
-from draftree.loading.targets import eos_ids_of
+from draftree.loading.reading import READING, read_model
+from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target
+from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from families import ENCODERS, fresh, peer, target
+from families import ENCODERS, drafter_folder, fresh, peer, target
 from slot_samples import at_once
 
 CPU = torch.device("cpu")
@@ -119,10 +124,6 @@ def set_config(folder: Path, **settings: Any) -> None:
     "damage",
     [
         cut_weights,
-        lambda folder: (folder / "model.safetensors").write_bytes(b""),
-        lambda folder: (folder / "model.safetensors").unlink(),
-        lambda folder: (folder / "config.json").write_text("{"),
-        lambda folder: (folder / "config.json").write_text("{}"),
         lambda folder: set_config(folder, model_type="no_such_kind"),
         lambda folder: set_config(folder, hidden_size="wide"),
         lambda folder: set_config(folder, num_hidden_layers=3),
@@ -188,3 +189,74 @@ def test_a_model_may_be_wrapped_twice_and_stays_usable() -> None:
     assert isinstance(second, HFModel)
     for found in (at_once(first, tokens), at_once(second, tokens), model(torch.tensor([tokens])).logits[0]):
         assert torch.allclose(found, before, atol=1e-4)
+
+
+def can_read() -> bool:
+    """Whether another thread could read a model now."""
+
+    def acquire() -> bool:
+        if not READING.acquire(blocking=False):
+            return False
+        READING.release()
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(acquire).result()
+
+
+def test_other_threads_wait_while_a_model_is_read(tmp_path: Path) -> None:
+    peer("llama").save_pretrained(tmp_path)
+    seen = []
+
+    class Reader:
+        @staticmethod
+        def from_pretrained(folder: Path, **options: Any) -> Any:
+            seen.append(can_read())
+            return AutoModelForCausalLM.from_pretrained(folder, **options)
+
+    read_model(tmp_path, torch.float32, CPU, reader=Reader)
+    assert seen == [False]
+    assert can_read()
+
+
+def test_classes_of_transformers_are_unchanged_after_several_threads(tmp_path: Path) -> None:
+    peer("llama").save_pretrained(tmp_path)
+    before, barrier, found = PreTrainedModel.tie_weights, threading.Barrier(4), []
+
+    def read() -> None:
+        barrier.wait(60)
+        found.append(read_model(tmp_path, torch.float32, CPU))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(found) == 4
+    assert PreTrainedModel.tie_weights is before
+
+
+@pytest.mark.parametrize(
+    ("model", "kernels", "of_drafter"),
+    [
+        ("a LanguageModel", "auto", "auto"),
+        ("of transformers", "auto", "auto"),
+        ("of transformers", "torch", "torch"),
+        ("of transformers", "graphs", "graphs"),
+        ("folder", "auto", "auto"),
+        ("folder", "torch", "torch"),
+        ("loaded", "auto", "auto"),
+        ("loaded with torch", "auto", "torch"),
+    ],
+)
+def test_a_drafter_follows_a_choice_and_nothing_else(model: str, kernels: str, of_drafter: str, tmp_path: Path) -> None:
+    folder = drafter_folder("llama", tmp_path)
+    given: dict[str, Any] = {
+        "a LanguageModel": lambda: TableLM(hashed(8, seed=1)),
+        "of transformers": lambda: fresh("llama"),
+        "folder": lambda: folder,
+        "loaded": lambda: load_model(folder),
+        "loaded with torch": lambda: load_model(folder, kernels="torch"),
+    }
+    target = load_target(given[model](), "auto", "auto", kernels=kernels, quantization=None)
+    assert kernels_of_drafter(target) == of_drafter

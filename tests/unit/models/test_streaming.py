@@ -75,15 +75,6 @@ def reader(path: Path, count: int, buffers: int = 2) -> tuple[LayerReader, Weigh
     return LayerReader(file, extents, buffers), file
 
 
-def test_layers_come_in_cycles(tmp_path: Path) -> None:
-    ours, file = reader(tmp_path / "weights", 5)
-    for index in [*range(5), *range(5), 0]:
-        assert set(ours.take(index).tolist()) == {index}
-        ours.release(index)
-    ours.close()
-    assert 11 * SIZE <= file.num_bytes <= 13 * SIZE  # at most two layers ahead
-
-
 @pytest.mark.parametrize("jumps", [[0, 1, 0, 1, 0], [3, 1, 4, 1, 2, 0], [4, 4, 4]])
 def test_layers_out_of_order_are_read(tmp_path: Path, jumps: list[int]) -> None:
     ours, _ = reader(tmp_path / "weights", 5)
@@ -102,14 +93,6 @@ def test_a_layer_in_use_is_not_overwritten(tmp_path: Path) -> None:
     assert set(held.tolist()) == {0}
     ours.release(0)
     ours.close()
-
-
-def test_nothing_is_read_before_the_first_use(tmp_path: Path) -> None:
-    ours, file = reader(tmp_path / "weights", 3)
-    ours.close()
-    assert file.num_bytes == 0
-    with pytest.raises(RuntimeError, match="closed"):
-        ours.take(0)
 
 
 def test_closing_ends_the_thread(tmp_path: Path) -> None:

@@ -12,13 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2.exceptions import SecurityError
 from transformers import GPT2Tokenizer
 
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.tokenizers import load_tokenizer
-from draftree.text import plain
-from draftree.text.chat.conversation import Conversation
 from draftree.text.detokenize import Detokenizer
 from draftree.text.plain import PlainBackend, plain_facts, plain_tokenizer
 from draftree.text.tokenizer import Tokenizer
@@ -182,15 +179,6 @@ def test_a_refusing_template_gives_its_reason(tmp_path: Path) -> None:
     ours, _ = pair(tmp_path)
     with pytest.raises(InvalidRequestError, match="Wizards may not speak"):
         ours.apply_chat_template([{"role": "wizard", "content": "Fly!"}])
-
-
-@pytest.mark.parametrize("template", ["{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__mro__ }}"])
-def test_templates_stay_in_the_sandbox(tmp_path: Path, template: str) -> None:
-    byte_level(template).save_pretrained(tmp_path)
-    facts = plain.PlainFacts({}, template, renders=True)
-    backend = PlainBackend(tmp_path / "tokenizer.json", facts, lambda: None)
-    with pytest.raises(SecurityError, match="unsafe"):
-        backend.rendered(Conversation(USER))
 
 
 @pytest.mark.usefixtures("cache")

@@ -40,14 +40,6 @@ every = pytest.mark.parametrize("name", BACKENDS)
 
 
 @every
-@pytest.mark.parametrize("text", TEXTS)
-def test_joined_bytes_of_ids_are_the_text(name: str, text: str) -> None:
-    one = lexicon(name)
-    assert one.text_of(one.read(text.encode(), begins=False)).decode() == text
-    assert one.text_of(one.spell(text.encode())).decode() == text
-
-
-@every
 @given(data=st.binary(max_size=24))
 def test_any_bytes_can_be_spelled(name: str, data: bytes) -> None:
     one = lexicon(name)
@@ -66,12 +58,6 @@ def test_special_tokens_have_no_bytes_and_are_spelled_in_text() -> None:
     assert [one.token_bytes(i) for i in one.specials.values()] == [None] * len(one.specials)
     assert one.token_bytes(len(one.bytes_of)) is None
     assert not set(one.read(b"a</s>b<|im_end|>", begins=False)) & set(one.specials.values())
-
-
-def test_a_named_byte_stands_for_bytes_that_have_no_other_token() -> None:
-    one = lexicon("fallback")
-    assert one.ids_of[b"a"] not in one.byte_ids
-    assert one.ids_of[b"\xf0"] in one.byte_ids
 
 
 @pytest.mark.parametrize(
@@ -188,15 +174,6 @@ def reading(source: str, own: str) -> Rereading:
 def said(one: Rereading, own: str) -> bytes:
     """Its bytes without the space that a tokenizer adds before a text."""
     return lexicon(own).text_of(one.tokens)
-
-
-@every_pair
-@pytest.mark.parametrize("text", [*TEXTS, LONG])
-def test_a_text_in_single_tokens_has_the_same_bytes(source: str, own: str, text: str) -> None:
-    one = reading(source, own)
-    for token in lexicon(source).read(text.encode(), begins=True):
-        one.push([token])
-    assert said(one, own).decode().lstrip(" ") == text.lstrip(" ")
 
 
 @every_pair

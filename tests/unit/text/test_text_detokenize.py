@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,8 +31,12 @@ def built(backend: Callable[[], object]) -> Tokenizer:
     return Tokenizer(backend())
 
 
-def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True, prompt: Sequence[int] = ()) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip, prompt_ids=prompt)
+def pieces_of(
+    tokenizer: Tokenizer, ids: Sequence[int], *, skip: bool = True, prompt: Sequence[int] = (), spaces: bool = True
+) -> list[str]:
+    detokenizer = Detokenizer(
+        tokenizer, skip_special_tokens=skip, spaces_between_special_tokens=spaces, prompt_ids=prompt
+    )
     pieces = detokenizer.push(ids)
     assert len(pieces) == len(ids)
     return [*pieces, detokenizer.finish()]
@@ -257,25 +262,17 @@ def test_no_text_at_all() -> None:
 SPECIAL_AND_OTHER = ["The", "<|im_start|>", "<|im_end|>", "<s>", "fox", "<s>", "dog", "</s>", "</s>"]
 
 
-def text_of(tokenizer: Tokenizer, ids: Sequence[int], *, spaces: bool, skip: bool = False, prompt: Sequence[int] = ()):  # type: ignore[no-untyped-def]
-    detokenizer = Detokenizer(
-        tokenizer, skip_special_tokens=skip, spaces_between_special_tokens=spaces, prompt_ids=prompt
-    )
-    return "".join(detokenizer.push(ids)) + detokenizer.finish()
-
-
-def ids_of(tokenizer: Tokenizer) -> list[int]:
-    vocabulary = tokenizer.vocabulary()
-    return [vocabulary.index(token) for token in SPECIAL_AND_OTHER]
+def text_without_spaces(tokenizer: Tokenizer, ids: Sequence[int], **given: Any) -> str:
+    return "".join(pieces_of(tokenizer, ids, spaces=False, **given))
 
 
 def test_spaces_are_left_out_between_special_tokens_of_the_output_and_nowhere_else() -> None:
     tokenizer = Tokenizer(words())
-    ids = ids_of(tokenizer)
-    assert text_of(tokenizer, ids, spaces=True) == tokenizer.decode(ids, False) == " ".join(SPECIAL_AND_OTHER)
-    assert text_of(tokenizer, ids, spaces=False) == "The <|im_start|><|im_end|><s> fox <s> dog </s></s>"
-    assert text_of(tokenizer, ids, spaces=False, skip=True) == tokenizer.decode(ids, True)
-    assert text_of(tokenizer, ids[2:4], spaces=False, prompt=ids[:2]) == " <|im_end|><s>"
+    ids = [tokenizer.vocabulary().index(token) for token in SPECIAL_AND_OTHER]
+    assert "".join(pieces_of(tokenizer, ids, skip=False)) == tokenizer.decode(ids, False) == " ".join(SPECIAL_AND_OTHER)
+    assert text_without_spaces(tokenizer, ids, skip=False) == "The <|im_start|><|im_end|><s> fox <s> dog </s></s>"
+    assert text_without_spaces(tokenizer, ids, skip=True) == tokenizer.decode(ids, True)
+    assert text_without_spaces(tokenizer, ids[2:4], skip=False, prompt=ids[:2]) == " <|im_end|><s>"
 
 
 @pytest.mark.parametrize("backend", [byte_level, byte_fallback])
@@ -283,7 +280,7 @@ def test_tokenizers_that_write_no_spaces_are_left_as_they_are(backend: object) -
     tokenizer = Tokenizer(backend())  # type: ignore[operator]
     text = "The fox<s></s>\u65e5\u672c<|im_start|><|im_end|> dog<s>"
     ids = tokenizer.encode(text)
-    assert text_of(tokenizer, ids, spaces=False) == tokenizer.decode(ids, False)
+    assert text_without_spaces(tokenizer, ids, skip=False) == tokenizer.decode(ids, False)
 
 
 def test_a_tokenizer_whose_text_cannot_be_streamed_is_refused() -> None:
