@@ -147,15 +147,8 @@ def test_with_permission_the_code_of_a_tokenizer_runs(own_tokenizer: Path) -> No
     assert ran() == "t"
 
 
-def test_the_command_line_gives_permission(own_model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", str(own_model), "ab", "--max-tokens", "3"]
-    assert run(arguments) == 1
-    assert "--trust-remote-code" in capfd.readouterr().err
-    assert run([*arguments, "--trust-remote-code"]) == 0
-    assert "m" in ran()
-
-
 COMMANDS = {
+    "generate": ["ab", "--max-tokens", "3"],
     "explain": ["ab", "--draft", "ngram", "--max-tokens", "3", "--no-chat"],
     "doctor": [],
     "bench run": ["--draft", "ngram", "--prompts", "prompts.jsonl", "--max-tokens", "3", "--repeats", "1"],

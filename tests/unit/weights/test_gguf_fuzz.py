@@ -17,9 +17,9 @@ import pytest
 import gguf_mutants
 from block_files import written
 from draftree.core.errors import ModelLoadError
-from draftree.weights.cache import Cache
 from draftree.weights.gguf_file import MAX_ITEMS, GgufFile
 from gguf_mutants import header, key, tensor, text
+from private_cache import private_cache
 
 STRING, ARRAY, UINT8, UINT32 = 8, 9, 0, 4
 HUGE = 1 << 62
@@ -77,14 +77,9 @@ def test_damaged_headers(name: str, tmp_path: Path) -> None:
 
 
 def run_mutants(action: str, path: Path, count: int, folder: Path) -> dict[str, Any]:
-    root = folder / "cache"
-    root.mkdir()
-    native = Cache().root / "native"
-    native.mkdir(parents=True, exist_ok=True)
-    (root / "native").symlink_to(native)
-    environment = os.environ | {"DRAFTREE_CACHE": str(root), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    own = {"DRAFTREE_CACHE": private_cache(folder / "cache"), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, gguf_mutants.__file__, action, str(path), "0", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | own)
     assert done.stdout, f"the process ended with {done.returncode}: {done.stderr[-2000:]}"
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert not found["wrong"], found

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
 from draftree.loading.load import load_model
-from draftree.weights.cache import Cache
 from draftree.weights.packed_checkpoint import PackedCheckpoint
 from packed_samples import AWQ, COMPRESSED, GPTQ, awq, compressed, gptq, packed_folder
+from private_cache import private_cache
 
 Tensors = dict[str, Tensor]
 METHODS: dict[str, tuple[dict[str, Any], Callable[..., Tensors]]] = {
@@ -179,11 +179,7 @@ def test_changed_checkpoints_are_read_or_refused(folder: Path, tmp_path: Path) -
 def test_changed_checkpoints_are_loaded_or_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native, root = Cache().root / "native", tmp_path / "cache"
-    native.mkdir(parents=True, exist_ok=True)
-    root.mkdir()
-    (root / "native").symlink_to(native)
-    monkeypatch.setenv("DRAFTREE_CACHE", str(root))
+    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
     outcomes = Counter[str]()
     for seed in range(1000, 1015):
         write_mutant(folder, tmp_path / "mutant", seed)

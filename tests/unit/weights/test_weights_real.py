@@ -80,10 +80,10 @@ def test_a_model_matches_the_catalogue(name: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.weights
 @pytest.mark.parametrize("name", CATALOGUE)
-@pytest.mark.parametrize("text", TEXTS)
-def test_texts_come_back_exactly(name: str, text: str) -> None:
+def test_texts_come_back_exactly(name: str) -> None:
     tokenizer = tokenizer_of(name)
-    assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
 
 
 @pytest.mark.weights
@@ -91,10 +91,6 @@ def test_smollm2_answers_in_its_chat_format() -> None:
     tokenizer = tokenizer_of("smollm2-135m-instruct")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    assert (start, end) == (1, 2)
-    assert (ids.count(start), ids.count(end)) == (3, 2)
-    assert tokenizer.eos_token_id == end
     assert greedy("smollm2-135m-instruct", ids, 20) == "The capital of France is Paris."
 
 
