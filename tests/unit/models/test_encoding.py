@@ -52,16 +52,6 @@ def test_a_pass_comes_back_as_it_was() -> None:
     assert (found.jobs[0].tokens, found.jobs[0].logits_at) == ([1, 2], [1])
 
 
-def test_edits_come_back_as_they_were() -> None:
-    model = TableLM(hashed(VOCAB, seed=5))
-    slots = [model.open(), model.open()]
-    edits: list[Edit] = [Commit(slots[0], [0, 2], [3]), Truncate(slots[1], 4), Fork(slots[0], 1), Close(slots[1])]
-    data = json.loads(json.dumps(encode_edits(edits)))
-    assert decode_edits(data, dict(enumerate(slots))) == edits
-    with pytest.raises(KeyError):
-        decode_edits(data, {})
-
-
 def test_a_replica_that_replays_passes_and_edits_has_the_same_slots_and_rows() -> None:
     chance = random.Random(1)
     leader, replica = TableLM(hashed(VOCAB, seed=5), num_features=2), Replica()
@@ -88,6 +78,15 @@ def grown(slot: Slot, chance: random.Random) -> Extend:
     start, count = slot.num_tentative, chance.randint(1, 4)
     parents = [chance.randint(-1, start + node - 1) for node in range(count)]
     return Extend(slot, [chance.randrange(VOCAB) for _ in range(count)], parents)
+
+
+def test_edits_of_unknown_slots_are_refused() -> None:
+    model = TableLM(hashed(VOCAB, seed=5))
+    slot = model.open()
+    data = json.loads(json.dumps(encode_edits([Commit(slot, [0, 2], [3])])))
+    assert decode_edits(data, {0: slot}) == [Commit(slot, [0, 2], [3])]
+    with pytest.raises(KeyError):
+        decode_edits(data, {})
 
 
 def edit_of(slot: Slot, chance: random.Random) -> Edit:

@@ -80,15 +80,6 @@ def test_a_vocabulary_without_a_leading_space_takes_texts_as_they_are() -> None:
     assert tokenizer.decode(encoded.ids) == "the and"
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("smollm", ["1", "2", "ab", "Ġ", "1"]), ("gpt-2", ["12", "ab", "Ġ1"])])
-def test_byte_level_vocabularies_split_digits_where_they_were_trained_so(rule: str, expected: list[str]) -> None:
-    pieces = ["1", "2", "a", "b", "Ġ", "12", "ab", "Ġ1"]
-    tokenizer = byte_level_tokenizer(pieces, ["1 2", "a b", "Ġ 1"], rule=rule)
-    encoded = tokenizer.encode("12ab 1")
-    assert encoded.tokens == expected
-    assert tokenizer.decode(encoded.ids) == "12ab 1"
-
-
 def test_llama_3_takes_whole_words_and_qwen_2_composes_accents() -> None:
     alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "abc"]
     llama = byte_level_tokenizer(alphabet, [], rule="llama-bpe")
