@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,10 @@ def test_an_index_names_files_of_its_folder_only(index: Any, copy: Path) -> None
         check_model_folder(copy)
 
 
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+
+
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
@@ -173,10 +179,19 @@ def test_an_index_names_files_of_its_folder_only(index: Any, copy: Path) -> None
 def test_absurd_configurations_are_refused_before_a_model_is_built(
     sizes: dict[str, Any], words: str, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text("utf-8")) | sizes))
+    change(copy / "config.json", **sizes)
     monkeypatch.setattr(load, "read_model", lambda *_, **__: pytest.fail("the model is built"))
     with pytest.raises(ModelLoadError, match=words):
         load.load_model(copy)
+
+
+def test_the_command_line_refuses_absurd_configurations_without_torch(copy: Path) -> None:
+    change(copy / "config.json", num_hidden_layers=1_000_000)
+    code = "import sys; from draftree.cli.main import run; run(sys.argv[1:]); print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code, "generate", str(copy), "ab"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.stdout == "False\n"
+    assert "num_hidden_layers=1000000" in done.stderr
 
 
 def test_a_gguf_file_of_absurd_sizes_is_refused_before_anything_is_made(

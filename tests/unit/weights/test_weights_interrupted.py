@@ -6,11 +6,11 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CatalogueEntry
 from draftree.weights.install import install_entry
@@ -27,14 +27,14 @@ def cache(tmp_path: Path) -> Cache:
 
 
 SCRIPT = """
-import pickle, sys, time
+import os, pickle, time
 from pathlib import Path
 from draftree.weights.cache import Cache
 from draftree.weights.install import install_entry
 
 def tell(step, done, total):
     if step == {step!r} and done:
-        print("now", flush=True)
+        print(os.getpid(), flush=True)
         if step == "convert":
             time.sleep(600)
 
@@ -42,25 +42,24 @@ install_entry(pickle.loads({entry!r}), Cache(Path({root!r})), progress=tell)
 """
 
 
-def started(entry: CatalogueEntry, cache: Cache, step: Step, registry: Registry) -> subprocess.Popen[str]:
-    """Start a process that installs the model, and wait until it is in this step."""
+def started(
+    entry: CatalogueEntry, cache: Cache, step: Step, registry: Registry
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start a program that installs the model, wait until it is in this step, and return it with its children."""
     script = SCRIPT.format(step=step, entry=pickle.dumps(entry), root=str(cache.root))
     process = subprocess.Popen(
-        [sys.executable, "-c", script],
+        [*forked.python(), "-c", script],
         env=os.environ | client_settings(registry.address),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "now\n", process.communicate()[1]
+    number = process.stdout.readline().strip()
+    assert number, process.communicate()[1]
     assert any(cache.work.glob("sample.part-*")), "the interruption was too late to test anything"
-    return process
-
-
-def child_processes(process: int) -> list[int]:
-    listed = Path(f"/proc/{process}/task/{process}/children")
-    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+    children = Path(f"/proc/{number}/task/{number}/children")
+    return process, [int(child) for child in children.read_text().split()] if children.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -77,8 +76,7 @@ def test_a_signal_leaves_nothing_half_done_and_no_client_running(
 ) -> None:
     entry = sample_entry(registry, SOURCE, parts=2)
     with serving(archives(entry, SOURCE), drip_seconds=0.2 if step == "download" else 0.0) as server:
-        process = started(entry, cache, step, server)
-        children = child_processes(process.pid)
+        process, children = started(entry, cache, step, server)
         assert bool(children) == (step == "download")
         process.send_signal(sent)
         _, said = process.communicate(timeout=600)
@@ -92,7 +90,7 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next_one(cache: Cache)
     entry = sample_entry("pypi", SOURCE, parts=2)
     with serving(archives(entry, SOURCE)) as server, pytest.MonkeyPatch.context() as patch:
         point_clients_to(server.address, patch)
-        process = started(entry, cache, "convert", server)
+        process, _ = started(entry, cache, "convert", server)
         process.kill()
         process.communicate()
         assert list(cache.work.glob("sample.part-*"))

@@ -56,10 +56,10 @@ def test_texts_are_cut_as_sentencepiece_cuts_them(text: str, tokenizer: PreTrain
 
 
 @given(text=st.text(alphabet=st.characters(exclude_characters="▁", exclude_categories=["Cs"])))
-@example("  two   spaces ")
-@example("\n\ttabs\n")
-@example("日本語 🙂👩‍👩‍👧")
-@example("<0x0A>\x00é\u00a0")
+@example(text="  two   spaces ")
+@example(text="\n\ttabs\n")
+@example(text="日本語 🙂👩‍👩‍👧")
+@example(text="<0x0A>\x00é\u00a0")
 def test_any_text_comes_back_exactly(text: str, tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids) == text
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
