@@ -1,4 +1,4 @@
-"""With all planners, rules, batches and lengths the text equals plain decoding's."""
+"""With all planners, batches and lengths the text equals plain decoding's."""
 
 from __future__ import annotations
 
@@ -46,44 +46,13 @@ def planner_specs() -> list[str]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=2-2-1"])
 @pytest.mark.parametrize("plan", planner_specs())
-def test_no_planner_changes_the_text(plan: str, temperature: float, folder: Path) -> None:
-    drafts = ["ngram,min=1", f"model:{folder}", f"model:{folder},tree=2-2-1"]
-    for draft in drafts if temperature else drafts[:1]:
-        done = LLM(target("llama"), draft, plan=plan).generate(PROMPTS, sampling(temperature))
-        assert [d.token_ids for d in done] == plain(temperature), draft
-        if plan == "fixed:0":
-            assert sum(d.stats.draft_tokens for d in done) == 0
-
-
-@pytest.mark.parametrize("verify", ["coupled", "match"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("shape", ["chain", "best-8", "2-1-2", "iid-2-2", "wor-3-1"])
-def test_rules_that_walk_along_picks_change_nothing(verify: str, temperature: float, shape: str, folder: Path) -> None:
-    llm = LLM(target("llama"), f"model:{folder},tree={shape}", verify=verify, plan="fixed")
-    done = llm.generate(PROMPTS, sampling(temperature))
+def test_no_planner_changes_the_text(plan: str, draft: str, temperature: float, folder: Path) -> None:
+    done = LLM(target("llama"), draft.format(folder), plan=plan).generate(PROMPTS, sampling(temperature))
     assert [d.token_ids for d in done] == plain(temperature)
-    assert sum(d.stats.accepted_tokens for d in done) > 0
-
-
-@pytest.mark.parametrize(
-    ("verify", "draft"),
-    [
-        ("token", "ngram,min=1"),
-        ("token", "model:{}"),
-        ("block", "ngram,min=1"),
-        ("block", "model:{}"),
-        ("multistep", "model:{},tree=iid-2-2"),
-        ("multistep", "model:{},tree=iid-2-1+ngram,min=1"),
-        ("recursive", "model:{},tree=wor-2-2"),
-        ("traversal", "model:{},tree=wor-2-2"),
-        ("traversal", "model:{},tree=iid-2-2"),
-    ],
-)
-def test_rules_with_draft_distributions_are_greedy_at_temperature_zero(verify: str, draft: str, folder: Path) -> None:
-    done = LLM(target("llama"), draft.format(folder), verify=verify).generate(PROMPTS, sampling(0.0))
-    assert [d.token_ids for d in done] == plain(0.0)
-    assert sum(d.stats.accepted_tokens for d in done) > 0
+    if plan == "fixed:0":
+        assert sum(d.stats.draft_tokens for d in done) == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -67,6 +67,7 @@ DRAFTS = [
     "model:{},k=4",
     "ngram,min=1,k=3+model:{},tree=best-6,k=3",
     "early-exit:1,tree=best-6,k=3+layer-skip,mlp=1,k=4",
+    "lookahead,window=6,n=4",
 ]
 
 

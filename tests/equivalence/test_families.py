@@ -16,6 +16,7 @@ from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from families import (
     CACHED,
+    DIVIDED,
     REFUSED,
     REFUSED_OTHERWISE,
     SLOTTED,
@@ -108,31 +109,38 @@ def test_plain_decoding_is_transformers_greedy(family: str) -> None:
         assert list(ours) == theirs, gap_where_they_part(family, prompt, list(ours), theirs)
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("family", DECODED)
-def test_copied_drafts_change_nothing(family: str, temperature: float) -> None:
-    done = write(family, "ngram,min=1,k=4", temperature)
+def drafted(family: str, draft: str, temperature: float, drafters: Path) -> tuple[int, int]:
+    """Require the text of plain decoding; return the numbers of accepted and of drafted tokens."""
+    done = write(family, draft.format(drafter_folder(family, drafters)) if "{}" in draft else draft, temperature)
     assert tuple(d.token_ids for d in done) == plain(family, temperature)
-    assert sum(d.stats.draft_tokens for d in done) > 0
+    return sum(d.stats.accepted_tokens for d in done), sum(d.stats.draft_tokens for d in done)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["ngram,min=1,k=4", "model:{},k=3"])
 @pytest.mark.parametrize("family", DECODED)
-def test_a_model_that_drafts_chains_changes_nothing(family: str, temperature: float, drafters: Path) -> None:
-    done = write(family, f"model:{drafter_folder(family, drafters)},k=3", temperature)
-    assert tuple(d.token_ids for d in done) == plain(family, temperature)
-    accepted, drafted = (sum(getattr(d.stats, f"{kind}_tokens") for d in done) for kind in ("accepted", "draft"))
-    assert 0 < accepted < drafted, "the drafter must be right now and then, and wrong now and then"
+def test_chains_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
+    accepted, num_drafted = drafted(family, draft, temperature, drafters)
+    assert num_drafted > 0
+    if "model" in draft:
+        assert 0 < accepted < num_drafted, "the drafter must be right now and then, and wrong now and then"
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize(
+    "draft", ["model:{},tree=best-6,k=3", "ngram,min=1,k=3+model:{},tree=2-2", "lookahead,window=6,n=4"]
+)
 @pytest.mark.parametrize("family", SLOTTED)
-def test_a_model_that_drafts_trees_changes_nothing(family: str, temperature: float, drafters: Path) -> None:
-    folder = drafter_folder(family, drafters)
-    draft = f"model:{folder},tree=best-6,k=3" if temperature else f"ngram,min=1,k=3+model:{folder},tree=2-2"
-    done = write(family, draft, temperature)
-    assert tuple(d.token_ids for d in done) == plain(family, temperature)
-    assert sum(d.stats.accepted_tokens for d in done) > 0
+def test_trees_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
+    accepted, _ = drafted(family, draft, temperature, drafters)
+    assert accepted > 0 or "model" not in draft
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("draft", ["ngram,min=1+early-exit:1,tree=best-8", "layer-skip,attention=1,tree=2-1-1"])
+@pytest.mark.parametrize("family", sorted(DIVIDED - {"roberta"}))
+def test_parts_of_the_model_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
+    drafted(family, draft, temperature, drafters)
 
 
 @pytest.mark.parametrize("draft", [None, "model"])

@@ -1,39 +1,47 @@
-"""A head that always drafts changes no text, whatever its weights, target, shape, rule, prompts and controls."""
+"""A head that always drafts changes no text, whatever its kind, weights, kernels, shape, rule, prompts and controls."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, DraftreeError
+from draftree.drafters import head as head_drafter
+from draftree.heads import native_passes
 from draftree.heads.folders import write_head
+from draftree.heads.layouts.mtp import layer_config
+from draftree.heads.layouts.values import Values
+from draftree.heads.mtp import MtpHead
+from draftree.heads.native_passes import NativePasses
+from draftree.heads.passes import HeadPasses
+from draftree.heads.torch_passes import TorchPasses
+from draftree.heads.vocabulary import DraftVocabulary
 from families import VOCAB_SIZE, drafter_folder, prompts, target
 from head_samples import head_config, random_head
+from target_heads import BLOCKS, TARGET, head_folder
 
 RAGGED = prompts(3, 17, 9)
-WIDTH = 64
-SIZES: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
-TREES = ["", ",tree=best-9", ",tree=1-2-2,k=2"]
-TABLE_FAMILIES = ["gemma2", "gpt2", "qwen3_moe"]
+TEMPERATURES = (0.0, 1.0)
+IN_C: dict[str, Any] = {"head_dim": 16, "intermediate": 96}
+"""Sizes of a head that the native kernels run."""
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+}
 
 in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-
-def head_folder(where: Path, variant: str = "eagle3", *, width: int = WIDTH, **values: Any) -> Path:
-    name = "-".join([variant, str(width), *map(str, values.values())])
-    folder = where / name.replace(", ", "_")  # a comma begins an option of a spec
-    sizes: dict[str, Any] = {"target_hidden": width, "hidden": width, "vocab_size": VOCAB_SIZE, "max_length": 128}
-    full = variant in ("eagle", "eagle-own", "eagle3-full")
-    sizes["draft_vocab_size"] = VOCAB_SIZE if full else 60
-    write_head(random_head(head_config(variant, **{**sizes, **values}), scale=0.2), folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +51,20 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **SIZES)
+    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **TARGET)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[HeadPasses]:
+    """Passes of heads that were made, in order."""
+    found: list[HeadPasses] = []
+
+    def noting(*args: Any) -> HeadPasses:
+        found.append(native_passes.passes_of(*args))
+        return found[-1]
+
+    monkeypatch.setattr(head_drafter, "passes_of", noting)
+    return found
 
 
 def params(temperature: float, **more: Any) -> SamplingParams:
@@ -54,53 +75,87 @@ def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
     return [done.token_ids for done in llm.generate(RAGGED, params(temperature, **more))]
 
 
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-full"])
-def test_passes_through_torch(model: Path, where: Path, variant: str, tree: str) -> None:
+@pytest.mark.parametrize("tree", ["", ",tree=best-9", ",tree=1-2-2,k=2"])
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-full", *BLOCKS])
+def test_every_kind_through_torch(model: Path, where: Path, variant: str, tree: str) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
     plain = LLM(model, **options)
     fast = LLM(model, f"head:{head_folder(where, variant)}{tree}", plan="fixed", **options)
-    for temperature in (0.0, 1.0):
-        assert ids(fast, temperature) == ids(plain, temperature)
+    for temperature in TEMPERATURES:
+        done = fast.generate(RAGGED, params(temperature))
+        assert [one.token_ids for one in done] == ids(plain, temperature)
+        assert sum(one.stats.draft_tokens for one in done) > 20
     fast.engine.check_integrity()
 
 
 @in_c
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "ngram,min=1+{}", "{},k=2+suffix,min=1"])
-def test_passes_in_c_write_the_same_text_by_their_bits(model: Path, where: Path, draft: str, dtype: str) -> None:
-    spec = draft.format(f"head:{head_folder(where)}")
-    plain, fast = LLM(model, dtype=dtype, exact=True), LLM(model, spec, dtype=dtype, exact=True, plan="fixed")
-    for temperature in (0.0, 1.0):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "ngram,min=1+{},k=2"])
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
+def test_native_kernels_write_the_same_text_by_their_bits(
+    model: Path, where: Path, made: list[HeadPasses], kind: str, variant: str, draft: str
+) -> None:
+    options = KINDS[kind] | {"exact": True}
+    spec = draft.format(f"head:{head_folder(where, variant, **IN_C)}")
+    plain, fast = LLM(model, **options), LLM(model, spec, plan="fixed", **options)
+    assert isinstance(made[-1], TorchPasses if variant == "eagle" else NativePasses)
+    for temperature in TEMPERATURES:
+        wanted = ids(plain, temperature)
         done = fast.generate(RAGGED, params(temperature))
-        assert [one.token_ids for one in done] == ids(plain, temperature)
-        assert sum(one.stats.draft_tokens for one in done) > 100
-        assert [fast.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED] == ids(plain, temperature)
+        assert [one.token_ids for one in done] == wanted
+        assert sum(one.stats.draft_tokens for one in done) > 60
+        assert [fast.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED] == wanted
     fast.engine.check_integrity()
 
 
-def test_random_drafts_are_accepted_now_and_then(model: Path, where: Path) -> None:
-    """At temperature 1 a random head agrees with the target sometimes, so accepted paths are rebuilt."""
-    fast = LLM(model, f"head:{head_folder(where)},tree=best-16", plan="fixed", dtype="float32")
-    done = fast.generate(RAGGED, params(1.0, max_tokens=48))
-    assert sum(one.stats.accepted_tokens for one in done) > 0
+@in_c
+@pytest.mark.parametrize(("kind", "quantization"), [("float32", None), ("bfloat16", "int8"), ("int8", "int8")])
+def test_weights_have_8_bits_unless_the_target_is_float32(
+    model: Path, where: Path, made: list[HeadPasses], kind: str, quantization: str | None
+) -> None:
+    LLM(model, f"head:{head_folder(where, **IN_C)}", plan="fixed", **KINDS[kind])
+    (passes,) = made
+    assert isinstance(passes, NativePasses)
+    assert passes.quantization == quantization
 
 
-@pytest.mark.parametrize("family", TABLE_FAMILIES)
+@in_c
+def test_drafts_of_native_kernels_are_those_of_torch(model: Path, where: Path, made: list[HeadPasses]) -> None:
+    """With float32 both make the same drafts, so that rounds and accepted tokens agree."""
+    spec, counts = f"head:{head_folder(where, **IN_C)},tree=best-9", []
+    for kernels, kind in (("native", NativePasses), ("torch", TorchPasses)):
+        llm = LLM(model, spec, plan="fixed", dtype="float32", kernels=kernels)
+        assert isinstance(made[-1], kind)
+        done = llm.generate(RAGGED, params(1.0, max_tokens=40))
+        counts.append([(one.stats.rounds, one.stats.draft_tokens, one.stats.accepted_tokens) for one in done])
+    assert counts[0] == counts[1]
+    assert sum(accepted for _, _, accepted in counts[0]) > 0, "accepted paths are rebuilt"
+
+
+@in_c
+def test_a_head_that_c_does_not_support_runs_in_torch(
+    model: Path, where: Path, made: list[HeadPasses], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(model, f"head:{head_folder(where, **IN_C, activation='relu')}", plan="fixed", dtype="float32")
+    assert isinstance(made[-1], TorchPasses)
+    assert "head of kind 'eagle3': kernels: torch (its activation is relu" in caplog.text
+    assert ids(llm, 1.0) == ids(LLM(model, dtype="float32"), 1.0)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "qwen3_moe"])
 def test_other_families(family: str, where: Path) -> None:
-    folder = head_folder(where, width=32, features=(0, 1, -1))
+    folder = head_folder(where, target_hidden=32, hidden=32, features=(0, 1, -1))
     assert ids(LLM(target(family), f"head:{folder}", plan="fixed"), 1.0) == ids(LLM(target(family)), 1.0)
 
 
-@pytest.mark.parametrize("verify", ["match", "token", "block", "traversal"])
-def test_rules_take_their_chains(model: Path, where: Path, verify: str) -> None:
-    fast = LLM(model, f"head:{head_folder(where)}", verify=verify, dtype="float32")
-    assert ids(fast, 0.0) == ids(LLM(model, dtype="float32"), 0.0)
-
-
-@pytest.mark.parametrize("tree", ["iid-2-2", "wor-2-2"])
-def test_rules_take_their_draws(model: Path, where: Path, tree: str) -> None:
-    fast = LLM(model, f"head:{head_folder(where)},tree={tree}", verify="traversal", dtype="float32")
+@pytest.mark.parametrize(
+    ("verify", "tree"),
+    [*((verify, "") for verify in ("match", "token", "block", "traversal")),
+     *(("traversal", f",tree={tree}") for tree in ("iid-2-2", "wor-2-2"))],
+)  # fmt: skip
+def test_rules_take_their_chains_and_draws(model: Path, where: Path, verify: str, tree: str) -> None:
+    fast = LLM(model, f"head:{head_folder(where)}{tree}", verify=verify, dtype="float32")
     assert ids(fast, 0.0) == ids(LLM(model, dtype="float32"), 0.0)
     assert len(ids(fast, 1.0)) == len(RAGGED)
 
@@ -126,18 +181,17 @@ def test_planners(model: Path, where: Path, plan: str) -> None:
     assert ids(fast, 1.0) == ids(LLM(model, dtype="float32"), 1.0)
 
 
-def test_chunks_cached_prefixes_and_windows(model: Path, where: Path) -> None:
-    """A long text in chunks, then others that begin alike; the window of the head is much shorter."""
+@pytest.mark.parametrize(("variant", "values"), [("eagle3", {"max_length": 24}), ("dspark", {"markov_type": "rnn"})])
+def test_chunks_cached_prefixes_and_windows(model: Path, where: Path, variant: str, values: dict[str, Any]) -> None:
+    """A long text in chunks, then others that begin alike; the window of the first head is much shorter."""
     long = prompts(70)[0]
-    spec = f"head:{head_folder(where, max_length=24)},tree=best-9"
+    spec = f"head:{head_folder(where, variant, **values)},tree=best-9"
     plain = LLM(model, dtype="float32", prefix_cache_size=0)
     fast = LLM(model, spec, plan="fixed", dtype="float32", prefill_chunk_size=16, prefix_cache_size=4)
     for text in (long, long[:50], [*long[:60], 5, 6, 7], long, [*long, 9]):
-        for temperature in (0.0, 1.0):
-            assert (
-                fast.generate(text, params(temperature))[0].token_ids
-                == plain.generate(text, params(temperature))[0].token_ids
-            )
+        for given in (params(0.0), params(1.0, n=2)):
+            texts = [[done.token_ids for done in llm.generate(text, given)] for llm in (fast, plain)]
+            assert texts[0] == texts[1]
             fast.engine.check_integrity()
     assert fast.prefix_stats.hits > 0
 
@@ -160,15 +214,8 @@ def test_many_requests_leave_no_row_behind(model: Path, where: Path) -> None:
     texts = [[*begin[: 5 + 4 * (i % 8)], *(1 + (i * j) % 90 for j in range(1, 4 + i % 5))] for i in range(20)]
     asked = [params(float(i % 2), max_tokens=4 + i % 9, seed=i) for i in range(20)]
     plain = LLM(model, dtype="float32", prefix_cache_size=0)
-    fast = LLM(
-        model,
-        f"head:{head_folder(where)},tree=best-9",
-        plan="fixed",
-        dtype="float32",
-        max_batch_size=4,
-        prefill_chunk_size=8,
-        prefix_cache_size=3,
-    )
+    limits: dict[str, Any] = {"max_batch_size": 4, "prefill_chunk_size": 8, "prefix_cache_size": 3}
+    fast = LLM(model, f"head:{head_folder(where)},tree=best-9", plan="fixed", dtype="float32", **limits)
     wanted = [done.token_ids for done in plain.generate(texts, asked)]
     for _ in range(2):
         assert [done.token_ids for done in fast.generate(texts, asked)] == wanted
@@ -181,31 +228,21 @@ def test_many_requests_leave_no_row_behind(model: Path, where: Path) -> None:
     assert [done.token_ids for done in fast.generate(texts, asked)] == wanted
 
 
-def test_several_texts_of_one_prompt(model: Path, where: Path) -> None:
-    fast = LLM(model, f"head:{head_folder(where)}", plan="fixed", dtype="float32")
-    plain = LLM(model, dtype="float32")
-    wanted, found = ([d.token_ids for d in llm.generate(RAGGED[1], params(1.0, n=3))] for llm in (plain, fast))
-    assert found == wanted
-    fast.engine.check_integrity()
-
-
 @pytest.mark.parametrize(
-    ("values", "error", "words"),
+    ("values", "words"),
     [
-        ({"width": 32}, ConfigurationError, "hidden states of 32, and this one has 64"),
-        ({"vocab_size": 90, "draft_vocab_size": 60}, ConfigurationError, "a vocabulary of 90, and this one has 96"),
-        ({"features": (1, 2, 9)}, ConfigurationError, "9"),
+        ({"target_hidden": 32, "hidden": 32}, "hidden states of 32, and this one has 64"),
+        ({"vocab_size": 90, "draft_vocab_size": 60}, "a vocabulary of 90, and this one has 96"),
+        ({"features": (1, 2, 9)}, "9"),
     ],
 )
-def test_heads_of_other_targets_are_refused(
-    model: Path, where: Path, values: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
+def test_heads_of_other_targets_are_refused(model: Path, where: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
         LLM(model, f"head:{head_folder(where, **values)}", dtype="float32")
 
 
 def test_targets_without_hidden_states_are_refused(where: Path) -> None:
-    folder = head_folder(where, width=32, features=(0, 1, -1))
+    folder = head_folder(where, target_hidden=32, hidden=32, features=(0, 1, -1))
     with pytest.raises(ConfigurationError, match="hidden states"):
         LLM(target("bart"), f"head:{folder}")
 
@@ -230,3 +267,48 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         texts.append(json.loads(capsys.readouterr().out))
     assert texts[0]["text"] == texts[1]["text"]
     assert texts[1]["stats"]["draft_tokens"] > 0
+
+
+GLM: dict[str, Any] = {
+    "model_type": "glm4_moe", "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48,
+    "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 128, "eos_token_id": None,
+    "bos_token_id": 1, "pad_token_id": 0, "use_qk_norm": True,
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    "model_type": "deepseek_v3", "num_key_value_heads": 4, "n_group": 2, "kv_lora_rank": 8, "q_lora_rank": 12,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+}  # fmt: skip
+DEEPSEEK = {name: value for name, value in {**GLM, **LATENT}.items() if name not in ("head_dim", "use_qk_norm")}
+TARGETS = {"glm": GLM, "deepseek": DEEPSEEK}
+
+
+def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
+    """A random target whose folder also has an MTP layer."""
+    known = dict(values)
+    config: Any = AutoConfig.for_model(known.pop("model_type"), **known)
+    loader: Any = AutoModelForCausalLM
+    torch.manual_seed(5)
+    loader.from_config(config).save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    layer = Values(json.loads((folder / "config.json").read_text()))
+    head = MtpHead(layer_config(layer, depth=1, target_name=""), DraftVocabulary.full(VOCAB_SIZE))
+    for name, part in head.state_dict().items():
+        theirs = name.replace("block.", "", 1) if name.startswith("block.") else name
+        theirs = "shared_head.norm.weight" if theirs == "norm.weight" else theirs
+        spread = torch.randn(part.shape) * 0.3
+        stored[f"model.layers.2.{theirs}"] = 1 + spread if "norm" in name else spread
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("tree", ["", ",k=3", ",tree=best-9,k=3"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_mtp_layer_of_a_target_drafts_for_it(name: str, tree: str, tmp_path: Path) -> None:
+    folder = target_with_mtp(TARGETS[name], tmp_path / "target")
+    plain, fast = LLM(folder, dtype="float32"), LLM(folder, f"head:{folder}{tree}", plan="fixed", dtype="float32")
+    for temperature in TEMPERATURES:
+        assert ids(fast, temperature) == ids(plain, temperature)
+    assert fast.generate(RAGGED[0], params(0.0))[0].stats.draft_tokens > 10
+    fast.engine.check_integrity()

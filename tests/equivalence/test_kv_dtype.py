@@ -18,7 +18,7 @@ from draftree.loading.load import load_model
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
 from draftree.models.native.model import NativeModel
-from families import drafter_folder, fresh
+from families import fresh
 from native_builds import BUILDS, built
 from native_samples import DTYPES, lowered, text
 from native_seq2seq import model_of
@@ -132,21 +132,6 @@ def test_a_token_takes_half_the_memory(folder: Path) -> None:
     assert wide.footprint.token == numbers * 2 * plan.head_dim
     assert narrow.footprint.token == numbers * (plan.head_dim + 4)
     assert (wide.footprint.weights, wide.dtype) == (narrow.footprint.weights, narrow.dtype)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("draft", ["ngram,min=1", "model:{},tree=best-9", "quantized:int4,k=4"])
-def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, draft: str, temperature: float) -> None:
-    params = SamplingParams(max_tokens=80, temperature=temperature, seed=4)
-    prompts = [text(9), text(60), text(3)]
-    how: dict[str, Any] = {"kv_dtype": "int8", "dtype": "bfloat16", "exact": True}
-    plain = LLM(folder, max_batch_size=1, **how).generate(prompts, params)
-    draft = draft.format(drafter_folder("llama", tmp_path, **SIZES))
-    llm = LLM(folder, draft, plan="fixed", prefill_chunk_size=7, **how)
-    for _ in range(2):  # the second time, prefixes are found in finished slots
-        done = llm.generate(prompts, params)
-        assert [one.token_ids for one in done] == [one.token_ids for one in plain]
-        assert sum(one.stats.accepted_tokens for one in done) > 0
 
 
 def test_weights_that_are_streamed_have_such_keys_too(folder: Path) -> None:

@@ -11,24 +11,13 @@ import numpy as np
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.heads.folders import write_head
-from families import VOCAB_SIZE, drafter_folder, prompts
-from head_samples import head_config, random_head
+from families import drafter_folder, prompts
+from target_heads import TARGET, head_folder
 
 RAGGED = prompts(3, 17, 9)
-WIDTH = 64
-SIZES: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
 KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler"))]
 ALWAYS = "share=1,rate=0.3"
-
-
-def head_folder(where: Path, variant: str = "eagle3") -> Path:
-    sizes: dict[str, Any] = {"target_hidden": WIDTH, "hidden": WIDTH, "vocab_size": VOCAB_SIZE, "max_length": 128}
-    full = variant in ("eagle", "eagle3-full")
-    sizes["draft_vocab_size"] = VOCAB_SIZE if full else 60
-    folder = where / variant
-    write_head(random_head(head_config(variant, **sizes), scale=0.2), folder)
-    return folder
+THROUGH_TORCH: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +27,7 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **SIZES)
+    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **TARGET)
 
 
 def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
@@ -82,15 +71,8 @@ def test_draft_distributions_are_those_that_children_were_drawn_from(
 ) -> None:
     """Probabilities in a tree are those after correction: the drawn token must have some, and rules check the sums."""
     tree = {"recursive": ",tree=wor-2-2", "traversal": ",tree=wor-2-2", "multistep": ",tree=iid-2-2"}.get(verify, "")
-    fast = LLM(
-        model,
-        f"head:{head_folder(where)}{tree}",
-        verify=verify,
-        plan="fixed",
-        dtype="float32",
-        kernels="torch",
-        learn=f"server,{ALWAYS}",
-    )
+    spec = f"head:{head_folder(where)}{tree}"
+    fast = LLM(model, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
     drafter: Any = fast.engine.parts.drafter
@@ -116,11 +98,11 @@ def test_draft_distributions_are_those_that_children_were_drawn_from(
 
 @pytest.mark.parametrize("verify", ["token", "recursive"])
 def test_other_rules_write_the_target_s_text_when_greedy(model: Path, where: Path, verify: str) -> None:
-    options: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
-    fast = LLM(model, f"head:{head_folder(where)}", verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **options)
+    spec = f"head:{head_folder(where)}"
+    fast = LLM(model, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
-    assert ids(fast, 0.0) == ids(LLM(model, **options), 0.0)
+    assert ids(fast, 0.0) == ids(LLM(model, **THROUGH_TORCH), 0.0)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -157,14 +139,8 @@ def test_a_damaged_file_of_a_head_is_set_aside(
     model: Path, where: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def loaded() -> LLM:
-        return LLM(
-            model,
-            f"head:{head_folder(where)}",
-            plan="fixed",
-            dtype="float32",
-            kernels="torch",
-            learn=f"server,folder={tmp_path},{ALWAYS}",
-        )
+        learn = f"server,folder={tmp_path},{ALWAYS}"
+        return LLM(model, f"head:{head_folder(where)}", plan="fixed", learn=learn, **THROUGH_TORCH)
 
     first = loaded()
     texts = ids(first, 0.0)
@@ -179,15 +155,9 @@ def test_a_damaged_file_of_a_head_is_set_aside(
 
 
 def test_owners_learn_apart(model: Path, where: Path) -> None:
-    llm = LLM(
-        model,
-        f"head:{head_folder(where)}+suffix",
-        plan="fixed",
-        dtype="float32",
-        kernels="torch",
-        learn=f"key,{ALWAYS}",
-    )
-    plain = LLM(model, dtype="float32", kernels="torch")
+    spec = f"head:{head_folder(where)}+suffix"
+    llm = LLM(model, spec, plan="fixed", learn=f"key,{ALWAYS}", **THROUGH_TORCH)
+    plain = LLM(model, **THROUGH_TORCH)
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
     owners = ["a", "b", None]
     made = [llm.requests.sequences(ids, params, owner=owner)[0] for ids, owner in zip(RAGGED, owners, strict=True)]

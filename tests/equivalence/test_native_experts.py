@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree import LLM, SamplingParams
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
@@ -23,7 +21,7 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.shares import TeamMemory, divide
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
-from families import drafter_folder, fresh, prompts
+from families import fresh
 from native_builds import BUILDS, built
 from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
@@ -236,16 +234,3 @@ def test_a_model_with_experts_keeps_the_memory_of_its_weights_in_mind() -> None:
     assert isinstance(lm.decoder, NativeDecoder)
     assert lm.footprint.weights >= 2 * weights
     assert lm.footprint.row > native("mistral", "bfloat16").footprint.row
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", ["mixtral", "gpt_neox", "gemma2", "gpt_oss"])
-def test_drafted_texts_of_loaded_models_are_plain_ones(family: str, dtype: str, tmp_path: Path) -> None:
-    folder = drafter_folder(family, tmp_path, distance=0.0, **(SIZES | FAMILIES[family]))
-    sampling = SamplingParams(max_tokens=24, temperature=1.0, seed=3)
-    texts = []
-    for draft in (None, "ngram,min=1,k=4"):
-        llm = LLM(folder, draft, dtype=dtype, kernels="native")
-        assert llm.kernels.startswith("native")
-        texts.append([done.token_ids for done in llm.generate(prompts(8, 21), sampling)])
-    assert texts[0] == texts[1]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from draftree import LLM, SamplingParams
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
@@ -79,16 +77,3 @@ def test_unpacked_weights_make_the_same_model(family: str) -> None:
 def test_they_are_not_divided(family: str, reason: str) -> None:
     with pytest.raises(NativeUnavailableError, match=reason):
         divide(native(family).blueprint, 0, 2, TeamMemory.create())
-
-
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("family", ["cohere2", "glm4", "olmo3", "arcee"])
-def test_a_saved_model_writes_the_same_text_with_drafts(family: str, quantization: str | None, tmp_path: Path) -> None:
-    model_of(family, torch_dtype="float32").save_pretrained(tmp_path)
-    options: dict[str, Any] = {"quantization": quantization, "exact": True, "kernels": "native"}
-    params = SamplingParams(max_tokens=24, temperature=0.7, seed=3, ignore_eos=True)
-    prompts = [text(9) * 3, text(5) * 2]
-    plain = [one.token_ids for one in LLM(tmp_path, None, **options).generate(prompts, params)]
-    drafted = LLM(tmp_path, "ngram+quantized:int8" if quantization is None else "ngram", **options)
-    assert [one.token_ids for one in drafted.generate(prompts, params)] == plain
-    assert len(plain[0]) == 24

@@ -70,6 +70,16 @@ def test_a_story_model_as_target_and_as_its_own_drafter(draft: str, temperature:
         assert all(d.stats.accepted_tokens >= 0.9 * d.stats.draft_tokens for d in done)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_lookahead_leaves_the_story(temperature: float) -> None:
+    model, params = loaded_float32("stories15m"), SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    (plain,) = LLM(model).generate(TALES[1], params)
+    for draft in ("lookahead,window=0", "lookahead,window=6,n=4"):
+        (done,) = LLM(model, draft, plan="fixed").generate(TALES[1], params)
+        assert done.token_ids == plain.token_ids
+        assert done.stats.accepted_by_source["pool"]
+
+
 def test_a_story_that_fills_the_context_is_the_same() -> None:
     model = loaded_float32("stories15m")
     context = model.model.max_length

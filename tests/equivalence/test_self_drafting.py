@@ -17,7 +17,7 @@ from draftree.loading.layer_sets import LayerSet, place_of, store, stored_set
 from draftree.loading.load import load_model
 from draftree.models.base import ALL_LAYERS, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
-from families import DIVIDED, drafter_folder, fresh, prompts, target
+from families import drafter_folder, fresh, prompts, target
 from paced import steady
 from private_cache import private_cache
 
@@ -49,13 +49,6 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
     return [done.token_ids for done in llm.generate(RAGGED, params(temperature))]
 
 
-@pytest.mark.parametrize("family", sorted(DIVIDED - {"roberta"}))
-def test_no_family_changes_its_text(family: str) -> None:
-    plain = ids(LLM(target(family)), 1.0)
-    assert ids(LLM(target(family), "ngram,min=1+early-exit:1,tree=best-8", plan="fixed"), 1.0) == plain
-    assert ids(LLM(target(family), f"{SKIPPING},tree=2-1-1", plan="fixed"), 1.0) == plain
-
-
 @in_c
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", [*SELF_DRAFTING, "early-exit:1+layer-skip,mlp=1+ngram,min=1"])
@@ -66,19 +59,6 @@ def test_passes_in_c_write_the_same_text_by_their_bits(folder: Path, draft: str,
         assert [one.token_ids for one in done] == ids(plain, temperature)
         assert sum(one.stats.accepted_tokens for one in done) > 0
         assert [fast.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED] == ids(plain, temperature)
-
-
-@pytest.mark.parametrize("verify", ["match", "token", "block", "traversal"])
-@pytest.mark.parametrize("draft", ["early-exit:1", "layer-skip,attention=0"])
-def test_rules_take_their_chains(draft: str, verify: str) -> None:
-    assert ids(LLM(target("llama"), draft, verify=verify), 0.0) == ids(LLM(target("llama")), 0.0)
-
-
-@pytest.mark.parametrize("tree", ["iid-2-2", "wor-2-2"])
-@pytest.mark.parametrize("draft", ["early-exit:1", "layer-skip,attention=0"])
-def test_rules_take_their_draws(draft: str, tree: str) -> None:
-    llm = LLM(target("llama"), f"{draft},tree={tree}", verify="traversal")
-    assert ids(llm, 0.0) == ids(LLM(target("llama")), 0.0)
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=in_c)])

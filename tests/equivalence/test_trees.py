@@ -1,4 +1,4 @@
-"""Trees of every shape, merged ones included, do not change the text: on many families, in batches."""
+"""Trees of every shape, merged ones included, do not change the text under any rule."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from families import SLOTTED, drafter_folder, prompts, target
+from families import drafter_folder, prompts, target
 from paced import steady
 from sequential import SequentialModel
 
 RAGGED = prompts(3, 17, 9)
-SHAPES = ("1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")
+SHAPES = ("chain", "1-1-3-1-1", "2-2-1", "best-12", "iid-2-2-1", "wor-3-2")
+DRAFTS = (
+    *(f"model:{{}},tree={shape}" for shape in SHAPES),
+    "lookahead,window=0",
+    "lookahead,window=6,n=4",
+    "ngram,min=1+lookahead,window=3,n=3",
+)
+PARTS = ("early-exit:1", "layer-skip,attention=0")
 TEMPERATURES = (0.0, 1.0)
 
 
@@ -36,41 +43,39 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("family", sorted(SLOTTED))
-def test_trees_do_not_change_the_text(family: str, temperature: float, folders: Path) -> None:
-    draft = f"ngram,min=1+model:{drafter_folder(family, folders)},tree=best-12"
-    assert ids(writer(family, draft), temperature) == ids(writer(family), temperature)
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("verify", ["coupled", "match"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_leaves_the_text_of_plain_decoding(
-    shape: str, verify: str, temperature: float, folders: Path
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_rules_that_walk_along_target_tokens_change_nothing(
+    draft: str, verify: str, temperature: float, folders: Path
 ) -> None:
-    draft = f"model:{drafter_folder('llama', folders)},tree={shape}"
-    llm = writer("llama", draft, verify=verify)
+    llm = writer("llama", draft.format(drafter_folder("llama", folders)), verify=verify)
     done = llm.generate(RAGGED, params(temperature))
     assert [c.token_ids for c in done] == ids(writer("llama"), temperature)
-    assert any(c.stats.accepted_tokens for c in done), "a drafter that is never right tests nothing"
+    assert any(c.stats.accepted_tokens for c in done) or "model" not in draft, "a drafter that is never right"
     alone = [llm.generate(prompt, params(temperature))[0].token_ids for prompt in RAGGED]
     assert alone == [c.token_ids for c in done]
 
 
 @pytest.mark.parametrize(
-    ("verify", "shape"),
+    ("verify", "draft"),
     [
-        ("token", "chain"),
-        ("block", "chain"),
-        ("multistep", "iid-2-2-1"),
-        ("recursive", "wor-2-2-1"),
-        ("traversal", "iid-2-2-1"),
-        ("traversal", "wor-2-2-1"),
+        ("token", "ngram,min=1"),
+        ("token", "model:{}"),
+        ("block", "ngram,min=1"),
+        ("block", "model:{}"),
+        ("multistep", "model:{},tree=iid-2-2-1"),
+        ("multistep", "model:{},tree=iid-2-1+ngram,min=1"),
+        ("recursive", "model:{},tree=wor-2-2-1"),
+        ("traversal", "model:{},tree=wor-2-2-1"),
+        ("traversal", "model:{},tree=iid-2-2-1"),
+        *(("traversal", f"{part},tree={tree}") for part in PARTS for tree in ("iid-2-2", "wor-2-2")),
+        *((verify, part) for part in PARTS for verify in ("match", "token", "block", "traversal")),
     ],
 )
-def test_ratio_rules_write_the_greedy_text_at_temperature_0(verify: str, shape: str, folders: Path) -> None:
-    draft = f"model:{drafter_folder('llama', folders)},tree={shape}"
-    assert ids(writer("llama", draft, verify=verify), 0.0) == ids(writer("llama"), 0.0)
+def test_rules_with_draft_distributions_are_greedy_at_temperature_zero(verify: str, draft: str, folders: Path) -> None:
+    done = writer("llama", draft.format(drafter_folder("llama", folders)), verify=verify).generate(RAGGED, params(0.0))
+    assert [c.token_ids for c in done] == ids(writer("llama"), 0.0)
+    assert sum(c.stats.draft_tokens for c in done) > 0
 
 
 def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 
 from draftree import LLM, SamplingParams
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from seq2seq_samples import sample
-from whispers import SHAPE, features, saved, token, tokenizer, whisper
+from whispers import RATE, SHAPE, features, samples, saved, token, tokenizer, whisper
 
 LENGTH = 30
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH)
@@ -72,6 +73,23 @@ def test_a_text_before_the_audio_equals_prompt_ids(timestamps: bool) -> None:
     assert found != ours(LLM(whisper(), tokenizer=tokenizer()), [given], timestamps=timestamps)
 
 
+def test_samples_are_read_by_the_feature_extractor_of_the_folder(tmp_path: Any) -> None:
+    llm, sound = LLM(saved(tmp_path), dtype="float32"), samples(0.6)
+    extractor = WhisperFeatureExtractor.from_pretrained(tmp_path)
+    given = extractor(sound, sampling_rate=RATE, return_tensors="np")["input_features"][0]
+    assert ours(llm, [sound]) == ours(llm, [given]) == [generated(whisper(), given, language="de")]
+    with pytest.raises(InvalidRequestError, match="cut it into parts"):
+        llm.transcribe(samples(1.01), GREEDY)
+
+
+def test_the_language_is_detected() -> None:
+    llm, model = LLM(whisper(), tokenizer=tokenizer()), whisper()
+    for given in features(3):
+        (spoken,) = model.detect_language(input_features=torch.from_numpy(given)[None]).tolist()
+        wanted = llm.transcribe(given, GREEDY, language=tokenizer().decode(spoken))
+        assert llm.transcribe(given, GREEDY)[0].token_ids == wanted[0].token_ids
+
+
 def test_a_language_is_named_by_code_token_or_english_name() -> None:
     llm, given = LLM(whisper(), tokenizer=tokenizer()), features(1)
     texts = [llm.transcribe(given, GREEDY, language=name)[0].token_ids for name in ("de", "<|de|>", "German")]
@@ -110,6 +128,26 @@ def test_segments_are_the_parts_between_timestamps(tmp_path: Any) -> None:
     assert [ids[one.first : one.last] for one in found] == [text] * 3
     (done,) = llm.transcribe(features(1), GREEDY, language="en", timestamps=True)
     assert "".join(one.text for one in llm.segments(done)) == llm.transcriber.text(done.token_ids)
+
+
+def test_what_cannot_be_transcribed_is_refused() -> None:
+    llm, (given,) = LLM(whisper(), tokenizer=tokenizer()), features(1)
+    with pytest.raises(InvalidRequestError, match="unknown language 'dd'"):
+        llm.transcribe(given, GREEDY, language="dd")
+    with pytest.raises(InvalidRequestError, match="unknown task 'sing'"):
+        llm.transcribe(given, GREEDY, language="de", task="sing")
+    with pytest.raises(InvalidRequestError, match=r"\(4, 100\)"):
+        llm.transcribe(np.zeros((4, 99), np.float32), GREEDY)
+    with pytest.raises(ConfigurationError, match=r"preprocessor_config\.json"):
+        llm.transcribe(np.zeros(1000, np.float32), GREEDY)
+    with pytest.raises(InvalidRequestError, match="use transcribe"):
+        llm.generate([[5, 6]], GREEDY)
+    with pytest.raises(ConfigurationError, match="use generate"):
+        LLM(sample("t5")).transcribe(given, GREEDY)
+    english = sample("whisper")
+    english.generation_config.update(no_timestamps_token_id=55, is_multilingual=False)
+    with pytest.raises(InvalidRequestError, match="English only"):
+        LLM(english).transcribe(given, GREEDY, language="de")
 
 
 def test_settings_without_a_token_are_refused() -> None:
