@@ -7,9 +7,7 @@ import torch
 
 from drafter_rig import (
     BUDGETS,
-    NAMES,
     SELF_DRAFTING,
-    SPECS,
     TABLE,
     TEXTS,
     VOCAB,
@@ -19,8 +17,6 @@ from drafter_rig import (
     same,
     specs,
 )
-from draftree.core.errors import ConfigurationError
-from draftree.core.registry import Spec
 from draftree.core.tree import Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget
 from draftree.drafters.base import DRAFTERS, SequenceView
@@ -29,25 +25,6 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from method_files import described
-
-
-def test_the_folder_holds_the_drafters_that_are_promised() -> None:
-    assert {"model", "ngram"} <= set(NAMES)
-    assert set(SPECS) <= set(NAMES), "specs of a drafter that is not there any more"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_file_describes_its_drafter(name: str) -> None:
-    docstring = described(DRAFTERS.find(name))
-    assert "Source:" in docstring
-    assert "Cost" in docstring, "what it costs and when it loses belongs into the docstring"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_unknown_options_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="unknown option 'nonsense'"):
-        DRAFTERS.configure(Spec(name, None, (("nonsense", "1"),)))
 
 
 @pytest.mark.parametrize("spec", specs())
@@ -62,13 +39,13 @@ def test_a_configuration_declares_its_draft(spec: str) -> None:
 
 @every_case
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("budget", BUDGETS, ids=lambda b: f"{b.num_nodes}-{b.depth}")
-def test_a_tree_keeps_to_its_budget_and_its_promises(spec: str, draw: Draw, budget: Budget, temperature: float) -> None:
-    rig = Rig(spec, draw).open(TEXTS, temperature=temperature)
+def test_a_tree_keeps_to_its_budget_and_its_promises(spec: str, draw: Draw, temperature: float) -> None:
     (parsed,) = DRAFTERS.parse(spec)
     cls, config = DRAFTERS.configure(parsed)
     traits = cls.describe(config)
-    for tree in rig.draft([budget] * len(TEXTS)):
+    rig = Rig(spec, draw).open(TEXTS * len(BUDGETS), temperature=temperature)
+    budgets = [budget for budget in BUDGETS for _ in TEXTS]
+    for budget, tree in zip(budgets, rig.draft(budgets), strict=True):
         assert len(tree) <= min(budget.num_nodes, traits.nodes)
         assert max(depths(tree.parents), default=0) <= min(budget.depth, traits.depth)
         assert all(0 <= token < VOCAB for token in tree.tokens)

@@ -10,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.registry import Spec
 from draftree.core.tree import chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import PLANNERS, Planner
-from method_files import described
 
 SPECS = {
     "auto": ["auto", "auto,nodes=2", "auto,memory=5"],
@@ -56,22 +54,6 @@ def record(budgets: list[Budget], accepted: list[int]) -> RoundRecord:
         rows.append(dataclasses.replace(row, drafted=tree, tree=tree, path=path, bonus=1))
     num_rows = sum(1 + row.num_drafted for row in rows)
     return RoundRecord(1e-5, 1e-3, 1e-2, 1e-4, 1e-5, 1.2e-2, num_rows, tuple(rows))
-
-
-def test_the_folder_holds_the_planners_that_are_promised() -> None:
-    assert {"additive", "fixed", "heuristic", "threshold"} <= set(NAMES)
-    assert set(SPECS) <= set(NAMES), "specs of a planner that is not there any more"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_file_describes_its_planner(name: str) -> None:
-    assert described(PLANNERS.find(name))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_unknown_options_are_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="unknown option 'nonsense'"):
-        PLANNERS.configure(Spec(name, None, (("nonsense", "1"),)))
 
 
 @pytest.mark.parametrize("spec", specs())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,37 +13,21 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.tree import path
 from draftree.models.base import Commit, Extend, LanguageModel, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
-from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import prompt_inputs
 from draftree.models.torch.static.buckets import Shapes
 from families import SLOTTED, VOCAB_SIZE, fresh, peer, target
-from model_subjects import PARENTS, PREFIX, TREE
+from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, in_c, through_c, through_torch
 from native_samples import DTYPES, lower
 from native_samples import FAMILIES as NATIVE_FAMILIES
 from native_samples import SIZES as NATIVE_SIZES
 from slot_samples import filled
 
-LAYERS = 4
 ALL = tuple(range(LAYERS + 1))
-SIZES: dict[str, Any] = {**NATIVE_SIZES, "num_hidden_layers": LAYERS}
 UNCAPTURED = frozenset({"gemma3n_text"})
 """Families whose residual stream has several parts."""
-
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-
-@functools.cache
-def through_torch(kind: str = "float32") -> HFModel:
-    return HFModel(fresh("qwen3", dtype=DTYPES[kind], **SIZES))
-
-
-@functools.cache
-def through_c(kind: str = "float32") -> NativeModel:
-    model = HFModel(fresh("qwen3", dtype=DTYPES[kind], **SIZES))
-    return lower(model, quantization="int8" if kind == "int8" else None)
 
 
 @torch.inference_mode()
@@ -119,7 +101,7 @@ def test_chunks_and_trees_in_c_equal_transformers(family: str) -> None:
 @in_c
 @pytest.mark.parametrize(("kind", "error"), [("bfloat16", 0.03), ("int8", 0.06)])
 def test_half_precision_and_int8_in_c_are_near_transformers(kind: str, error: float) -> None:
-    model, other = through_c(kind), fresh("qwen3", dtype=torch.bfloat16, **SIZES)
+    model, other = through_c(kind), fresh("qwen3", dtype=torch.bfloat16, **DEEP)
     slot = model.open()
     found, wanted = captured(model, [chunk(slot, PREFIX)]), expected(other, PREFIX)
     model.close(slot)
@@ -151,7 +133,7 @@ def test_captured_rows_in_c_are_bit_identical_in_every_pass(kind: str) -> None:
         model.close(slot)
 
 
-@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+@both_kernels
 def test_rows_of_a_batch_stand_in_the_order_of_the_jobs(build: Any) -> None:
     model = build()
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2)]
@@ -164,7 +146,7 @@ def test_rows_of_a_batch_stand_in_the_order_of_the_jobs(build: Any) -> None:
         model.close(slot)
 
 
-@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+@both_kernels
 def test_partial_passes_capture_the_layers_that_they_run(build: Any) -> None:
     model = build()
     slot = filled(model, PREFIX)
@@ -183,7 +165,7 @@ def test_partial_passes_capture_the_layers_that_they_run(build: Any) -> None:
     model.close(slot)
 
 
-@pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
+@both_kernels
 def test_a_layer_without_sublayers_passes_on_what_enters_it(build: Any) -> None:
     model = build()
     slot = filled(model, PREFIX)

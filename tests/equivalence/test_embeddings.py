@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.packing import can_pack, pack
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
-from model_subjects import PARENTS, PREFIX, TREE
+from model_subjects import PARENTS, PREFIX, TREE, in_c
 from native_samples import DTYPES, lower
 from native_samples import FAMILIES as NATIVE_FAMILIES
 from native_samples import SIZES as NATIVE_SIZES
@@ -30,8 +29,6 @@ HEADLESS = {
 """Families whose logits are no function of the kind that `EmbeddingFacts` expresses, and how the message goes."""
 
 ROW = torch.tensor([[1.0]])
-
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
 def final_norm(model: Any) -> Any:

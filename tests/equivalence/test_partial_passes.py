@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,20 +13,16 @@ from draftree.core.errors import UnsupportedModelError
 from draftree.drafters.base import SequenceView
 from draftree.drafters.growing.partial import PartialStepper
 from draftree.models.base import Commit, Extend, LayerSubset, Pass
-from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.models.torch.hf import HFModel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 from families import CACHED, DIVIDED, VOCAB_SIZE, fresh, target
-from model_subjects import PARENTS, PREFIX, TREE
-from native_samples import lower
+from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, in_c, through_c, through_torch
+from native_samples import DTYPES
 from slot_samples import filled
 
-LAYERS = 4
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": LAYERS}
-KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
 DRAFTED = [0, 2, 3, 4]
 """The tree's nodes that are partial nodes; the others are not known before the whole pass."""
 PARTS = [
@@ -37,19 +31,6 @@ PARTS = [
     LayerSubset(attention=frozenset({1, 3}), mlp=frozenset({0, 1})),
     LayerSubset(end=3, mlp=frozenset({2})),
 ]
-
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-
-@functools.cache
-def native(kind: str) -> NativeModel:
-    model = HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
-    return lower(model, quantization="int8" if kind == "int8" else None)
-
-
-@functools.cache
-def through_torch(kind: str = "float32") -> HFModel:
-    return HFModel(fresh("qwen3", dtype=KINDS[kind], **SIZES))
 
 
 def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -60,7 +41,7 @@ def subtree(nodes: Sequence[int]) -> tuple[list[int], list[int]]:
 @torch.inference_mode()
 def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
     """Logits of a model of transformers that was built with this part only, after each token."""
-    model = fresh("qwen3", **SIZES)
+    model = fresh("qwen3", **DEEP)
     for layer in part.attention:
         model.model.layers[layer].self_attn.o_proj.weight.zero_()
     for layer in part.mlp:
@@ -72,9 +53,9 @@ def cut_down(part: LayerSubset, tokens: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=str)
-@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+@both_kernels
 def test_a_partial_pass_is_a_pass_of_the_model_with_these_layers_only(build: Any, part: LayerSubset) -> None:
-    model = build("float32")
+    model = build()
     slot = model.open()
     first = model.run(Pass([Extend(slot, PREFIX, range(-1, len(PREFIX) - 1))], part)).logits.tensor()
     more = model.run(Pass([Extend(slot, [3, 4], [len(PREFIX) - 1, len(PREFIX) - 1])], part)).logits.tensor()
@@ -85,10 +66,10 @@ def test_a_partial_pass_is_a_pass_of_the_model_with_these_layers_only(build: Any
 
 
 @in_c
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("part", PARTS, ids=str)
 def test_a_whole_pass_after_a_partial_one_is_bit_identical_in_c(kind: str, part: LayerSubset) -> None:
-    model = native(kind)
+    model = through_c(kind)
     slot = filled(model, PREFIX)
     whole = model.run(Pass([Extend(slot, TREE, PARENTS)])).logits.tensor()
     model.commit(slot, ())
@@ -106,9 +87,9 @@ def test_a_whole_pass_after_a_partial_one_is_bit_identical_in_c(kind: str, part:
     model.close(other)
 
 
-@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+@both_kernels
 def test_in_a_batch_only_some_sequences_continue_from_partial_passes(build: Any) -> None:
-    model = build("float32")
+    model = build()
     part = LayerSubset(end=2)
     slots = [filled(model, PREFIX[:length]) for length in (4, 11, 2, 7)]
     jobs = [Extend(slot, TREE, PARENTS, logits_at=[0, 3, 6]) for slot in slots]
@@ -126,9 +107,9 @@ def test_in_a_batch_only_some_sequences_continue_from_partial_passes(build: Any)
         model.close(slot)
 
 
-@pytest.mark.parametrize("build", [through_torch, pytest.param(native, marks=in_c)])
+@both_kernels
 def test_layers_of_a_partial_pass_are_not_run_again(build: Any) -> None:
-    model = build("float32")
+    model = build()
     slot = filled(model, PREFIX)
 
     def runs(work: Any) -> int:
@@ -212,7 +193,7 @@ def test_missing_layers_are_refused() -> None:
 
 
 def test_a_model_that_changes_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = HFModel(fresh("qwen3", **SIZES))
+    model = HFModel(fresh("qwen3", **DEEP))
     monkeypatch.setattr("draftree.models.kv.slotted.PartialTree.hidden", lambda self: torch.cat(self._hidden) * 1.5)
     with pytest.raises(UnsupportedModelError, match="in two parts"):
         model.require_part(LayerSubset(end=1))

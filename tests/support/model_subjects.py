@@ -14,11 +14,12 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import LanguageModel
+from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static.buckets import Shapes
 from families import VOCAB_SIZE, fresh, peer, target
-from native_samples import lower
+from native_samples import DTYPES, QUANTIZED, SIZES, lower
 from sequential import SequentialModel
 
 PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
@@ -27,6 +28,24 @@ TREE = [7, 8, 9, 7, 30, 31, 32]
 PARENTS = [-1, 0, 0, -1, 2, 4, 3]
 CHAIN = [-1, 0, 1, 2, 3, 4, 5]
 IN_C = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+LAYERS = 4
+DEEP: dict[str, Any] = {**SIZES, "num_hidden_layers": LAYERS}
+"""Sizes of models that run through PyTorch and natively, for tests of single layers."""
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+
+
+@functools.cache
+def through_torch(kind: str = "float32") -> HFModel:
+    return HFModel(fresh("qwen3", dtype=DTYPES[kind], **DEEP))
+
+
+@functools.cache
+def through_c(kind: str = "float32") -> NativeModel:
+    model = HFModel(fresh("qwen3", dtype=DTYPES[kind], **DEEP))
+    return lower(model, quantization=kind if kind in QUANTIZED else None)
+
+
+both_kernels = pytest.mark.parametrize("build", [through_torch, pytest.param(through_c, marks=in_c)])
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,7 @@ FAMILIES = ["llama", "gemma2", "gpt_oss", "mistral", "deepseek_v3", "bloom", "mp
 STATIC = ["static llama", "static gemma2", "static gpt_oss", "static deepseek_v3"]
 NAMES = ["table", *STATIC, "in C", "leaf by leaf, one row each", "leaf by leaf, one pass each", *FAMILIES]
 CHAINS_ONLY = ("bloom", "mpt")
-MARKS = {"in C": pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")}
+MARKS = {"in C": in_c}
 
 
 def each_of(names: Sequence[str]) -> pytest.MarkDecorator:
