@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -15,8 +14,7 @@ from transformers import AutoModelForCausalLM
 from block_files import written
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.loading import block_start
-from draftree.loading.load import load_model
+from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.prepared import is_block_file, prepared_folder
 from draftree.loading.resolve import resolve_model
 from draftree.models.native.groups import KINDS
@@ -30,7 +28,11 @@ pytestmark = [
 ]
 
 
-def require_like_its_values(path: Path, share: float = 0.02) -> None:
+PROMPTS = ["the and on", "an in"]
+
+
+def require_like_its_values(path: Path, share: float = 0.02) -> LoadedModel:
+    """Require the logits of the file's values in the memory of its blocks."""
     loaded = load_model(path, dtype="float32")
     assert loaded.quantization == "gguf"
     assert loaded.kernels.startswith("native")
@@ -41,11 +43,15 @@ def require_like_its_values(path: Path, share: float = 0.02) -> None:
         wanted = peer(torch.tensor([tokens])).logits[0]
     error = (at_once(loaded.model, tokens) - wanted).pow(2).mean().sqrt()
     assert error < share * (wanted.max() - wanted.min())
+    of_matrices = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors if tensor.data.ndim > 1)
+    assert loaded.model.footprint.weights < 1.1 * of_matrices + (64 << 10)
+    return loaded
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_the_values_of_the_blocks(kind: str, tmp_path: Path) -> None:
+def test_logits_and_memory_are_those_of_the_blocks(kind: str, tmp_path: Path, store: Path) -> None:
     require_like_its_values(written(tmp_path, kind=kind))
+    assert not list(store.parent.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma3", "qwen2moe", "qwen3moe"])
@@ -61,15 +67,10 @@ def test_projections_of_one_product_may_have_several_kinds(tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q8_0"])
 def test_experts_in_blocks(kind: str, tmp_path: Path) -> None:
     path = written(tmp_path, "qwen3moe", kind, others={"ffn_down_exps": "Q6_K", "ffn_up_exps": "Q5_1"})
-    require_like_its_values(path, share=0.03)
-    loaded, again = load_model(path), load_model(path)
+    loaded, again = require_like_its_values(path, share=0.03), load_model(path, dtype="float32")
     assert torch.equal(logits_of(loaded), logits_of(again))
-    of_matrices = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors if tensor.data.ndim > 1)
-    assert loaded.model.footprint.weights < 1.1 * of_matrices + (64 << 10)
     params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
-    texts = [
-        [out.token_ids for out in LLM(again, draft).generate(["the and on", "an"], params)] for draft in (None, "ngram")
-    ]
+    texts = [[out.token_ids for out in LLM(again, draft).generate(PROMPTS, params)] for draft in (None, "ngram")]
     assert texts[0] == texts[1]
 
 
@@ -77,35 +78,8 @@ def test_experts_in_blocks(kind: str, tmp_path: Path) -> None:
 def test_no_draft_changes_a_text(temperature: float, tmp_path: Path) -> None:
     path = written(tmp_path, kind="Q4_0")
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
-    prompts = ["the and on the", "an in"]
-    texts = [[out.token_ids for out in LLM(path, draft=draft).generate(prompts, params)] for draft in ("none", "ngram")]
+    texts = [[out.token_ids for out in LLM(path, draft).generate(PROMPTS, params)] for draft in (None, "ngram")]
     assert texts[0] == texts[1]
-
-
-def test_a_second_start_reads_no_transformers_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, kind="Q4_1")
-    first = load_model(path)
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("the structure is recorded")
-
-    monkeypatch.setattr(block_start, "_first_start", refuse)
-    second = load_model(path)
-    assert torch.equal(logits_of(first), logits_of(second))
-    assert first.model.self_check == second.model.self_check
-    assert first.eos_ids == second.eos_ids
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_that_of_the_file(kind: str, tmp_path: Path, store: Path) -> None:
-    path = written(tmp_path, kind=kind)
-    loaded = load_model(path)
-    of_matrices = sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors if tensor.data.ndim > 1)
-    small = 64 << 10
-    assert loaded.model.footprint.weights < 1.1 * of_matrices + small
-    folders = list((store.parent / "models").iterdir())
-    assert [folder.name.rpartition("-")[2] for folder in folders] == ["blocks"]
-    assert not list(folders[0].glob("*.safetensors"))
 
 
 def converted(caplog: pytest.LogCaptureFixture) -> list[str]:

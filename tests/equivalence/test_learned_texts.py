@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 from pathlib import Path
@@ -44,25 +45,38 @@ def use_always(llm: LLM) -> None:
             correction.comparison.is_better = True
 
 
+GIVEN: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "presence_penalty": 0.5, "top_k": 9},
+]
+
+
+@functools.cache
+def options_and_texts(model: Path, kernels: str) -> tuple[dict[str, Any], list[list[tuple[int, ...]]]]:
+    """Options of a model, and what it writes without drafts."""
+    options: dict[str, Any] = {"dtype": "float32", "kernels": kernels, "exact": kernels == "native"}
+    plain = LLM(model, **options)
+    return options, [ids(plain, **given) for given in GIVEN]
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "suffix,min=1+{},k=2"])
 @pytest.mark.parametrize("variant", ["eagle3", "eagle3-full", "eagle"])
 def test_texts_are_those_of_plain_decoding(model: Path, where: Path, kernels: str, draft: str, variant: str) -> None:
     spec = draft.format(f"head:{head_folder(where, variant)}")
-    options: dict[str, Any] = {"dtype": "float32", "kernels": kernels, "exact": kernels == "native"}
-    plain = LLM(model, **options)
+    options, texts = options_and_texts(model, kernels)
     fast = LLM(model, spec, plan="fixed", learn=f"server,{ALWAYS}", **options)
-    for temperature in (0.0, 1.0, 0.0, 1.0):
-        assert ids(fast, temperature) == ids(plain, temperature)
+    for number in (0, 1, 0, 2):
+        assert ids(fast, **GIVEN[number]) == texts[number]
         fast.engine.check_integrity()
         use_always(fast)
-    assert ids(fast, 0.7, presence_penalty=0.5, top_k=9) == ids(plain, 0.7, presence_penalty=0.5, top_k=9)
     assert fast.learned is not None
     stats = {one.name: one for one in fast.learned.stats}
     assert stats["head"].tokens > 20
     assert stats["head"].base_acceptance is not None
     if "suffix" in spec:
-        assert stats["suffix"].texts == 15
+        assert stats["suffix"].texts == 12
 
 
 @pytest.mark.parametrize("verify", ["token", "block", "recursive", "traversal", "multistep"])

@@ -14,7 +14,7 @@ from families import VOCAB_SIZE
 from head_samples import head_config, random_head
 
 WIDTH = 64
-TARGET: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 6}
+TARGET: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
 """Sizes of the target."""
 BLOCKS = ("dflash", "dspark", "peagle", "medusa")
 FULL = ("eagle", "eagle-own", "eagle3-full", "dflash", "medusa")
@@ -31,6 +31,8 @@ def head_folder(where: Path, variant: str = "eagle3", **values: Any) -> Path:
     if variant not in BLOCKS:
         write_head(random_head(head_config(variant, **sizes), scale=0.2), folder)
         return folder
+    if variant != "medusa":
+        sizes = {"features": (1, 2, 3)} | sizes
     head = block_samples.random_head(block_samples.config_of(block_samples.ALL[variant], **sizes))
     if variant != "medusa":
         write_head(head, folder)
