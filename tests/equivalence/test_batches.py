@@ -45,6 +45,7 @@ def planner_specs() -> list[str]:
     return [spec for name in PLANNERS.names() for spec in PLANS.get(name, [name])]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("draft", ["ngram,min=1", "model:{}", "model:{},tree=2-2-1"])
 @pytest.mark.parametrize("plan", planner_specs())

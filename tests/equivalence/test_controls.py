@@ -95,6 +95,7 @@ def shown(done: Completion) -> tuple[Any, ...]:
     return done.token_ids, done.text, done.finish_reason
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("control", CONTROLS)

@@ -102,6 +102,7 @@ def test_layers_that_share_keys_cannot_run_alone(family: str, draft: str) -> Non
         LLM(target(family), draft)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("family", DECODED)
 def test_plain_decoding_is_transformers_greedy(family: str) -> None:
     for prompt, ours in zip(PROMPTS, plain(family, 0.0), strict=True):
@@ -116,6 +117,7 @@ def drafted(family: str, draft: str, temperature: float, drafters: Path) -> tupl
     return sum(d.stats.accepted_tokens for d in done), sum(d.stats.draft_tokens for d in done)
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["ngram,min=1,k=4", "model:{},k=3"])
 @pytest.mark.parametrize("family", DECODED)
@@ -126,6 +128,7 @@ def test_chains_change_nothing(family: str, draft: str, temperature: float, draf
         assert 0 < accepted < num_drafted, "the drafter must be right now and then, and wrong now and then"
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(
     "draft", ["model:{},tree=best-6,k=3", "ngram,min=1,k=3+model:{},tree=2-2", "lookahead,window=6,n=4"]
@@ -136,6 +139,7 @@ def test_trees_change_nothing(family: str, draft: str, temperature: float, draft
     assert accepted > 0 or "model" not in draft
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["ngram,min=1+early-exit:1,tree=best-8", "layer-skip,attention=1,tree=2-1-1"])
 @pytest.mark.parametrize("family", sorted(DIVIDED - {"roberta"}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import shutil
@@ -75,19 +76,25 @@ def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
     return [done.token_ids for done in llm.generate(RAGGED, params(temperature, **more))]
 
 
+@functools.cache
+def plain(model: Path, temperature: float, **options: Any) -> list[tuple[int, ...]]:
+    return ids(LLM(model, **({"dtype": "float32"} | options)), temperature)
+
+
+@pytest.mark.essential
 @pytest.mark.parametrize("tree", ["", ",tree=best-9", ",tree=1-2-2,k=2"])
 @pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-full", *BLOCKS])
 def test_every_kind_through_torch(model: Path, where: Path, variant: str, tree: str) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
-    plain = LLM(model, **options)
     fast = LLM(model, f"head:{head_folder(where, variant)}{tree}", plan="fixed", **options)
     for temperature in TEMPERATURES:
         done = fast.generate(RAGGED, params(temperature))
-        assert [one.token_ids for one in done] == ids(plain, temperature)
+        assert [one.token_ids for one in done] == plain(model, temperature, **options)
         assert sum(one.stats.draft_tokens for one in done) > 20
     fast.engine.check_integrity()
 
 
+@pytest.mark.essential
 @in_c
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "ngram,min=1+{},k=2"])
@@ -97,10 +104,10 @@ def test_native_kernels_write_the_same_text_by_their_bits(
 ) -> None:
     options = KINDS[kind] | {"exact": True}
     spec = draft.format(f"head:{head_folder(where, variant, **IN_C)}")
-    plain, fast = LLM(model, **options), LLM(model, spec, plan="fixed", **options)
+    fast = LLM(model, spec, plan="fixed", **options)
     assert isinstance(made[-1], TorchPasses if variant == "eagle" else NativePasses)
     for temperature in TEMPERATURES:
-        wanted = ids(plain, temperature)
+        wanted = plain(model, temperature, **options)
         done = fast.generate(RAGGED, params(temperature))
         assert [one.token_ids for one in done] == wanted
         assert sum(one.stats.draft_tokens for one in done) > 60
@@ -140,7 +147,7 @@ def test_a_head_that_c_does_not_support_runs_in_torch(
         llm = LLM(model, f"head:{head_folder(where, **IN_C, activation='relu')}", plan="fixed", dtype="float32")
     assert isinstance(made[-1], TorchPasses)
     assert "head of kind 'eagle3': kernels: torch (its activation is relu" in caplog.text
-    assert ids(llm, 1.0) == ids(LLM(model, dtype="float32"), 1.0)
+    assert ids(llm, 1.0) == plain(model, 1.0)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "qwen3_moe"])
@@ -156,7 +163,7 @@ def test_other_families(family: str, where: Path) -> None:
 )  # fmt: skip
 def test_rules_take_their_chains_and_draws(model: Path, where: Path, verify: str, tree: str) -> None:
     fast = LLM(model, f"head:{head_folder(where)}{tree}", verify=verify, dtype="float32")
-    assert ids(fast, 0.0) == ids(LLM(model, dtype="float32"), 0.0)
+    assert ids(fast, 0.0) == plain(model, 0.0)
     assert len(ids(fast, 1.0)) == len(RAGGED)
 
 
@@ -178,7 +185,7 @@ def test_controls_reach_the_drafts(model: Path, where: Path, more: dict[str, Any
 @pytest.mark.parametrize("plan", ["auto", "threshold:0.3"])
 def test_planners(model: Path, where: Path, plan: str) -> None:
     fast = LLM(model, f"head:{head_folder(where)}", plan=plan, dtype="float32")
-    assert ids(fast, 1.0) == ids(LLM(model, dtype="float32"), 1.0)
+    assert ids(fast, 1.0) == plain(model, 1.0)
 
 
 @pytest.mark.parametrize(("variant", "values"), [("eagle3", {"max_length": 24}), ("dspark", {"markov_type": "rnn"})])

@@ -42,6 +42,7 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in llm.generate(RAGGED, params(temperature))]
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("verify", ["coupled", "match"])
 @pytest.mark.parametrize("draft", DRAFTS)
