@@ -33,7 +33,7 @@ def test_texts_are_those_of_plain_decoding(pays: bool, tmp_path: Path, monkeypat
     assert process.poll() is None
     del llm
     gc.collect()
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
 
 
 @pytest.mark.parametrize("option", ["ahead=1", "alternate=true"])

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run as run_command
-from parallel_jobs import SAMPLED, ended, environment, start
+from parallel_jobs import SAMPLED, SECONDS, ended, environment, start
 
 
 @pytest.mark.parametrize(("killed", "mode"), [(1, "busy"), (0, "busy"), (1, "idle"), (0, "idle")])
@@ -72,29 +72,19 @@ def test_an_event_loop_gets_the_end_of_another_rank(tmp_path: Path, kernels: str
 
 def test_the_command_under_torchrun(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = save_tiny_model(tmp_path / "model", chat=False)
-    arguments = [
-        "generate",
-        str(folder),
-        "Hello",
-        "--temperature",
-        "0",
-        "--max-tokens",
-        "12",
-        "--json",
-        "--dtype",
-        "float32",
-    ]
+    arguments = ["generate", str(folder), "Hello", "--temperature", "0", "--max-tokens", "12", "--json"]
+    arguments += ["--dtype", "float32"]
     assert run_command([*arguments, "--draft", "none"]) == 0
     wanted = json.loads(capfd.readouterr().out)
     for more in (["--draft", "suffix"], ["--draft", "ngram", "--tp", "3"]):
         divided = arguments + (more if "--tp" in more else [*more, "--tp", "2"])
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        torchrun = [*forked.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         done = subprocess.run(
-            [*torchrun, "-m", "draftree", *divided],
+            [*torchrun, "--no-python", *forked.python(), "-m", "draftree", *divided],
             env=environment(0, 2),
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=SECONDS,
             check=False,
         )
         if "--tp" in more:

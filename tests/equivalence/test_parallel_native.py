@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from draftree.loading.load import load_model
-from draftree.models.base import Extend, Pass
 from families import fresh
 from native_samples import FAMILIES, SIZES
-from parallel_jobs import all_texts, run
+from parallel_jobs import all_texts, digest, run
 
 PROMPTS = [[(7 * place) % 50 + 3 for place in range(70)], [4, 5, 6, 4, 5, 6, 4, 5], [11, 12]]
 PARAMS = [{"max_tokens": 12, "temperature": 0.7 * (place % 2), "seed": place} for place in range(len(PROMPTS))]
@@ -40,16 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sizes = SIZES | FAMILIES[family] | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
         fresh(family, **sizes).save_pretrained(where / family)
     return where
-
-
-def digest(model: Any) -> str:
-    """A hash of the logits of a prefix and of a tree after it."""
-    slot = model.open()
-    chain = model.run(Pass([Extend(slot, list(range(3, 60)), range(-1, 56))])).logits.tensor().clone()
-    model.commit(slot, range(57))
-    tree = model.run(Pass([Extend(slot, [5, 6, 7, 8], [-1, 0, 0, -1])])).logits.tensor()
-    model.close(slot)
-    return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in (chain, tree))).hexdigest()
 
 
 @pytest.mark.parametrize("size", [2, 3])

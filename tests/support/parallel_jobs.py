@@ -17,18 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import forked
+
 SECONDS = 420
 
 
 def environment(rank: int, size: int, **others: str) -> dict[str, str]:
     """The variables that torchrun sets, and those of the tests."""
-    tests = Path(__file__).parent
-    path = os.pathsep.join(
-        [str(tests.parents[1] / "src"), str(tests), str(tests.parent / "equivalence"), os.environ.get("PYTHONPATH", "")]
-    )
     own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **{key: str(value) for key, value in own.items()}, **fixed, "PYTHONPATH": path, **others}
+    fixed = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **{key: str(value) for key, value in own.items()}, **fixed, **others}
 
 
 def start(size: int, folder: Path, jobs: Any, **others: str) -> list[subprocess.Popen[str]]:
@@ -36,7 +34,7 @@ def start(size: int, folder: Path, jobs: Any, **others: str) -> list[subprocess.
     (folder / "jobs.json").write_text(json.dumps(jobs))
     return [
         subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(size), str(folder)],
+            [*forked.python(), __file__, str(rank), str(size), str(folder)],
             env=environment(rank, size, **others),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -92,6 +90,18 @@ def all_texts(loaded: Any, job: dict[str, Any]) -> dict[str, Any]:
     facts = {"exact": model.is_exact, "fingerprint": model.fingerprint, "length": model.max_length}
     facts["token_bytes"] = model.footprint.token
     return {"texts": found, **facts, "open": model.num_open, "kernels": loaded.kernels}
+
+
+def digest(model: Any) -> str:
+    """A hash of the logits of a prefix and of a tree after it."""
+    from draftree.models.base import Extend, Pass
+
+    slot = model.open()
+    chain = model.run(Pass([Extend(slot, list(range(3, 60)), range(-1, 56))])).logits.tensor().clone()
+    model.commit(slot, range(57))
+    tree = model.run(Pass([Extend(slot, [5, 6, 7, 8], [-1, 0, 0, -1])])).logits.tensor()
+    model.close(slot)
+    return hashlib.sha256(b"".join(part.contiguous().numpy().tobytes() for part in (chain, tree))).hexdigest()
 
 
 def sums_alike() -> list[bool]:
@@ -167,8 +177,7 @@ async def never_close(job: dict[str, Any]) -> None:
 
 
 def main(rank: int, size: int, folder: Path) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    faulthandler.dump_traceback_later(SECONDS - 60, exit=True)  # what a process that hangs waits for
+    import torch
     from torch.distributed import FileStore
 
     import draftree.parallel.world as worlds
@@ -177,6 +186,9 @@ def main(rank: int, size: int, folder: Path) -> None:
     from draftree.parallel.options import ParallelOptions
     from draftree.parallel.settings import LoadSettings
 
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    faulthandler.dump_traceback_later(SECONDS - 60, exit=True)  # what a process that hangs waits for
+    torch.set_num_threads(1)
     world = worlds.World(rank, size, rank, size, FileStore(str(folder / "store"), size))
     worlds._current = world
     jobs = json.loads((folder / "jobs.json").read_text())
@@ -196,8 +208,6 @@ def main(rank: int, size: int, folder: Path) -> None:
         loaded = lead(world, job["model"], options, settings)
         found.append(all_texts(loaded, job))
         if job.get("digest"):
-            from test_parallel_native import digest
-
             found[-1]["digest"] = digest(loaded.model)
             heads = [loaded.model.input_embedding(), loaded.model.output_head()]
             found[-1]["heads"] = [hashlib.sha256(one.float().numpy().tobytes()).hexdigest() for one in heads]
