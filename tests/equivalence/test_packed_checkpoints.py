@@ -195,14 +195,3 @@ def test_removing_a_model_leaves_packed_weights_of_others(tmp_path: Path, capsys
     assert run(["models", "remove", "foo"]) == 0
     assert "removed foo" in capsys.readouterr().err
     assert packed_folders() == kept
-
-
-def test_records_of_starts_are_listed_and_cleared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, _ = packed_folder(tmp_path, GPTQ, gptq, symmetric=True)
-    load_model(folder, dtype="float32")
-    assert run(["models", "cache", "--json"]) == 0
-    (kept,) = json.loads(capsys.readouterr().out)["kept"]
-    assert (kept["folder"], kept["dtype"], kept["quantization"]) == (str(folder.resolve()), "float32", "gptq")
-    assert run(["models", "cache", "--clear"]) == 0
-    assert "removed 1 records, 1 copies of packed weights" in capsys.readouterr().err
-    assert not list((tmp_path / "cache" / "blueprints").iterdir())

@@ -1,4 +1,8 @@
-"""Experts, parallel sublayers, caps and sinks run in C, or are refused with a reason."""
+"""Layers of every kind run natively as in transformers, or are refused with a reason.
+
+Experts, parallel sublayers, caps and sinks; biases, norms with a mean, perceptrons without a gate, learned positions;
+neighbours that rotate together, layers without rotation, and norms of all heads.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,25 @@ from torch import Tensor, nn
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
-from draftree.models.native.blueprint import CLAMPED_SILU, MAX_EXPERTS
+from draftree.models.native.blueprint import (
+    CLAMPED_SILU,
+    GELU,
+    GELU_TANH,
+    LAYER_NORM,
+    MAX_EXPERTS,
+    QUICK_GELU,
+    RELU,
+    SILU,
+)
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.facts import facts_of
-from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.lowering import plan_lowering, plan_model
 from draftree.models.native.model import NativeModel
+from draftree.models.native.queries import Rotation, rotations
+from draftree.models.native.rotary import Rope
 from draftree.models.native.shares import TeamMemory, divide
+from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh
@@ -32,6 +48,12 @@ PARALLEL: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "parallel": [("gpt_neox", {}), ("phi", {}), ("stablelm", {"use_parallel_residual": True})],
     "one after the other": [("gpt_neox", {"use_parallel_residual": False}), ("stablelm", {}), ("starcoder2", {})],
 }
+ACTIVATIONS = {"gelu": GELU, "gelu_new": GELU_TANH, "quick_gelu": QUICK_GELU, "relu": RELU, "silu": SILU}
+AFTER: dict[str, Any] = {"do_layer_norm_before": False}
+PAIRED = {"cohere": 16, "cohere2": 16, "glm": 8, "glm4": 8, "helium": 16, "ernie4_5": 16}
+"""Numbers of each head that rotate, by family."""
+PARTLY = ("cohere2", "exaone4")
+"""Families whose layers without a window have no positions."""
 LIMITS = {"float32": 2e-5, "bfloat16": 0.03, "int8": 0.08, "int4": 0.15}
 
 
@@ -69,10 +91,8 @@ def test_a_model_of_parallel_layers_runs_without_its_attention(kind: str) -> Non
 
 @pytest.mark.parametrize("name", BUILDS)
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
-def test_experts_in_every_set_of_instructions(
-    family: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("family", ["gpt2", "qwen2_moe", "gpt_oss"])
+def test_every_set_of_instructions_agrees(family: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)
     lm, tokens = lowered(family, kind), text(70)
@@ -80,6 +100,9 @@ def test_experts_in_every_set_of_instructions(
     assert torch.equal(at_once(lm, tokens), rows)
     if kind == "float32":
         require_near(rows, logits_of(peer_of(family), tokens))
+    elif family == "gpt2":
+        wanted = alone(native(family, kind), tokens)
+        assert (rows - wanted).pow(2).mean().sqrt() < 0.01 * (rows.max() - rows.min())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 9])
@@ -180,10 +203,21 @@ def test_norms_of_single_heads_are_refused() -> None:
         plan_lowering(HFModel(peer_of("phi", qk_layernorm=True)))
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_neox"])
-def test_such_models_are_not_divided(family: str) -> None:
-    with pytest.raises(NativeUnavailableError, match="experts, or weights in another order"):
-        divide(native(family).blueprint, 0, 2, TeamMemory(-1))
+@pytest.mark.parametrize(
+    ("family", "others", "reason"),
+    [
+        ("mixtral", {}, "experts, or weights in another order"),
+        ("gpt_neox", {}, "experts, or weights in another order"),
+        ("gpt2", {}, "is not divided"),
+        ("opt", AFTER, "is not divided"),
+        ("cohere", {}, "in another order"),
+        ("olmo2", {}, "all heads together"),
+    ],
+)
+def test_models_of_these_layers_are_not_divided(family: str, others: dict[str, Any], reason: str) -> None:
+    plan = plan_lowering(HFModel(peer_of(family, **others)))
+    with pytest.raises(NativeUnavailableError, match=reason):
+        divide(plan, 0, 2, TeamMemory.create())
 
 
 FALCON: dict[str, dict[str, Any]] = {
@@ -235,3 +269,94 @@ def test_a_model_with_experts_keeps_the_memory_of_its_weights_in_mind() -> None:
     assert isinstance(lm.decoder, NativeDecoder)
     assert lm.footprint.weights >= 2 * weights
     assert lm.footprint.row > native("mistral", "bfloat16").footprint.row
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_is_that_of_transformers(name: str) -> None:
+    lm, tokens = lowered("gpt2", activation_function=name), text(60)
+    assert lm.blueprint.activation == ACTIVATIONS[name]
+    require_near(at_once(lm, tokens), logits_of(peer_of("gpt2", activation_function=name), tokens))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_norms_after_the_sublayers(kind: str) -> None:
+    lm, tokens = lowered("opt", kind, **AFTER), text(100)
+    found = at_once(lm, tokens)
+    assert lm.blueprint.is_post_norm
+    require_near(found, logits_of(peer_of("opt", **AFTER), tokens), kind)
+    assert torch.equal(found, alone(lm, tokens))
+
+
+def test_hidden_states_of_a_model_with_norms_after_its_sublayers_are_refused() -> None:
+    lm = lowered("opt", **AFTER)
+    slot = filled(lm, text(3))
+    with pytest.raises(UnsupportedModelError, match="norms after its sublayers"):
+        lm.run(Pass([Extend(slot, [5], [-1])], capture=(1,)))
+
+
+def test_a_position_after_the_table_is_after_the_context() -> None:
+    assert lowered("opt", max_position_embeddings=37).max_length == 37
+    assert lowered("gpt2", max_position_embeddings=37).max_length == 37
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_the_blueprint_is_found_by_structure(family: str) -> None:
+    plan = native(family).blueprint
+    assert (plan.norm, plan.has_norm_bias, plan.is_gated, plan.is_post_norm) == (LAYER_NORM, True, False, False)
+    assert plan.position_offset == {"gpt2": 0, "opt": 2}[family]
+    assert plan.layers[0].scaling == 0.25
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_a_copy_with_fewer_bits_is_the_model_with_fewer_bits(family: str) -> None:
+    target, tokens = native(family, "bfloat16"), text(40)
+    copy: Any = target.quantized_copy("int8")
+    twin = NativeModel(copy._decoder._blueprint, copy._decoder)
+    assert torch.equal(at_once(twin, tokens), at_once(native(family, "int8"), tokens))
+
+
+def test_a_projection_of_the_embedding_is_refused() -> None:
+    model = peer_of("opt", word_embed_proj_dim=32)
+    with pytest.raises(NativeUnavailableError, match="unknown use"):
+        plan_lowering(HFModel(model))
+
+
+def kinds(model: Any) -> list[Rotation]:
+    facts, plan = HFModel(model), plan_model(model)
+    return rotations(facts, model.model.layers, plan.ropes, [0] * len(plan.layers))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3", "phi3", "olmo2", "nemotron", *PAIRED, *PARTLY])
+def test_rotations_are_found_by_values(family: str) -> None:
+    usual = Rotation.PAIRS if family in PAIRED else Rotation.HALVES
+    expected = [usual, Rotation.NONE if family in PARTLY else usual]
+    assert kinds(peer_of(family)) == expected
+    assert [layer.rope is None for layer in native(family).blueprint.layers] == [
+        one is Rotation.NONE for one in expected
+    ]
+    found = {linear.pairs for layer in native(family).blueprint.layers for linear in layer.qkv}
+    assert found == ({0, PAIRED[family]} if family in PAIRED else {0})
+
+
+def test_two_heads_are_not_taken_for_two_rows() -> None:
+    model = peer_of("exaone4", num_attention_heads=2, num_key_value_heads=1)
+    assert kinds(model) == [Rotation.HALVES, Rotation.NONE]
+
+
+def test_queries_that_no_rotation_explains_are_taken_to_rotate_in_the_usual_way() -> None:
+    model = peer_of("llama")
+    frequencies = HFModel(model).model.model.rotary_emb.inv_freq
+    wrong = [Rope(tuple((2.5 * frequencies).tolist()), 3.0)]
+    assert rotations(HFModel(model), model.model.layers, wrong, [0, 0]) == [Rotation.HALVES] * 2
+
+
+def test_neighbours_that_rotate_behind_norms_of_heads_are_refused() -> None:
+    with pytest.raises(NativeUnavailableError, match="behind norms of heads"):
+        plan_model(peer_of("cohere", use_qk_norm=True))
+
+
+@pytest.mark.parametrize("family", ["cohere2", "glm4", "olmo2"])
+def test_unpacked_weights_make_the_same_model(family: str) -> None:
+    ours, tokens = native(family, "bfloat16"), text(40)
+    again = NativeModel(ours.blueprint.as_unpacked(), UnpackedWeights(ours.blueprint, ours.decoder))
+    assert torch.equal(at_once(again, tokens), alone(ours, tokens))
