@@ -1,4 +1,4 @@
-"""Starts with a private folder of records, and the files read during them."""
+"""Models in folders, starts with a private folder of records, and the files read during them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,28 @@ from typing import Any
 import pytest
 
 from draftree.loading import load as loading
-from families import fresh
+from families import drafter_folder, fresh
 from private_cache import private_cache
 from second_starts import SIZES
+from target_heads import TARGET
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the models and heads that tests share: each is saved once."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def drafter(models: Path) -> Path:
+    """A drafter of the family `llama`."""
+    return drafter_folder("llama", models)
+
+
+@pytest.fixture(scope="session")
+def llama(models: Path) -> Path:
+    """A Llama with four layers, of sizes that native kernels run."""
+    return drafter_folder("llama", models, distance=0.0, **TARGET)
 
 
 @pytest.fixture

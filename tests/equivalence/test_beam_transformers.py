@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from beam_oracles import VOCAB_SIZE, peer, target
+from draftree import LLM
 from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.models.torch.hf import HFModel
@@ -139,3 +140,22 @@ def test_other_families_in_rows_and_trees(family: str) -> None:
     for row, one in zip(output[:, ids.shape[1] :].tolist(), found.hypotheses, strict=True):
         assert tuple(row[: len(one.tokens)]) == one.tokens
     assert model.num_open == before
+
+
+@pytest.mark.parametrize("draft", ["same", "ngram,min=1", "suffix+runners-up"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_drafts_change_no_bit_of_a_score_in_c(family: str, draft: str) -> None:
+    sizes: dict[str, Any] = SIZES | FAMILIES[family]
+    llm = LLM(lower(HFModel(fresh(family, **sizes))))
+    drafter: Any = lower(HFModel(fresh(family, **sizes))) if draft == "same" else draft
+    prompts, used = [text(50), [7, 9, 7, 9, 7], text(9) * 3], 0
+    for width in (1, 4, 9):
+        params = BeamSearchParams(beam_width=width, num_return_sequences=width, max_new_tokens=30, length_penalty=0.8)
+        plain = llm.beam_search(prompts, params)
+        found = llm.beam_search(prompts, params, draft=drafter)
+        assert [one.hypotheses for one in found] == [one.hypotheses for one in plain]
+        assert [one.num_steps for one in found] == [one.num_steps for one in plain]
+        used += sum(one.num_used for one in found)
+    assert used > 0 or draft != "same"
+    assert llm.model.num_open == 0
+    llm.model.check_integrity()

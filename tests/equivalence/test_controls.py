@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftree import LLM, Completion, SamplingParams
-from families import VOCAB_SIZE, drafter_folder, prompts, target
+from families import VOCAB_SIZE, prompts, target
 from paced import steady
 from spelling import EOS, tokenizer
 
@@ -76,11 +76,6 @@ def writer(draft: str | None) -> LLM:
     return LLM(target("llama"), draft, plan=steady(draft), tokenizer=tokenizer())
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("drafters"))
-
-
 def sampling(control: str, *, greedy: bool) -> SamplingParams:
     given = {"max_tokens": NUM_TOKENS, "seed": 11} | CONTROLS[control]
     return SamplingParams(**(given | {"temperature": 0.0} if greedy else given))
@@ -99,8 +94,8 @@ def shown(done: Completion) -> tuple[Any, ...]:
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("control", CONTROLS)
-def test_a_control_holds_under_drafts(control: str, greedy: bool, draft: str, folder: Path) -> None:
-    done = writer(draft.format(folder)).generate(PROMPTS, sampling(control, greedy=greedy))
+def test_a_control_holds_under_drafts(control: str, greedy: bool, draft: str, drafter: Path) -> None:
+    done = writer(draft.format(drafter)).generate(PROMPTS, sampling(control, greedy=greedy))
     assert [shown(d) for d in done] == [shown(p) for p in plain(control, greedy)]
 
 
@@ -116,22 +111,22 @@ def unfiltered() -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, seed=11)
 
 
-def test_drafts_are_kept_under_controls(folder: Path) -> None:
+def test_drafts_are_kept_under_controls(drafter: Path) -> None:
     done = [
         one
         for control in ("top-k", "top-p", "repetition penalty", "no repeated triple", "all together")
-        for one in writer(DRAFTS[1].format(folder)).generate(PROMPTS, sampling(control, greedy=False))
+        for one in writer(DRAFTS[1].format(drafter)).generate(PROMPTS, sampling(control, greedy=False))
     ]
     assert sum(d.stats.accepted_tokens for d in done) > len(done)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_log_probabilities_are_those_of_plain_decoding(draft: str, temperature: float, folder: Path) -> None:
+def test_log_probabilities_are_those_of_plain_decoding(draft: str, temperature: float, drafter: Path) -> None:
     params = SamplingParams(
         max_tokens=NUM_TOKENS, temperature=temperature, seed=4, logprobs=3, repetition_penalty=1.3, top_k=30
     )
-    both = [writer(spec).generate(PROMPTS, params) for spec in (None, draft.format(folder))]
+    both = [writer(spec).generate(PROMPTS, params) for spec in (None, draft.format(drafter))]
     for one, other in zip(*both, strict=True):
         assert one.logprobs is not None
         assert other.logprobs is not None
@@ -143,16 +138,16 @@ def test_log_probabilities_are_those_of_plain_decoding(draft: str, temperature: 
             assert [value for _, value in same.top] == pytest.approx([value for _, value in entry.top], abs=1e-4)
 
 
-def test_a_batch_may_mix_controls(folder: Path) -> None:
+def test_a_batch_may_mix_controls(drafter: Path) -> None:
     names = list(CONTROLS)
     batch = [PROMPTS[i % 3] for i in range(len(names))]
     params = [sampling(name, greedy=i % 4 == 0) for i, name in enumerate(names)]
-    done = writer(DRAFTS[2].format(folder)).generate(batch, params)
+    done = writer(DRAFTS[2].format(drafter)).generate(batch, params)
     for i, (name, one) in enumerate(zip(names, done, strict=True)):
         assert shown(one) == shown(plain(name, i % 4 == 0)[i % 3]), name
 
 
-def test_a_token_outside_of_what_controls_leave_is_never_written(folder: Path) -> None:
+def test_a_token_outside_of_what_controls_leave_is_never_written(drafter: Path) -> None:
     allowed = {7, 8, 9, 10, 30}
     params = SamplingParams(
         max_tokens=NUM_TOKENS,
@@ -160,5 +155,5 @@ def test_a_token_outside_of_what_controls_leave_is_never_written(folder: Path) -
         logit_bias={token: float("-inf") for token in range(VOCAB_SIZE) if token not in allowed},
     )
     for draft in (None, *DRAFTS):
-        for one in writer(draft and draft.format(folder)).generate(PROMPTS, params):
+        for one in writer(draft and draft.format(drafter)).generate(PROMPTS, params):
             assert set(one.token_ids) <= allowed

@@ -36,11 +36,6 @@ DECODED = [*SLOTTED, *CACHED]
 TEMPERATURES = (0.0, 1.0)
 
 
-@pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("drafters")
-
-
 def sampling(temperature: float) -> SamplingParams:
     return SamplingParams(max_tokens=NUM_TOKENS, temperature=temperature, seed=SEED)
 
@@ -110,9 +105,9 @@ def test_plain_decoding_is_transformers_greedy(family: str) -> None:
         assert list(ours) == theirs, gap_where_they_part(family, prompt, list(ours), theirs)
 
 
-def drafted(family: str, draft: str, temperature: float, drafters: Path) -> tuple[int, int]:
+def drafted(family: str, draft: str, temperature: float, models: Path) -> tuple[int, int]:
     """Require the text of plain decoding; return the numbers of accepted and of drafted tokens."""
-    done = write(family, draft.format(drafter_folder(family, drafters)) if "{}" in draft else draft, temperature)
+    done = write(family, draft.format(drafter_folder(family, models)) if "{}" in draft else draft, temperature)
     assert tuple(d.token_ids for d in done) == plain(family, temperature)
     return sum(d.stats.accepted_tokens for d in done), sum(d.stats.draft_tokens for d in done)
 
@@ -121,8 +116,8 @@ def drafted(family: str, draft: str, temperature: float, drafters: Path) -> tupl
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["ngram,min=1,k=4", "model:{},k=3"])
 @pytest.mark.parametrize("family", DECODED)
-def test_chains_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
-    accepted, num_drafted = drafted(family, draft, temperature, drafters)
+def test_chains_change_nothing(family: str, draft: str, temperature: float, models: Path) -> None:
+    accepted, num_drafted = drafted(family, draft, temperature, models)
     assert num_drafted > 0
     if "model" in draft:
         assert 0 < accepted < num_drafted, "the drafter must be right now and then, and wrong now and then"
@@ -134,8 +129,8 @@ def test_chains_change_nothing(family: str, draft: str, temperature: float, draf
     "draft", ["model:{},tree=best-6,k=3", "ngram,min=1,k=3+model:{},tree=2-2", "lookahead,window=6,n=4"]
 )
 @pytest.mark.parametrize("family", SLOTTED)
-def test_trees_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
-    accepted, _ = drafted(family, draft, temperature, drafters)
+def test_trees_change_nothing(family: str, draft: str, temperature: float, models: Path) -> None:
+    accepted, _ = drafted(family, draft, temperature, models)
     assert accepted > 0 or "model" not in draft
 
 
@@ -143,13 +138,13 @@ def test_trees_change_nothing(family: str, draft: str, temperature: float, draft
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("draft", ["ngram,min=1+early-exit:1,tree=best-8", "layer-skip,attention=1,tree=2-1-1"])
 @pytest.mark.parametrize("family", sorted(DIVIDED - {"roberta"}))
-def test_parts_of_the_model_change_nothing(family: str, draft: str, temperature: float, drafters: Path) -> None:
-    drafted(family, draft, temperature, drafters)
+def test_parts_of_the_model_change_nothing(family: str, draft: str, temperature: float, models: Path) -> None:
+    drafted(family, draft, temperature, models)
 
 
 @pytest.mark.parametrize("draft", [None, "model"])
 @pytest.mark.parametrize("family", DECODED)
-def test_a_text_is_the_same_alone_and_in_a_batch(family: str, draft: str | None, drafters: Path) -> None:
-    spec = draft and f"model:{drafter_folder(family, drafters)},k=3"
+def test_a_text_is_the_same_alone_and_in_a_batch(family: str, draft: str | None, models: Path) -> None:
+    spec = draft and f"model:{drafter_folder(family, models)},k=3"
     (alone,) = writer(family, spec).generate([PROMPTS[1]], sampling(1.0))
     assert alone.token_ids == plain(family, 1.0)[1]

@@ -36,12 +36,12 @@ def gap(lm: LanguageModel, text: Sequence[int], one: int, other: int) -> tuple[f
 @pytest.mark.parametrize("draft", ["ngram,min=1", "lookahead,window=5,n=3", "model:{}", "model:{},tree=best-6"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype, draft: str, tmp_path: Path) -> None:
+def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype, draft: str, models: Path) -> None:
     lm = model(family, dtype)
     assert lm.dtype is dtype
     params = SamplingParams(max_tokens=24, temperature=0)
     plain = LLM(lm).generate(PROMPTS, params)
-    done = LLM(lm, draft.format(drafter_folder(family, tmp_path)), plan="fixed").generate(PROMPTS, params)
+    done = LLM(lm, draft.format(drafter_folder(family, models)), plan="fixed").generate(PROMPTS, params)
     parted = 0
     for prompt, one, other in zip(PROMPTS, plain, done, strict=True):
         assert len(one.token_ids) == len(other.token_ids) == 24

@@ -28,9 +28,9 @@ from draftree.heads.native_passes import NativePasses
 from draftree.heads.passes import HeadPasses
 from draftree.heads.torch_passes import TorchPasses
 from draftree.heads.vocabulary import DraftVocabulary
-from families import VOCAB_SIZE, drafter_folder, prompts, target
+from families import VOCAB_SIZE, prompts, target
 from head_samples import head_config, random_head
-from target_heads import BLOCKS, TARGET, head_folder
+from target_heads import BLOCKS, head_folder
 
 RAGGED = prompts(3, 17, 9)
 TEMPERATURES = (0.0, 1.0)
@@ -43,16 +43,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("heads")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **TARGET)
 
 
 @pytest.fixture
@@ -77,19 +67,19 @@ def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
 
 
 @functools.cache
-def plain(model: Path, temperature: float, **options: Any) -> list[tuple[int, ...]]:
-    return ids(LLM(model, **({"dtype": "float32"} | options)), temperature)
+def plain(llama: Path, temperature: float, **options: Any) -> list[tuple[int, ...]]:
+    return ids(LLM(llama, **({"dtype": "float32"} | options)), temperature)
 
 
 @pytest.mark.essential
 @pytest.mark.parametrize("tree", ["", ",tree=best-9", ",tree=1-2-2,k=2"])
 @pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-full", *BLOCKS])
-def test_every_kind_through_torch(model: Path, where: Path, variant: str, tree: str) -> None:
+def test_every_kind_through_torch(llama: Path, models: Path, variant: str, tree: str) -> None:
     options: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
-    fast = LLM(model, f"head:{head_folder(where, variant)}{tree}", plan="fixed", **options)
+    fast = LLM(llama, f"head:{head_folder(models, variant)}{tree}", plan="fixed", **options)
     for temperature in TEMPERATURES:
         done = fast.generate(RAGGED, params(temperature))
-        assert [one.token_ids for one in done] == plain(model, temperature, **options)
+        assert [one.token_ids for one in done] == plain(llama, temperature, **options)
         assert sum(one.stats.draft_tokens for one in done) > 20
     fast.engine.check_integrity()
 
@@ -100,14 +90,14 @@ def test_every_kind_through_torch(model: Path, where: Path, variant: str, tree: 
 @pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "ngram,min=1+{},k=2"])
 @pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
 def test_native_kernels_write_the_same_text_by_their_bits(
-    model: Path, where: Path, made: list[HeadPasses], kind: str, variant: str, draft: str
+    llama: Path, models: Path, made: list[HeadPasses], kind: str, variant: str, draft: str
 ) -> None:
     options = KINDS[kind] | {"exact": True}
-    spec = draft.format(f"head:{head_folder(where, variant, **IN_C)}")
-    fast = LLM(model, spec, plan="fixed", **options)
+    spec = draft.format(f"head:{head_folder(models, variant, **IN_C)}")
+    fast = LLM(llama, spec, plan="fixed", **options)
     assert isinstance(made[-1], TorchPasses if variant == "eagle" else NativePasses)
     for temperature in TEMPERATURES:
-        wanted = plain(model, temperature, **options)
+        wanted = plain(llama, temperature, **options)
         done = fast.generate(RAGGED, params(temperature))
         assert [one.token_ids for one in done] == wanted
         assert sum(one.stats.draft_tokens for one in done) > 60
@@ -118,20 +108,20 @@ def test_native_kernels_write_the_same_text_by_their_bits(
 @in_c
 @pytest.mark.parametrize(("kind", "quantization"), [("float32", None), ("bfloat16", "int8"), ("int8", "int8")])
 def test_weights_have_8_bits_unless_the_target_is_float32(
-    model: Path, where: Path, made: list[HeadPasses], kind: str, quantization: str | None
+    llama: Path, models: Path, made: list[HeadPasses], kind: str, quantization: str | None
 ) -> None:
-    LLM(model, f"head:{head_folder(where, **IN_C)}", plan="fixed", **KINDS[kind])
+    LLM(llama, f"head:{head_folder(models, **IN_C)}", plan="fixed", **KINDS[kind])
     (passes,) = made
     assert isinstance(passes, NativePasses)
     assert passes.quantization == quantization
 
 
 @in_c
-def test_drafts_of_native_kernels_are_those_of_torch(model: Path, where: Path, made: list[HeadPasses]) -> None:
+def test_drafts_of_native_kernels_are_those_of_torch(llama: Path, models: Path, made: list[HeadPasses]) -> None:
     """With float32 both make the same drafts, so that rounds and accepted tokens agree."""
-    spec, counts = f"head:{head_folder(where, **IN_C)},tree=best-9", []
+    spec, counts = f"head:{head_folder(models, **IN_C)},tree=best-9", []
     for kernels, kind in (("native", NativePasses), ("torch", TorchPasses)):
-        llm = LLM(model, spec, plan="fixed", dtype="float32", kernels=kernels)
+        llm = LLM(llama, spec, plan="fixed", dtype="float32", kernels=kernels)
         assert isinstance(made[-1], kind)
         done = llm.generate(RAGGED, params(1.0, max_tokens=40))
         counts.append([(one.stats.rounds, one.stats.draft_tokens, one.stats.accepted_tokens) for one in done])
@@ -141,18 +131,18 @@ def test_drafts_of_native_kernels_are_those_of_torch(model: Path, where: Path, m
 
 @in_c
 def test_a_head_that_c_does_not_support_runs_in_torch(
-    model: Path, where: Path, made: list[HeadPasses], caplog: pytest.LogCaptureFixture
+    llama: Path, models: Path, made: list[HeadPasses], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        llm = LLM(model, f"head:{head_folder(where, **IN_C, activation='relu')}", plan="fixed", dtype="float32")
+        llm = LLM(llama, f"head:{head_folder(models, **IN_C, activation='relu')}", plan="fixed", dtype="float32")
     assert isinstance(made[-1], TorchPasses)
     assert "head of kind 'eagle3': kernels: torch (its activation is relu" in caplog.text
-    assert ids(llm, 1.0) == plain(model, 1.0)
+    assert ids(llm, 1.0) == plain(llama, 1.0)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "qwen3_moe"])
-def test_other_families(family: str, where: Path) -> None:
-    folder = head_folder(where, target_hidden=32, hidden=32, features=(0, 1, -1))
+def test_other_families(family: str, models: Path) -> None:
+    folder = head_folder(models, target_hidden=32, hidden=32, features=(0, 1, -1))
     assert ids(LLM(target(family), f"head:{folder}", plan="fixed"), 1.0) == ids(LLM(target(family)), 1.0)
 
 
@@ -161,9 +151,9 @@ def test_other_families(family: str, where: Path) -> None:
     [*((verify, "") for verify in ("match", "token", "block", "traversal")),
      *(("traversal", f",tree={tree}") for tree in ("iid-2-2", "wor-2-2"))],
 )  # fmt: skip
-def test_rules_take_their_chains_and_draws(model: Path, where: Path, verify: str, tree: str) -> None:
-    fast = LLM(model, f"head:{head_folder(where)}{tree}", verify=verify, dtype="float32")
-    assert ids(fast, 0.0) == plain(model, 0.0)
+def test_rules_take_their_chains_and_draws(llama: Path, models: Path, verify: str, tree: str) -> None:
+    fast = LLM(llama, f"head:{head_folder(models)}{tree}", verify=verify, dtype="float32")
+    assert ids(fast, 0.0) == plain(llama, 0.0)
     assert len(ids(fast, 1.0)) == len(RAGGED)
 
 
@@ -177,24 +167,24 @@ def test_rules_take_their_chains_and_draws(model: Path, where: Path, verify: str
     ],
     ids=str,
 )
-def test_controls_reach_the_drafts(model: Path, where: Path, more: dict[str, Any]) -> None:
-    fast = LLM(model, f"head:{head_folder(where)},tree=best-9", plan="fixed", dtype="float32")
-    assert ids(fast, 0.8, **more) == ids(LLM(model, dtype="float32"), 0.8, **more)
+def test_controls_reach_the_drafts(llama: Path, models: Path, more: dict[str, Any]) -> None:
+    fast = LLM(llama, f"head:{head_folder(models)},tree=best-9", plan="fixed", dtype="float32")
+    assert ids(fast, 0.8, **more) == ids(LLM(llama, dtype="float32"), 0.8, **more)
 
 
 @pytest.mark.parametrize("plan", ["auto", "threshold:0.3"])
-def test_planners(model: Path, where: Path, plan: str) -> None:
-    fast = LLM(model, f"head:{head_folder(where)}", plan=plan, dtype="float32")
-    assert ids(fast, 1.0) == plain(model, 1.0)
+def test_planners(llama: Path, models: Path, plan: str) -> None:
+    fast = LLM(llama, f"head:{head_folder(models)}", plan=plan, dtype="float32")
+    assert ids(fast, 1.0) == plain(llama, 1.0)
 
 
 @pytest.mark.parametrize(("variant", "values"), [("eagle3", {"max_length": 24}), ("dspark", {"markov_type": "rnn"})])
-def test_chunks_cached_prefixes_and_windows(model: Path, where: Path, variant: str, values: dict[str, Any]) -> None:
+def test_chunks_cached_prefixes_and_windows(llama: Path, models: Path, variant: str, values: dict[str, Any]) -> None:
     """A long text in chunks, then others that begin alike; the window of the first head is much shorter."""
     long = prompts(70)[0]
-    spec = f"head:{head_folder(where, variant, **values)},tree=best-9"
-    plain = LLM(model, dtype="float32", prefix_cache_size=0)
-    fast = LLM(model, spec, plan="fixed", dtype="float32", prefill_chunk_size=16, prefix_cache_size=4)
+    spec = f"head:{head_folder(models, variant, **values)},tree=best-9"
+    plain = LLM(llama, dtype="float32", prefix_cache_size=0)
+    fast = LLM(llama, spec, plan="fixed", dtype="float32", prefill_chunk_size=16, prefix_cache_size=4)
     for text in (long, long[:50], [*long[:60], 5, 6, 7], long, [*long, 9]):
         for given in (params(0.0), params(1.0, n=2)):
             texts = [[done.token_ids for done in llm.generate(text, given)] for llm in (fast, plain)]
@@ -203,26 +193,26 @@ def test_chunks_cached_prefixes_and_windows(model: Path, where: Path, variant: s
     assert fast.prefix_stats.hits > 0
 
 
-def test_drafts_after_a_cached_prefix_are_those_of_the_text(model: Path, where: Path) -> None:
+def test_drafts_after_a_cached_prefix_are_those_of_the_text(llama: Path, models: Path) -> None:
     long = prompts(40)[0]
-    spec = f"head:{head_folder(where)}"
+    spec = f"head:{head_folder(models)}"
     counts = []
     for size in (0, 4):
-        llm = LLM(model, spec, plan="fixed", dtype="float32", prefill_chunk_size=8, prefix_cache_size=size)
+        llm = LLM(llama, spec, plan="fixed", dtype="float32", prefill_chunk_size=8, prefix_cache_size=size)
         llm.generate(long, params(1.0))
         (done,) = llm.generate([*long[:30], 4, 5], params(1.0, max_tokens=40))
         counts.append((done.stats.rounds, done.stats.draft_tokens, done.stats.accepted_tokens))
     assert counts[0] == counts[1]
 
 
-def test_many_requests_leave_no_row_behind(model: Path, where: Path) -> None:
+def test_many_requests_leave_no_row_behind(llama: Path, models: Path) -> None:
     """Requests that share beginnings come and go in a small batch with a small cache, two of them cancelled."""
     begin = prompts(33)[0]
     texts = [[*begin[: 5 + 4 * (i % 8)], *(1 + (i * j) % 90 for j in range(1, 4 + i % 5))] for i in range(20)]
     asked = [params(float(i % 2), max_tokens=4 + i % 9, seed=i) for i in range(20)]
-    plain = LLM(model, dtype="float32", prefix_cache_size=0)
+    plain = LLM(llama, dtype="float32", prefix_cache_size=0)
     limits: dict[str, Any] = {"max_batch_size": 4, "prefill_chunk_size": 8, "prefix_cache_size": 3}
-    fast = LLM(model, f"head:{head_folder(where)},tree=best-9", plan="fixed", dtype="float32", **limits)
+    fast = LLM(llama, f"head:{head_folder(models)},tree=best-9", plan="fixed", dtype="float32", **limits)
     wanted = [done.token_ids for done in plain.generate(texts, asked)]
     for _ in range(2):
         assert [done.token_ids for done in fast.generate(texts, asked)] == wanted
@@ -243,19 +233,19 @@ def test_many_requests_leave_no_row_behind(model: Path, where: Path) -> None:
         ({"features": (1, 2, 9)}, "9"),
     ],
 )
-def test_heads_of_other_targets_are_refused(model: Path, where: Path, values: dict[str, Any], words: str) -> None:
+def test_heads_of_other_targets_are_refused(llama: Path, models: Path, values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        LLM(model, f"head:{head_folder(where, **values)}", dtype="float32")
+        LLM(llama, f"head:{head_folder(models, **values)}", dtype="float32")
 
 
-def test_targets_without_hidden_states_are_refused(where: Path) -> None:
-    folder = head_folder(where, target_hidden=32, hidden=32, features=(0, 1, -1))
+def test_targets_without_hidden_states_are_refused(models: Path) -> None:
+    folder = head_folder(models, target_hidden=32, hidden=32, features=(0, 1, -1))
     with pytest.raises(ConfigurationError, match="hidden states"):
         LLM(target("bart"), f"head:{folder}")
 
 
-def test_folders_without_a_head_are_refused_before_weights_are_read(model: Path, tmp_path: Path) -> None:
-    for path, words in ((model, "drafter 'model'"), (tmp_path / "none", "no folder"), (tmp_path, r"no 'config\.json'")):
+def test_folders_without_a_head_are_refused_before_weights_are_read(llama: Path, tmp_path: Path) -> None:
+    for path, words in ((llama, "drafter 'model'"), (tmp_path / "none", "no folder"), (tmp_path, r"no 'config\.json'")):
         with pytest.raises(DraftreeError, match=words):
             LLM("no-such-target-anywhere", f"head:{path}")
 

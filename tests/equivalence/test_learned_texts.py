@@ -12,23 +12,13 @@ import numpy as np
 import pytest
 
 from draftree import LLM, SamplingParams
-from families import drafter_folder, prompts
-from target_heads import TARGET, head_folder
+from families import prompts
+from target_heads import head_folder
 
 RAGGED = prompts(3, 17, 9)
 KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler"))]
 ALWAYS = "share=1,rate=0.3"
 THROUGH_TORCH: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("heads")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **TARGET)
 
 
 def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
@@ -53,20 +43,20 @@ GIVEN: list[dict[str, Any]] = [
 
 
 @functools.cache
-def options_and_texts(model: Path, kernels: str) -> tuple[dict[str, Any], list[list[tuple[int, ...]]]]:
+def options_and_texts(llama: Path, kernels: str) -> tuple[dict[str, Any], list[list[tuple[int, ...]]]]:
     """Options of a model, and what it writes without drafts."""
     options: dict[str, Any] = {"dtype": "float32", "kernels": kernels, "exact": kernels == "native"}
-    plain = LLM(model, **options)
+    plain = LLM(llama, **options)
     return options, [ids(plain, **given) for given in GIVEN]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("draft", ["{}", "{},tree=best-9", "suffix,min=1+{},k=2"])
 @pytest.mark.parametrize("variant", ["eagle3", "eagle3-full", "eagle"])
-def test_texts_are_those_of_plain_decoding(model: Path, where: Path, kernels: str, draft: str, variant: str) -> None:
-    spec = draft.format(f"head:{head_folder(where, variant)}")
-    options, texts = options_and_texts(model, kernels)
-    fast = LLM(model, spec, plan="fixed", learn=f"server,{ALWAYS}", **options)
+def test_texts_are_those_of_plain_decoding(llama: Path, models: Path, kernels: str, draft: str, variant: str) -> None:
+    spec = draft.format(f"head:{head_folder(models, variant)}")
+    options, texts = options_and_texts(llama, kernels)
+    fast = LLM(llama, spec, plan="fixed", learn=f"server,{ALWAYS}", **options)
     for number in (0, 1, 0, 2):
         assert ids(fast, **GIVEN[number]) == texts[number]
         fast.engine.check_integrity()
@@ -81,12 +71,12 @@ def test_texts_are_those_of_plain_decoding(model: Path, where: Path, kernels: st
 
 @pytest.mark.parametrize("verify", ["token", "block", "recursive", "traversal", "multistep"])
 def test_draft_distributions_are_those_that_children_were_drawn_from(
-    model: Path, where: Path, verify: str, monkeypatch: pytest.MonkeyPatch
+    llama: Path, models: Path, verify: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Probabilities in a tree are those after correction: the drawn token must have some, and rules check the sums."""
     tree = {"recursive": ",tree=wor-2-2", "traversal": ",tree=wor-2-2", "multistep": ",tree=iid-2-2"}.get(verify, "")
-    spec = f"head:{head_folder(where)}{tree}"
-    fast = LLM(model, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
+    spec = f"head:{head_folder(models)}{tree}"
+    fast = LLM(llama, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
     drafter: Any = fast.engine.parts.drafter
@@ -111,21 +101,21 @@ def test_draft_distributions_are_those_that_children_were_drawn_from(
 
 
 @pytest.mark.parametrize("verify", ["token", "recursive"])
-def test_other_rules_write_the_target_s_text_when_greedy(model: Path, where: Path, verify: str) -> None:
-    spec = f"head:{head_folder(where)}"
-    fast = LLM(model, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
+def test_other_rules_write_the_target_s_text_when_greedy(llama: Path, models: Path, verify: str) -> None:
+    spec = f"head:{head_folder(models)}"
+    fast = LLM(llama, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
-    assert ids(fast, 0.0) == ids(LLM(model, **THROUGH_TORCH), 0.0)
+    assert ids(fast, 0.0) == ids(LLM(llama, **THROUGH_TORCH), 0.0)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_what_a_head_learned_is_restored(model: Path, where: Path, tmp_path: Path, kernels: str) -> None:
+def test_what_a_head_learned_is_restored(llama: Path, models: Path, tmp_path: Path, kernels: str) -> None:
     learn = f"key,folder={tmp_path},{ALWAYS}"
 
     def loaded(variant: str = "eagle3") -> LLM:
-        spec = f"head:{head_folder(where, variant)}+suffix"
-        return LLM(model, spec, plan="fixed", dtype="float32", kernels=kernels, learn=learn)
+        spec = f"head:{head_folder(models, variant)}+suffix"
+        return LLM(llama, spec, plan="fixed", dtype="float32", kernels=kernels, learn=learn)
 
     first = loaded()
     texts = ids(first, 1.0)
@@ -150,11 +140,11 @@ def test_what_a_head_learned_is_restored(model: Path, where: Path, tmp_path: Pat
 
 
 def test_a_damaged_file_of_a_head_is_set_aside(
-    model: Path, where: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    llama: Path, models: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def loaded() -> LLM:
         learn = f"server,folder={tmp_path},{ALWAYS}"
-        return LLM(model, f"head:{head_folder(where)}", plan="fixed", learn=learn, **THROUGH_TORCH)
+        return LLM(llama, f"head:{head_folder(models)}", plan="fixed", learn=learn, **THROUGH_TORCH)
 
     first = loaded()
     texts = ids(first, 0.0)
@@ -168,10 +158,10 @@ def test_a_damaged_file_of_a_head_is_set_aside(
     assert ids(again, 0.0) == texts
 
 
-def test_owners_learn_apart(model: Path, where: Path) -> None:
-    spec = f"head:{head_folder(where)}+suffix"
-    llm = LLM(model, spec, plan="fixed", learn=f"key,{ALWAYS}", **THROUGH_TORCH)
-    plain = LLM(model, **THROUGH_TORCH)
+def test_owners_learn_apart(llama: Path, models: Path) -> None:
+    spec = f"head:{head_folder(models)}+suffix"
+    llm = LLM(llama, spec, plan="fixed", learn=f"key,{ALWAYS}", **THROUGH_TORCH)
+    plain = LLM(llama, **THROUGH_TORCH)
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
     owners = ["a", "b", None]
     made = [llm.requests.sequences(ids, params, owner=owner)[0] for ids, owner in zip(RAGGED, owners, strict=True)]

@@ -1,18 +1,24 @@
-"""The real models in float32: the same text with drafts, without drafts, and from transformers."""
+"""The real models in float32: the same text with drafts, without, under a schema, in company, and from transformers."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
+import json
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from draftree import LLM, SamplingParams
+from draftree import LLM, AsyncLLM, SamplingParams
+from paced import steady
 from real_weights import folder_of, loaded_float32
 
 pytestmark = pytest.mark.weights
 
+SMOLLM2 = "smollm2-135m-instruct"
 NUM_TOKENS = 48
 TALKS = [
     "Write the same function with type annotations and nothing else:\n\n"
@@ -40,7 +46,7 @@ def test_the_default_drafter_writes_the_plain_text() -> None:
 
 @pytest.mark.parametrize("draft", ["ngram", "suffix"])
 def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
-    model = loaded_float32("smollm2-135m-instruct")
+    model = loaded_float32(SMOLLM2)
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
     plain = LLM(model).chat(conversations, params(0.0))
     done = LLM(model, draft, plan="fixed").chat(conversations, params(0.0))
@@ -49,7 +55,7 @@ def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
 
 
 def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> None:
-    model = loaded_float32("smollm2-135m-instruct")
+    model = loaded_float32(SMOLLM2)
     conversation = [{"role": "user", "content": TALKS[0]}]
     (plain,) = LLM(model).chat(conversation, params(0.0))
     expected = plain.text.replace("negative", "below zero")
@@ -98,3 +104,113 @@ def test_the_story_model_writes_what_transformers_writes() -> None:
         ids = torch.tensor([LLM(model).tokenizer.encode(tale)])  # type: ignore[union-attr]
         theirs = peer.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
         assert list(done.token_ids) == theirs[0, ids.shape[1] :].tolist()
+
+
+# records under a schema
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "nationality": {"type": "string", "enum": ["British", "French", "Japanese", "Polish"]},
+    },
+    "required": ["name", "age", "nationality"],
+}
+PEOPLE = [
+    "Write a record of this person in JSON: Ada Lovelace, a British mathematician of 36 years.",
+    "Write a record of this person in JSON: Marie Curie, a Polish physicist and chemist, 66 years old.",
+]
+
+
+def records(draft: str | None, temperature: float) -> list[Any]:
+    conversations = [[{"role": "user", "content": person}] for person in PEOPLE]
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=4, top_p=0.95, json_schema=SCHEMA)
+    return LLM(loaded_float32(SMOLLM2), draft, plan=steady(draft)).chat(conversations, params)
+
+
+@functools.cache
+def plainly(temperature: float) -> list[Any]:
+    return records(None, temperature)
+
+
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    [
+        ("ngram", 0.0),
+        ("suffix", 1.0),
+        (f"model:{SMOLLM2},k=4", 0.0),
+        (f"suffix+model:{SMOLLM2},tree=best-8", 1.0),
+    ],
+)
+def test_records_of_a_batch_parse_and_are_plain(draft: str, temperature: float) -> None:
+    done, plain = records(draft, temperature), plainly(temperature)
+    assert [(one.text, one.token_ids) for one in done] == [(one.text, one.token_ids) for one in plain]
+    for one, slow in zip(done, plain, strict=True):
+        record = json.loads(one.text)
+        assert one.finish_reason == "stop"
+        assert list(record) == list(SCHEMA["properties"])  # type: ignore[call-overload]
+        assert 0 <= record["age"] <= 120
+        assert record["nationality"] in ("British", "French", "Japanese", "Polish")
+        assert one.stats.rounds <= 0.75 * slow.stats.rounds
+        if "model" not in draft:  # a model guesses under the mask what is forced, too
+            assert one.stats.accepted_by_source["grammar"] >= 3
+
+
+# many requests at once
+
+SYSTEM = "You are a helpful assistant who answers in one short sentence and never says more than is asked for. "
+ENDS = (
+    "What is a tree?",
+    "Why is the sky blue?",
+    "Count: 1, 2, 3,",
+    "Tom and Lily went to the park. Tom and",
+    "Hello!",
+)
+
+
+def asked(count: int) -> list[tuple[str, SamplingParams]]:
+    return [
+        (
+            (SYSTEM if number % 2 else "") + ENDS[number % len(ENDS)],
+            SamplingParams(max_tokens=6, temperature=0.0 if number % 3 else 0.8, seed=number % 8),
+        )
+        for number in range(count)
+    ]
+
+
+@functools.cache
+def alone(prompt: str, params: SamplingParams) -> tuple[int, ...]:
+    return plain().generate(prompt, params)[0].token_ids
+
+
+@functools.cache
+def plain() -> LLM:
+    return LLM(loaded_float32(SMOLLM2), prefix_cache_size=0, max_batch_size=1)
+
+
+def same(texts: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:
+    """Where passes may round otherwise in company, a near-tie may turn out otherwise: then all but one in ten."""
+    equal = sum(text == want for text, want in zip(texts, wanted, strict=True))
+    return equal == len(wanted) if plain().is_exact else equal >= 0.9 * len(wanted)
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 64])
+def test_at_once(count: int) -> None:
+    llm = LLM(loaded_float32(SMOLLM2), "suffix", max_batch_size=64)
+    requests = asked(count)
+    done = llm.generate([prompt for prompt, _ in requests], [params for _, params in requests])
+    assert same([d.token_ids for d in done], [alone(*request) for request in requests])
+    llm.engine.check_integrity()
+    if count >= 16:
+        # most that begin with the system prompt found it read
+        assert llm.prefix_stats.hits >= count // 4
+
+
+def test_sixteen_coroutines() -> None:
+    async def ask() -> list[tuple[int, ...]]:
+        async with AsyncLLM(loaded_float32(SMOLLM2), "ngram", max_batch_size=4, max_waiting=2) as llm:
+            done = await asyncio.gather(*(llm.generate(prompt, params) for prompt, params in asked(16)))
+            return [texts[0].token_ids for texts in done]
+
+    assert same(asyncio.run(ask()), [alone(*request) for request in asked(16)])

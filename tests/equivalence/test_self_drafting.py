@@ -30,11 +30,6 @@ SKIPPING = "layer-skip,attention=1"
 in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return drafter_folder("llama", tmp_path_factory.mktemp("models"), distance=0.0, **SIZES)
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
@@ -52,8 +47,8 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
 @in_c
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", [*SELF_DRAFTING, "early-exit:1+layer-skip,mlp=1+ngram,min=1"])
-def test_passes_in_c_write_the_same_text_by_their_bits(folder: Path, draft: str, dtype: str) -> None:
-    plain, fast = (LLM(folder, spec, dtype=dtype, exact=True, plan=steady(spec)) for spec in (None, draft))
+def test_passes_in_c_write_the_same_text_by_their_bits(llama: Path, draft: str, dtype: str) -> None:
+    plain, fast = (LLM(llama, spec, dtype=dtype, exact=True, plan=steady(spec)) for spec in (None, draft))
     for temperature in (0.0, 1.0):
         done = fast.generate(RAGGED, params(temperature))
         assert [one.token_ids for one in done] == ids(plain, temperature)
@@ -62,11 +57,11 @@ def test_passes_in_c_write_the_same_text_by_their_bits(folder: Path, draft: str,
 
 
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=in_c)])
-def test_layers_run_once_for_drafted_tokens(folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_run_once_for_drafted_tokens(llama: Path, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same text with and without taking over; the difference is all that partial passes computed."""
     runs, texts = [], []
     for takes_over in (True, False):
-        loaded = load_model(folder, dtype="float32", kernels=kernels)
+        loaded = load_model(llama, dtype="float32", kernels=kernels)
         assert isinstance(loaded.model, SlottedModel)
         loaded.model.require_part(LayerSubset(end=3))  # checked once, and not to be counted
         before = loaded.model.num_sublayer_runs
@@ -170,9 +165,9 @@ def test_a_stored_set_that_cannot_be_read_is_named(cache: Path, content: str) ->
         LLM(target("llama"), "layer-skip")
 
 
-def test_a_model_has_one_fingerprint_however_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+def test_a_model_has_one_fingerprint_however_it_is_loaded(llama: Path, tmp_path: Path) -> None:
     prints = {
-        load_model(folder, dtype=dtype, kernels=kernels).model.fingerprint
+        load_model(llama, dtype=dtype, kernels=kernels).model.fingerprint
         for dtype in ("float32", "bfloat16")
         for kernels in ("auto", "torch")
     }

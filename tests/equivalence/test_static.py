@@ -36,14 +36,9 @@ def static(family: str) -> LoadedModel:
     return wrap_model(fresh(family), name=family, shapes=SMALL)
 
 
-@pytest.fixture(scope="module")
-def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("drafters")
-
-
 @pytest.mark.parametrize("family", SLOTTED)
-def test_texts_are_those_of_dynamic_passes(family: str, drafters: Path) -> None:
-    draft = f"ngram,min=1,k=3+model:{drafter_folder(family, drafters)},tree=2-2"
+def test_texts_are_those_of_dynamic_passes(family: str, models: Path) -> None:
+    draft = f"ngram,min=1,k=3+model:{drafter_folder(family, models)},tree=2-2"
     llm = LLM(static(family), draft, plan="fixed")
     wanted = LLM(target(family))
     assert llm.kernels == "graphs (there are no graphs on cpu)"

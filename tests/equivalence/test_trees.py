@@ -9,7 +9,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from families import drafter_folder, prompts, target
+from families import prompts, target
 from paced import steady
 from sequential import SequentialModel
 
@@ -23,11 +23,6 @@ DRAFTS = (
 )
 PARTS = ("early-exit:1", "layer-skip,attention=0")
 TEMPERATURES = (0.0, 1.0)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("drafters")
 
 
 def writer(family: str, draft: str | None = None, **options: Any) -> LLM:
@@ -47,9 +42,9 @@ def ids(llm: LLM, temperature: float) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("verify", ["coupled", "match"])
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_rules_that_walk_along_target_tokens_change_nothing(
-    draft: str, verify: str, temperature: float, folders: Path
+    draft: str, verify: str, temperature: float, drafter: Path
 ) -> None:
-    llm = writer("llama", draft.format(drafter_folder("llama", folders)), verify=verify)
+    llm = writer("llama", draft.format(drafter), verify=verify)
     done = llm.generate(RAGGED, params(temperature))
     assert [c.token_ids for c in done] == ids(writer("llama"), temperature)
     assert any(c.stats.accepted_tokens for c in done) or "model" not in draft, "a drafter that is never right"
@@ -73,14 +68,14 @@ def test_rules_that_walk_along_target_tokens_change_nothing(
         *((verify, part) for part in PARTS for verify in ("match", "token", "block", "traversal")),
     ],
 )
-def test_rules_with_draft_distributions_are_greedy_at_temperature_zero(verify: str, draft: str, folders: Path) -> None:
-    done = writer("llama", draft.format(drafter_folder("llama", folders)), verify=verify).generate(RAGGED, params(0.0))
+def test_rules_with_draft_distributions_are_greedy_at_temperature_zero(verify: str, draft: str, drafter: Path) -> None:
+    done = writer("llama", draft.format(drafter), verify=verify).generate(RAGGED, params(0.0))
     assert [c.token_ids for c in done] == ids(writer("llama"), 0.0)
     assert sum(c.stats.draft_tokens for c in done) > 0
 
 
-def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:
-    folder = drafter_folder("llama", folders)
+def test_wider_trees_accept_more_than_the_chain_in_them(drafter: Path) -> None:
+    folder = drafter
 
     def accepted(shape: str) -> int:
         done = writer("llama", f"model:{folder},tree={shape}").generate(RAGGED, params(0.0))
@@ -90,13 +85,13 @@ def test_wider_trees_accept_more_than_the_chain_in_them(folders: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", ["iid-2-2", "wor-2-2"])
-def test_draws_may_be_merged_where_no_distribution_is_read(shape: str, folders: Path) -> None:
-    draft = f"ngram,min=1+model:{drafter_folder('llama', folders)},tree={shape}"
+def test_draws_may_be_merged_where_no_distribution_is_read(shape: str, drafter: Path) -> None:
+    draft = f"ngram,min=1+model:{drafter},tree={shape}"
     assert ids(writer("llama", draft), 1.0) == ids(writer("llama"), 1.0)
 
 
-def test_a_merged_tree_counts_every_source(folders: Path) -> None:
-    name = f"model:{drafter_folder('llama', folders)}"
+def test_a_merged_tree_counts_every_source(drafter: Path) -> None:
+    name = f"model:{drafter}"
     completion = writer("llama", f"ngram,min=1+{name}").generate(RAGGED[1], params(0.0))[0]
     stats = completion.stats
     assert set(stats.drafted_by_source) == {"ngram,min=1", name}
@@ -107,9 +102,9 @@ def test_a_merged_tree_counts_every_source(folders: Path) -> None:
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_sequence_based_scoring_is_the_same_text_in_the_same_rounds(
-    temperature: float, batched: bool, folders: Path
+    temperature: float, batched: bool, drafter: Path
 ) -> None:
-    draft = f"model:{drafter_folder('llama', folders)},tree=2-2-1"
+    draft = f"model:{drafter},tree=2-2-1"
     slow = LLM(SequentialModel(target("llama"), batched=batched), draft, plan="fixed").generate(
         RAGGED, params(temperature)
     )
@@ -132,6 +127,6 @@ def test_the_same_drafter_twice_is_refused() -> None:
         LLM("no-such-model", "ngram+ngram")
 
 
-def test_trees_need_a_target_that_scores_trees(folders: Path) -> None:
+def test_trees_need_a_target_that_scores_trees(drafter: Path) -> None:
     with pytest.raises(ConfigurationError, match="chains only"):
-        writer("bloom", f"model:{drafter_folder('bloom', folders)},tree=2-2")
+        writer("bloom", f"model:{drafter},tree=2-2")

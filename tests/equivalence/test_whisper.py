@@ -145,7 +145,7 @@ def test_what_cannot_be_transcribed_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="use generate"):
         LLM(sample("t5")).transcribe(given, GREEDY)
     english = sample("whisper")
-    english.generation_config.update(no_timestamps_token_id=55, is_multilingual=False)
+    english.generation_config.no_timestamps_token_id, english.generation_config.is_multilingual = 55, False
     with pytest.raises(InvalidRequestError, match="English only"):
         LLM(english).transcribe(given, GREEDY, language="de")
 
