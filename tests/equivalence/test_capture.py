@@ -204,14 +204,6 @@ def test_chains_of_models_with_a_cache_of_their_own_equal_transformers(family: s
         model.close(slot)
 
 
-@in_c
-def test_a_pass_without_capture_returns_none() -> None:
-    for model in (through_torch(), through_c()):
-        slot = model.open()
-        assert model.run(Pass([chunk(slot, PREFIX)])).hidden is None
-        model.close(slot)
-
-
 def test_layers_that_do_not_occur_are_refused() -> None:
     model = through_torch()
     for capture in ((5,), (0, -1)):

@@ -12,8 +12,6 @@ import torch
 from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.load import wrap_model
-from draftree.models.torch.hf import HFModel
-from draftree.models.torch.hf_cache import CachedModel
 from families import (
     CACHED,
     DIVIDED,
@@ -63,18 +61,9 @@ def gap_where_they_part(family: str, prompt: list[int], ours: list[int], theirs:
     return f"{family}: token {place} is {ours[place]}, not {theirs[place]}; gap {float(best[0] - best[1]):.1e}"
 
 
-@pytest.mark.parametrize("family", SLOTTED)
-def test_family_has_slots_and_trees(family: str) -> None:
-    model = target(family)
-    assert isinstance(model, HFModel)
-    assert model.supports_trees
-
-
-@pytest.mark.parametrize("family", CACHED)
-def test_family_falls_back_to_chains(family: str) -> None:
-    model = target(family)
-    assert isinstance(model, CachedModel)
-    assert not model.supports_trees
+@pytest.mark.parametrize("family", DECODED)
+def test_families_with_slots_score_trees_and_others_chains(family: str) -> None:
+    assert target(family).supports_trees is (family in SLOTTED)
 
 
 @pytest.mark.parametrize("family", REFUSED)
