@@ -66,7 +66,6 @@ def ours(llm: LLM, prompts: Sequence[Any], **given: Any) -> list[tuple[tuple[int
     return [(found.tokens, found.score) for result in results for found in result.hypotheses]
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_equal_for_every_stop_rule_and_width(name: str, early_stopping: bool | str) -> None:

@@ -22,7 +22,7 @@ THROUGH_TORCH: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
 
 
 def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
-    params = SamplingParams(**({"max_tokens": 40, "temperature": temperature, "seed": 11} | more))
+    params = SamplingParams(**({"max_tokens": 24, "temperature": temperature, "seed": 11} | more))
     return [done.token_ids for done in llm.generate(RAGGED, params, progress=False)]
 
 

@@ -41,7 +41,6 @@ def wanted_texts(name: str) -> list[list[int]]:
     return [generated(sample(name), ids) for ids in sources(4)]
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("draft", [None, "ngram", "suffix"])
 @pytest.mark.parametrize("name", TEXT_FAMILIES)
 def test_greedy_texts_equal_generate(name: str, draft: str | None) -> None:
