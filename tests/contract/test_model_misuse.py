@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
@@ -18,14 +20,24 @@ from slot_samples import filled
 MISUSE = (AssertionError, ValueError)
 
 
+EDITS: list[tuple[Any, ...]] = [
+    *(("truncate", length) for length in (-1, len(PREFIX) + 1)),
+    *(("commit", way) for way in ([1], [0, 0], [0, 3], [9], [0, 2, 1], [-1])),
+    *(("commit", [], keep) for keep in ([1], [0, 9], [-1])),
+    *(("commit", way, keep) for way, keep in (([0], [3]), ([0, 2], [1]), ([0], [0, 1]), ([3], [2]), ([0, 1], [3]))),
+]
+"""A prefix is cut within itself; only a path is committed; what is kept is connected, and hangs on the path's end."""
+
+
 @any_model
-@pytest.mark.parametrize("length", [-1, len(PREFIX) + 1])
-def test_a_prefix_is_cut_within_itself(name: str, length: int) -> None:
+def test_edits_that_do_not_fit_the_tree_are_refused(name: str) -> None:
     model = subject(name).model
-    slot = filled(model, PREFIX)
-    with pytest.raises(MISUSE):
-        model.truncate(slot, length)
-    model.close(slot)
+    for edit, *given in EDITS:
+        slot = filled(model, PREFIX)
+        model.run(Pass([Extend(slot, TREE, subject(name).parents)]))
+        with pytest.raises(MISUSE):
+            getattr(model, edit)(slot, *given)
+        model.close(slot)
 
 
 @any_model
@@ -70,41 +82,6 @@ def test_a_slot_takes_one_job_a_pass(name: str) -> None:
     with pytest.raises(MISUSE):
         model.run(Pass([Extend(slot, [3], [-1]), Extend(slot, [4], [0])]))
     model.close(slot)
-
-
-@any_model
-@pytest.mark.parametrize("way", [[1], [0, 0], [0, 3], [9], [0, 2, 1], [-1]])
-def test_only_a_path_can_be_committed(name: str, way: list[int]) -> None:
-    model = subject(name).model
-    slot = filled(model, PREFIX)
-    model.run(Pass([Extend(slot, TREE, subject(name).parents)]))
-    with pytest.raises(MISUSE):
-        model.commit(slot, way)
-    model.close(slot)
-
-
-@any_model
-@pytest.mark.parametrize("keep", [[1], [0, 9], [-1]])
-def test_kept_nodes_must_be_connected(name: str, keep: list[int]) -> None:
-    model = subject(name).model
-    slot = filled(model, PREFIX)
-    model.run(Pass([Extend(slot, TREE, subject(name).parents)]))
-    with pytest.raises(MISUSE):
-        model.commit(slot, [], keep)
-    model.close(slot)
-
-
-@any_model
-@pytest.mark.parametrize(("way", "keep"), [([0], [3]), ([0, 2], [1]), ([0], [0, 1]), ([3], [2])])
-def test_what_a_commit_keeps_hangs_on_the_end_of_its_path(name: str, way: list[int], keep: list[int]) -> None:
-    one = subject(name)
-    if not one.model.supports_trees:
-        way, keep = [0, 1], [3]
-    slot = filled(one.model, PREFIX)
-    one.model.run(Pass([Extend(slot, TREE, one.parents)]))
-    with pytest.raises(MISUSE):
-        one.model.commit(slot, way, keep)
-    one.model.close(slot)
 
 
 @any_model

@@ -1,58 +1,72 @@
-"""Models that several processes compute: texts are those of one process."""
+"""Models that several processes compute: texts are those of one process, of native kernels by their bits."""
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
+from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.shares import TeamMemory, divide
+from draftree.models.torch.hf import HFModel
 from draftree.parallel.options import ParallelOptions
 from families import fresh
-from parallel_jobs import all_texts, run
+from native_samples import FAMILIES, SIZES
+from parallel_jobs import all_texts, digest, run
 
-pytest.importorskip("accelerate", reason="transformers needs accelerate to divide a model: the extra parallel")
-
-SYSTEM = [(7 * place) % 50 + 3 for place in range(40)]
+SYSTEM = [(7 * place) % 50 + 3 for place in range(70)]
 PROMPTS = [[*SYSTEM, 5, 6, 5, 6], [*SYSTEM, 9, 9, 9], [4, 5, 6, 4, 5, 6, 4, 5], [11, 12]]
-PARAMS = [{"max_tokens": 16, "temperature": 0.7 * (place % 2), "seed": place} for place in range(len(PROMPTS))]
-DRAFTS = [None, "suffix,min=1", "ngram,min=1+suffix,min=1"]
-SETTINGS = {"dtype": "float32", "device": "cpu", "kernels": "torch"}
+PARAMS = [{"max_tokens": 14, "temperature": 0.7 * (place % 2), "seed": place} for place in range(len(PROMPTS))]
+NATIVE: dict[str, dict[str, Any]] = {
+    "llama": {"dtype": "float32"},
+    "gemma3_text": {"dtype": "bfloat16"},
+    "phi3": {"dtype": "bfloat16", "quantization": "int8"},
+    "qwen3": {"dtype": "bfloat16", "quantization": "int4"},
+}
+"""Tied embeddings with biases; norms after the sublayers; fused projections and an embedding of its own; groups."""
+
+through_torch = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="transformers needs accelerate to divide a model: the extra parallel"
+)
 
 
-def job(folder: Path, family: str, *, drafts: Any = DRAFTS, kernels: str = "torch", **options: Any) -> dict[str, Any]:
+def job(model: Path, *drafts: str, settings: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     return {
-        "model": str(folder / family),
+        "model": str(model),
         "options": options,
-        "settings": {**SETTINGS, "kernels": kernels},
+        "settings": {"dtype": "float32", "device": "cpu", "kernels": "torch"} | (settings or {}),
         "prompts": PROMPTS,
         "params": PARAMS,
-        "drafts": drafts,
+        "drafts": [None, *drafts],
     }
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("models")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("divided")
     fresh("llama", num_hidden_layers=5).save_pretrained(where / "llama")
     fresh("qwen3").save_pretrained(where / "qwen3")
     fresh("gemma3_text", tie_word_embeddings=True).save_pretrained(where / "gemma3_text")
     fresh("qwen2", num_attention_heads=6, num_key_value_heads=3, hidden_size=48).save_pretrained(where / "qwen2")
+    for family in NATIVE:
+        sizes = SIZES | FAMILIES[family] | {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+        fresh(family, **sizes).save_pretrained(where / f"native-{family}")
     return where
 
 
-def alone(of: dict[str, Any], kernels: str = "torch") -> dict[str, Any]:
-    """The same job in this process."""
-    return all_texts(load_model(of["model"], **{**SETTINGS, "kernels": kernels}, packed=False), of)
-
-
-def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
+def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]], *facts: str) -> None:
+    """Require the texts of one process, and its values of these facts."""
     for one, other in zip(jobs, found, strict=True):
-        wanted = alone({**one, "drafts": one["drafts"][:1]})
-        plain = wanted["texts"][str(one["drafts"][0])]
-        assert other["texts"] == dict.fromkeys(map(str, one["drafts"]), plain)
-        assert (other["fingerprint"], other["length"]) == (wanted["fingerprint"], wanted["length"])
+        wanted = all_texts(load_model(one["model"], **one["settings"], packed=False), {**one, "drafts": [None]})
+        assert other["texts"] == dict.fromkeys(map(str, one["drafts"]), wanted["texts"]["None"])
+        for fact in ("fingerprint", "length", *facts):
+            assert other[fact] == wanted[fact]
         assert other["open"] == 0
         options = ParallelOptions(**one["options"])
         assert 0 < other["token_bytes"] * options.tp <= wanted["token_bytes"]
@@ -61,32 +75,75 @@ def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]]) -> Non
         assert other["messages"] > 30
 
 
-def test_tensor_parallel(folder: Path, tmp_path: Path) -> None:
+@through_torch
+def test_tensor_parallel_layers_and_stages_of_unequal_size(saved: Path, tmp_path: Path) -> None:
     jobs = [
-        job(folder, "llama", tp=2),
-        job(folder, "qwen3", drafts=[None, "suffix,min=1"], tp=2),
-        job(folder, "gemma3_text", drafts=[None, "early-exit:1,tree=1-2"], tp=2),
+        job(saved / "llama", "suffix,min=1", "ngram,min=1+suffix,min=1", tp=2),
+        job(saved / "qwen3", "suffix,min=1", tp=2),
+        job(saved / "gemma3_text", "early-exit:1,tree=1-2", tp=2),
+        job(saved / "llama", "suffix,min=1", "ngram,min=1+suffix,min=1", pp=2),
+        job(saved / "gemma3_text", "suffix,min=1", pp=2),
     ]
     require_same(jobs, run(2, tmp_path, jobs))
 
 
-def test_three_processes_with_sums_in_one_order(folder: Path, tmp_path: Path) -> None:
-    jobs = [job(folder, "qwen2", drafts=[None, "suffix,min=1"], kernels="graphs", tp=3, strict_sums=True)]
+@through_torch
+def test_three_processes_with_sums_in_one_order(saved: Path, tmp_path: Path) -> None:
+    jobs = [job(saved / "qwen2", "suffix,min=1", settings={"kernels": "graphs"}, tp=3, strict_sums=True)]
     jobs[0]["sums"] = True
     found = run(3, tmp_path, jobs)
-    require_same(jobs, found)
+    require_same(jobs, found, "exact")
     assert found[0]["sums"] == [True, False], "an all-reduce of three parts depends on the number of rows"
-    assert found[0]["exact"] is alone({**jobs[0], "drafts": [None]}, kernels="graphs")["exact"]
 
 
-def test_stages_of_tensor_parallel_layers(folder: Path, tmp_path: Path) -> None:
+@through_torch
+def test_stages_of_tensor_parallel_layers(saved: Path, tmp_path: Path) -> None:
     jobs = [
-        job(folder, "llama", drafts=[None, "suffix,min=1"], tp=2, pp=2),
-        job(folder, "gemma3_text", drafts=[None, "ngram,min=1"], tp=2, pp=2, strict_sums=True),
+        job(saved / "llama", "suffix,min=1", tp=2, pp=2),
+        job(saved / "gemma3_text", "ngram,min=1", tp=2, pp=2, strict_sums=True),
     ]
     require_same(jobs, run(4, tmp_path, jobs))
 
 
-def test_stages_of_unequal_size(folder: Path, tmp_path: Path) -> None:
-    jobs = [job(folder, "llama", pp=2), job(folder, "gemma3_text", drafts=[None, "suffix,min=1"], pp=2)]
-    require_same(jobs, run(2, tmp_path, jobs))
+@pytest.mark.parametrize("size", [2, 3])
+def test_bits_of_native_kernels_are_those_of_one_process(saved: Path, tmp_path: Path, size: int) -> None:
+    jobs = [
+        job(saved / f"native-{family}", "suffix,min=1", "early-exit:1,tree=1-2", tp=size, settings=settings)
+        for family, settings in NATIVE.items()
+    ]
+    for one in jobs:
+        one["settings"]["kernels"], one["digest"] = "native", True
+    found = run(size, tmp_path, jobs)
+    require_same(jobs, found, "exact", "kernels")
+    for one, other in zip(jobs, found, strict=True):
+        model: Any = load_model(one["model"], **one["settings"]).model
+        assert other["exact"]
+        assert other["digest"] == digest(model)
+        heads = [model.input_embedding(), model.output_head()]
+        assert other["heads"] == [hashlib.sha256(head.float().numpy().tobytes()).hexdigest() for head in heads]
+
+
+def test_shares_are_disjoint_and_more_processes_than_heads_are_refused() -> None:
+    blueprint = plan_lowering(HFModel(fresh("llama", **(SIZES | FAMILIES["llama"]))))
+    memory = TeamMemory.create()
+    shares = [divide(blueprint, rank, 2, memory) for rank in range(2)]
+    for name in ("hidden", "mlp", "vocab", "kv_heads"):
+        parts = [getattr(share, name) for share in shares]
+        assert parts[0].start == 0
+        assert 0 < parts[0].stop == parts[1].start < parts[1].stop
+    assert shares[1].vocab.stop == blueprint.vocab
+    assert shares[1].first_head == 2
+    with pytest.raises(ConfigurationError, match="2 key-value heads for 3 processes"):
+        divide(blueprint, 0, 3, memory)
+
+
+def test_memory_of_a_team_grows_and_keeps_its_content() -> None:
+    ours = TeamMemory.create()
+    theirs = TeamMemory.opened(ours.path)
+    first = ours.at_least(100)
+    ctypes.memset(first, 7, 100)
+    assert ctypes.string_at(theirs.at_least(100), 100) == b"\x07" * 100
+    assert ours.at_least(50) == first
+    assert ctypes.string_at(ours.at_least(1 << 20), 100) == b"\x07" * 100
+    ctypes.memset(theirs.at_least(1 << 20), 9, 4)
+    assert ctypes.string_at(ours.at_least(1), 4) == b"\x09" * 4
