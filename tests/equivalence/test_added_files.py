@@ -22,13 +22,12 @@ from draftree import LLM, SamplingParams
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.torch.hf import HFModel
 from families import fresh
-from native_samples import native
+from native_samples import in_c, native
 
 FILES = Path(__file__).parents[1] / "support" / "added"
 SYSTEM = [(7 * place) % 50 + 3 for place in range(40)]
 PROMPTS = [[*SYSTEM, 5, 6, 5, 6], [*SYSTEM, 9, 9, 9], [4, 5, 6, 4, 5, 6, 4, 5], [11, 12]]
 PARAMS = [SamplingParams(max_tokens=24, temperature=0.7 * (place % 2), seed=place) for place in range(len(PROMPTS))]
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 MODELS = [
     pytest.param(lambda: HFModel(fresh("llama")), id="torch"),
     pytest.param(lambda: native("llama"), marks=in_c, id="C"),

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from draftree.core.noise import Noise
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
 from families import VOCAB_SIZE
-from native_samples import native
+from native_samples import in_c, native
 from slot_samples import at_once
 from text_backends import byte_level
 
@@ -42,7 +41,7 @@ def picked(model: Any, prompt: list[int], params: SamplingParams, length: int) -
     return text[len(prompt) :]
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@in_c
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("draft", [None, *DRAFTS])
 def test_passes_in_c_write_the_best_of_what_is_allowed(draft: str | None, temperature: float) -> None:
@@ -53,7 +52,7 @@ def test_passes_in_c_write_the_best_of_what_is_allowed(draft: str | None, temper
         assert list(done.token_ids) == picked(model, prompt, params, 12)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@in_c
 def test_a_batch_may_mix_rows_with_and_without() -> None:
     llm = LLM(native("llama"), "ngram,min=1,k=4")
     free = SamplingParams(max_tokens=12, temperature=0.8, seed=3)

@@ -19,8 +19,8 @@ from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import prompt_inputs
 from draftree.models.torch.static.buckets import Shapes
 from families import SLOTTED, VOCAB_SIZE, fresh, peer, target
-from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, in_c, through_c, through_torch
-from native_samples import DTYPES, lower
+from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, through_c, through_torch
+from native_samples import DTYPES, in_c, lower
 from native_samples import FAMILIES as NATIVE_FAMILIES
 from native_samples import SIZES as NATIVE_SIZES
 from slot_samples import filled

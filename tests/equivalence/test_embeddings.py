@@ -16,8 +16,8 @@ from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.packing import can_pack, pack
 from families import CACHED, SLOTTED, VOCAB_SIZE, fresh, target
-from model_subjects import PARENTS, PREFIX, TREE, in_c
-from native_samples import DTYPES, lower
+from model_subjects import PARENTS, PREFIX, TREE
+from native_samples import DTYPES, in_c, lower
 from native_samples import FAMILIES as NATIVE_FAMILIES
 from native_samples import SIZES as NATIVE_SIZES
 from slot_samples import filled

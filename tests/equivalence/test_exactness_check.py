@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,10 +16,10 @@ from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, round
 from draftree.models.native.model import NativeModel
 from draftree.sampling.logits import TensorLogits
 from families import drafter_folder, fresh
-from native_samples import SIZES, native
+from native_samples import SIZES, in_c, native
 from second_starts import SIZES as DEEP
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 Shifts = Callable[[Sequence[Extend]], bool]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 import gguf
@@ -18,14 +17,12 @@ from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.prepared import is_block_file, prepared_folder
 from draftree.loading.resolve import resolve_model
 from draftree.models.native.groups import KINDS
+from native_samples import in_c
 from second_starts import logits as logits_of
 from slot_samples import at_once
 from weights_samples import PIECES
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 
 PROMPTS = ["the and on", "an in"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,8 +17,9 @@ from draftree.models.native.library import library
 from draftree.models.native.rows import plan_rows
 from draftree.models.native.structures import CLinear
 from native_builds import BUILDS, built
+from native_samples import in_c
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 VOCAB = 144
 """Nine blocks of 16: groups of four and a rest."""

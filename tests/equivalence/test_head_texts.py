@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from draftree.heads.torch_passes import TorchPasses
 from draftree.heads.vocabulary import DraftVocabulary
 from families import VOCAB_SIZE, prompts, target
 from head_samples import head_config, random_head
+from native_samples import in_c
 from target_heads import BLOCKS, head_folder
 
 RAGGED = prompts(3, 17, 9)
@@ -41,8 +41,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
 }
-
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.structures import CLinear
 from draftree.models.torch.hf import HFModel
 from families import fresh
-from native_samples import EXPERTS, FAMILIES, SIZES, lower, text
+from native_samples import EXPERTS, FAMILIES, SIZES, in_c, lower, text
 from second_starts import logits
 from slot_samples import at_once
 from streamed import least_budget
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 
 def quantized(weight: torch.Tensor, kind: str = LAYER_KIND) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,12 @@ from draftree.models.native import decoder
 from draftree.models.native.model import NativeModel
 from families import fresh
 from native_builds import BUILDS, built
-from native_samples import DTYPES, lowered, text
+from native_samples import DTYPES, in_c, lowered, text
 from native_seq2seq import model_of
 from second_starts import SIZES
 from slot_samples import alone, at_once, filled
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 SHAPES = [(4, 2, 16), (9, 3, 64), (2, 1, 128), (3, 3, 80), (20, 1, 96)]
 """Heads, key heads and their size: keys that are transposed by four dimensions in a lane, others, and both."""

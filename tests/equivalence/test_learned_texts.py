@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from families import prompts
+from native_samples import in_c
 from target_heads import head_folder
 
 RAGGED = prompts(3, 17, 9)
-KERNELS = ["torch", pytest.param("native", marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no compiler"))]
+KERNELS = ["torch", pytest.param("native", marks=in_c)]
 ALWAYS = "share=1,rate=0.3"
 THROUGH_TORCH: dict[str, Any] = {"dtype": "float32", "kernels": "torch"}
 

@@ -6,7 +6,6 @@ neighbours that rotate together, layers without rotation, and norms of all heads
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 import pytest
@@ -35,10 +34,10 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh
 from native_builds import BUILDS, built
-from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, lower, lowered, native, text
+from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, in_c, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 PARALLEL: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "parallel": [("gpt_neox", {}), ("phi", {}), ("stablelm", {"use_parallel_residual": True})],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,11 @@ from draftree.models.native.seq2seq.describing import read_decoder
 from draftree.models.source import FeatureSource, Source, TokenSource
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from native_builds import BUILDS, built
+from native_samples import in_c
 from native_seq2seq import CONTEXT, DTYPES, FAMILIES, folder_of, lowered, model_of, native
 from seq2seq_samples import VOCAB, sample
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 SHORT, LONG = 7, 150
 """Lengths of sources: part of one block of keys, and several blocks."""

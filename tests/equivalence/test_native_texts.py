@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,9 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.loading.load import load_model
 from families import drafter_folder
-from native_samples import FAMILIES, SIZES, text
+from native_samples import FAMILIES, SIZES, in_c, text
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 WEIGHTS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

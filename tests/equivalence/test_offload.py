@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,12 @@ from draftree.models.native.streaming.shallow import shallow
 from draftree.models.native.streaming.store import open_store
 from draftree.models.native.streaming.structures import layout
 from families import VOCAB_SIZE, drafter_folder, fresh
-from native_samples import lowered, text
+from native_samples import in_c, lowered, text
 from private_cache import private_cache
 from slot_samples import at_once, filled
 from streamed import LAYERS, sizes, streamed
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 TREE = [-1, 0, 0, 2, -1, 4]
 PROMPTS = [text(9), text(31), text(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,12 @@ from draftree.loading.load import load_model
 from draftree.loading.packed_start import packed_folders
 from draftree.weights.packed_checkpoint import PackedCheckpoint, quantization_of
 from families import VOCAB_SIZE
+from native_samples import in_c
 from packed_samples import AWQ, COMPRESSED, GPTQ, awq, compressed, gptq, packed_folder
 from second_starts import logits
 from slot_samples import at_once
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

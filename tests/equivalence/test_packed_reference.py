@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,12 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from families import fresh
-from native_samples import FAMILIES, SIZES
+from native_samples import FAMILIES, SIZES, in_c
 from native_seq2seq import FAMILIES as SOURCED
 from native_seq2seq import model_of
 from streamed import least_budget, sizes
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = in_c
 
 
 def packed(family: str, dtype: torch.dtype) -> tuple[Any, NativeModel]:

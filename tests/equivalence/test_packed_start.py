@@ -21,12 +21,10 @@ from draftree.loading import block_start, packed_start
 from draftree.loading.load import load_model
 from draftree.models.native import library_files, packed
 from draftree.models.native.library_files import PACKING
+from native_samples import in_c
 from second_starts import logits
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 
 @pytest.fixture

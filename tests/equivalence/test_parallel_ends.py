@@ -16,7 +16,8 @@ from draftree.cli.main import run as run_command
 from parallel_jobs import SAMPLED, SECONDS, ended, environment, start
 
 
-@pytest.mark.parametrize(("killed", "mode"), [(1, "busy"), (0, "busy"), (1, "idle"), (0, "idle")])
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("mode", ["busy", "idle"])
 def test_a_killed_process_ends_the_other(tmp_path: Path, killed: int, mode: str) -> None:
     wanted = plain_text(save_tiny_model(tmp_path / "model", chat=False))
     processes = start(2, tmp_path, {"endless": mode, "model": str(tmp_path / "model")})

@@ -19,8 +19,8 @@ from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 from families import CACHED, DIVIDED, VOCAB_SIZE, fresh, target
-from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, in_c, through_c, through_torch
-from native_samples import DTYPES
+from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, through_c, through_torch
+from native_samples import DTYPES, in_c
 from slot_samples import filled
 
 DRAFTED = [0, 2, 3, 4]

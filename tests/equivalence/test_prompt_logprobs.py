@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, engine_of, request, run, table_llm, text
 from families import VOCAB_SIZE, fresh, prompts, target
-from native_samples import native
+from native_samples import in_c, native
 from native_samples import text as native_text
 
 PROMPTS = prompts(40, 7, 1, 90, 2)
@@ -69,7 +68,7 @@ def passes_by(model: LanguageModel, prompt: Sequence[int]) -> Tensor:
     return torch.log_softmax(at_once(model, list(prompt)), dim=-1)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@in_c
 @pytest.mark.parametrize("draft", [None, "suffix,floor=0.05,k=4"])
 def test_passes_in_c_give_bit_identical_prompt_logprobs(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", 13 * 4 * VOCAB_SIZE)

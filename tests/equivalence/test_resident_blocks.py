@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from block_files import written
+from native_samples import in_c
 from private_cache import private_cache
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
+    in_c,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "resident.py"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,12 +23,10 @@ from draftree.loading import load as loading
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.warm_start import native_start as load_start
 from families import drafter_folder, fresh
+from native_samples import in_c
 from second_starts import OPTIONS, SIZES, logits
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler"),
-    pytest.mark.usefixtures("store"),
-]
+pytestmark = [in_c, pytest.mark.usefixtures("store")]
 
 WINDOW: dict[str, Any] = {
     "sliding_window": 37,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from draftree.loading.load import load_model
 from draftree.models.base import ALL_LAYERS, LayerSubset, Pass
 from draftree.models.kv.slotted import SlottedModel
 from families import drafter_folder, fresh, prompts, target
+from native_samples import in_c
 from paced import steady
 from private_cache import private_cache
 
@@ -26,8 +26,6 @@ LONG = prompts(70)
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_hidden_layers": 4}
 SELF_DRAFTING = ["early-exit:3", "early-exit:2,tree=best-9", "layer-skip,attention=1-3", "layer-skip,mlp=2,tree=1-2-2"]
 SKIPPING = "layer-skip,attention=1"
-
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static.buckets import Shapes
 from families import VOCAB_SIZE, fresh, peer, target
-from native_samples import DTYPES, QUANTIZED, SIZES, lower
+from native_samples import DTYPES, QUANTIZED, SIZES, in_c, lower
 from sequential import SequentialModel
 
 PREFIX = [5, 9, 33, 9, 60, 61, 62, 63, 64, 65, 66]
@@ -31,7 +30,6 @@ IN_C = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 LAYERS = 4
 DEEP: dict[str, Any] = {**SIZES, "num_hidden_layers": LAYERS}
 """Sizes of models that run through PyTorch and natively, for tests of single layers."""
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
 
 @functools.cache

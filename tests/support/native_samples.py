@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from draftree.models.native.lowering import plan_lowering
@@ -14,6 +16,8 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+"""Marks tests of native kernels."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}
 WINDOW: dict[str, Any] = {"sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {
