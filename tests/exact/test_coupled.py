@@ -17,7 +17,6 @@ from draftree.models.table import hashed, near
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
-from draftree.verifiers.base import VERIFIERS
 from draftree.verifiers.common.chance import NoiseChance
 from sampled_trees import chi_square, plain_text, shared_noise_tree
 from strategies import cases, trees_for
@@ -63,21 +62,6 @@ def test_trees_ranked_by_the_requests_own_noise_give_plain_text(draw: Draw) -> N
         assert written == plain_text(case, chosen, len(written))
         accepted += len(verdict.path)
     assert accepted > 150
-
-
-@pytest.mark.parametrize("name", VERIFIERS.names())
-@given(case=cases(), seed=st.integers(0, 10), data=st.data())
-def test_every_rule_is_greedy_at_temperature_zero(name: str, case: Case, seed: int, data: st.DataObject) -> None:
-    """Lossy rules included: they accept exactly the greedy text of the draft."""
-    verifier = rule(name)
-    tree = data.draw(trees_for(verifier))
-    chosen = controls(case.vocab_size, temperature=0.0)
-    verdict = verifier.verify(tree, node_distributions(case, tree, chosen), NoiseChance(Noise(seed)))
-    greedy = plain_text(case, chosen, len(tree) + 1)
-    tokens = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)
-    assert tokens == greedy[: len(tokens)]
-    paths = [tuple(tree.tokens[n] for n in tree.path(node)) for node in range(len(tree))]
-    assert len(verdict.path) == max((len(path) for path in paths if path == greedy[: len(path)]), default=0)
 
 
 ROUNDS = 20_000
