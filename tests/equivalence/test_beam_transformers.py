@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,15 +65,6 @@ def test_equal_for_every_stop_rule(family: str, width: int, early_stopping: bool
         expected = theirs(family, PROMPTS[:1], ends, **theirs_given, **given)
         found = ours(family, PROMPTS[:1], ends, beam_width=width, max_new_tokens=14, length_penalty=penalty, **given)
         assert found == expected
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("width", [2, 5])
-def test_equal_for_batches_with_padding(family: str, width: int) -> None:
-    for early_stopping, returned in itertools.product((True, False, "never"), (1, width)):
-        given = {"max_new_tokens": 20, "early_stopping": early_stopping, "num_return_sequences": returned}
-        expected = theirs(family, PROMPTS, [2, 11, 40], num_beams=width, **given)
-        assert ours(family, PROMPTS, [2, 11, 40], beam_width=width, **given) == expected
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])

@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -261,15 +260,3 @@ def test_random_schemas_are_followed(schema: dict[str, Any], draft: str, seed: i
     assert done.finish_reason == "stop"
     assert fits(json.loads(done.text), schema), done.text
     assert texts_of([done]) == texts_of([plain])
-
-
-def test_the_distribution_of_a_text_is_the_models_over_what_fits() -> None:
-    """One token of three: their shares in 1,000 texts against the model's own distribution, at level 1e-4."""
-    choices = [tokenizer().encode(letter, add_special_tokens=False)[0] for letter in "abc"]
-    wanted = torch.softmax(model().logits(tuple(PROMPT))[choices], dim=-1).numpy()
-    llm = LLM(model(), "grammar", tokenizer=tokenizer(), max_batch_size=500)
-    done = llm.generate([PROMPT], SamplingParams(regex="[abc]", n=1000, seed=1, max_tokens=3))
-    counts = [sum(one.token_ids[0] == token for one in done) for token in choices]
-    assert sum(counts) == 1000
-    statistic = sum((count - 1000 * share) ** 2 / (1000 * share) for count, share in zip(counts, wanted, strict=True))
-    assert statistic < 18.4

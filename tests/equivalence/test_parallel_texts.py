@@ -68,21 +68,22 @@ def require_same(jobs: list[dict[str, Any]], found: list[dict[str, Any]], *facts
         for fact in ("fingerprint", "length", *facts):
             assert other[fact] == wanted[fact]
         assert other["open"] == 0
+        assert other["messages"] > 30
         options = ParallelOptions(**one["options"])
+        if one["settings"]["kernels"] == "native":
+            continue  # heads are not divided evenly
         assert 0 < other["token_bytes"] * options.tp <= wanted["token_bytes"]
         if options.pp == 1:
             assert other["token_bytes"] * options.tp == wanted["token_bytes"], "keys and values of its own heads only"
-        assert other["messages"] > 30
 
 
 @through_torch
-def test_tensor_parallel_layers_and_stages_of_unequal_size(saved: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"tp": 2}, {"pp": 2}], ids=["layers", "stages"])
+def test_two_processes(saved: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     jobs = [
-        job(saved / "llama", "suffix,min=1", "ngram,min=1+suffix,min=1", tp=2),
-        job(saved / "qwen3", "suffix,min=1", tp=2),
-        job(saved / "gemma3_text", "early-exit:1,tree=1-2", tp=2),
-        job(saved / "llama", "suffix,min=1", "ngram,min=1+suffix,min=1", pp=2),
-        job(saved / "gemma3_text", "suffix,min=1", pp=2),
+        job(saved / "llama", "suffix,min=1", "ngram,min=1+suffix,min=1", **options),
+        job(saved / "qwen3", "suffix,min=1", **options),
+        job(saved / "gemma3_text", "early-exit:1,tree=1-2" if "tp" in options else "suffix,min=1", **options),
     ]
     require_same(jobs, run(2, tmp_path, jobs))
 
