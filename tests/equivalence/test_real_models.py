@@ -95,7 +95,6 @@ def test_a_story_that_fills_the_context_is_the_same() -> None:
     assert done.stats.prompt_tokens + len(done.token_ids) <= context
 
 
-@pytest.mark.essential
 @torch.inference_mode()
 def test_the_story_model_writes_what_transformers_writes() -> None:
     peer = AutoModelForCausalLM.from_pretrained(folder_of("stories15m"), dtype=torch.float32)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.sampling.controls import Controls
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -17,32 +16,8 @@ from draftree.sampling.logits import TensorLogits
 from table_cases import Case
 
 
-def sampled_tree(case: Case, shape: Sequence[int], draw: Draw, noise: Noise, context: Sequence[int]) -> TokenTree:
-    """A tree as a drafter draws it after a context, from its own stream: the largest of log distribution +
-    noise."""
-
-    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
-        return logits + noise.stream(index, *path).gumbel(len(path), torch.arange(case.vocab_size))
-
-    return _grown(case, shape, draw, context, scores)
-
-
 def shared_noise_tree(case: Case, chosen: Controls, shape: Sequence[int], draw: Draw) -> TokenTree:
     """A tree ranked by the request's own noise: without replacement its k best at a node, iid its best k times."""
-
-    def scores(path: tuple[int, ...], logits: Tensor, index: int) -> Tensor:
-        return logits + chosen.noise.gumbel(len(case.prompt) + len(path), torch.arange(case.vocab_size))
-
-    return _grown(case, shape, draw, case.prompt, scores)
-
-
-def _grown(
-    case: Case,
-    shape: Sequence[int],
-    draw: Draw,
-    context: Sequence[int],
-    scores: Callable[[tuple[int, ...], Tensor, int], Tensor],
-) -> TokenTree:
     tokens: list[int] = []
     parents: list[int] = []
     rows: list[Tensor] = []
@@ -50,11 +25,12 @@ def _grown(
     for count in shape:
         level = []
         for node, path in frontier:
-            logits = case.drafter.logits((*context, *path))
+            logits = case.drafter.logits((*case.prompt, *path))
+            scores = logits + chosen.noise.gumbel(len(case.prompt) + len(path), torch.arange(case.vocab_size))
             if draw is Draw.WITHOUT_REPLACEMENT:
-                children = scores(path, logits, 0).topk(count).indices.tolist()
+                children = scores.topk(count).indices.tolist()
             else:
-                children = [int(scores(path, logits, index).argmax()) for index in range(count)]
+                children = [int(scores.argmax())] * count
             for child in children:
                 level.append((len(tokens), (*path, child)))
                 tokens.append(child)
