@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 
@@ -17,9 +18,14 @@ COMMON = ("--seed", "3", *(word for letter in LETTERS for word in ("--allowed-to
 OPTIONS = (*COMMON, "--max-tokens", "12")
 
 
+@functools.cache
+def loaded(folder: str) -> LLM:
+    return LLM(folder)
+
+
 def answers(folder: str, *messages: str, max_tokens: int = 12, system: str | None = None) -> list[str]:
     """The answers of the library to messages of one conversation."""
-    llm = LLM(folder)
+    llm = loaded(folder)
     conversation = [] if system is None else [{"role": "system", "content": system}]
     written = []
     for message in messages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def generating(capfd: pytest.CaptureFixture[str]) -> Generate:
     return call
 
 
+@functools.cache
 def expected(folder: str, prompt: str, **params: Any) -> str:
     """The text that the library writes."""
     return LLM(folder).generate(prompt, SamplingParams(**params))[0].text

@@ -18,7 +18,7 @@ PROGRAM = (
     "from draftree.cli.main import main; main(sys.argv[1:])"
 )
 """Makes the pseudo-terminal the controlling one, so that Ctrl-C and Ctrl-D act as on any terminal."""
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
 SHOWN = 2000
 """Characters of the screen in the message of a failed test."""
 CTRL_C, CTRL_D, ENTER, UP = "\x03", "\x04", "\r", "\x1b[A"

@@ -45,13 +45,6 @@ def test_messages_share_the_event_loop_and_the_time_with_the_engine() -> None:
     assert ends_of(host) == [3.0, 5.0, 5.0]
 
 
-def test_messages_that_come_together_end_together() -> None:
-    host = Host()
-    for _ in range(3):
-        host.add(0.0, 1.0, nothing)
-    assert ends_of(host) == [3.0, 3.0, 3.0]
-
-
 def test_only_a_message_after_a_pause_wakes_the_event_loop() -> None:
     host = Host(wake_up=0.5)
     host.add(0.0, 1.0, nothing)
@@ -82,16 +75,6 @@ def test_a_text_that_is_read_ends_with_its_last_tokens() -> None:
     far = Fleet(Flat(), FleetSettings(host=host, opens=True, read_trip=50.0)).run([SimulatedRequest(0.0, 1, 3)])
     # the first read arrives after the last token was written
     assert far.by_request == (pytest.approx(2 + 50 + 0.25 + 0.5),)
-
-
-def test_messages_delay_passes_of_many_devices() -> None:
-    def seconds(count: int, **costs: float) -> float:
-        settings = FleetSettings(host=HostCosts(**costs), opens=True, round_trip=0.0, max_batch=64)
-        requests = [SimulatedRequest(0.0, 1, 8, (RoundOutcome(1, 2, 1.0),)) for _ in range(count)]
-        return Fleet(Flat(), settings).run(requests).seconds
-
-    assert seconds(32) == seconds(1)
-    assert seconds(32, tree_message=0.2, verdict_message=0.2) > 1.2 * seconds(1, tree_message=0.2, verdict_message=0.2)
 
 
 def test_passes_of_the_host_are_delayed_by_messages() -> None:

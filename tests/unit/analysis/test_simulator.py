@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from draftree.analysis.trace import Trace, TraceHeader, acceptance_length, read_
 from draftree.analysis.trace_costs import TraceCosts
 from draftree.analysis.trace_writer import TraceWriter
 from draftree.assembly import choose_methods
-from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.models.table import TableLM, hashed
@@ -131,17 +128,3 @@ def test_the_subtree_after_given_tokens() -> None:
     assert left.scores == (-0.5, -1.0, -1.5)
     assert below(tree, [5, 9]) is None
     assert below(tree, [5, 6, 8]) == TokenTree((), ())
-
-
-def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text('{"kind": "header"}\n')
-    with pytest.raises(ConfigurationError, match="not a trace of format"):
-        read_trace(tmp_path / "x")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_trace(tmp_path / "y")
-
-
-def test_lines_are_plain_json() -> None:
-    stream = io.StringIO()
-    TraceWriter(stream).begin(TraceHeader("m", "ngram", "coupled", "auto", (), {1: 0.5}))
-    assert json.loads(stream.getvalue())["pass_seconds"] == {"1": 0.5}

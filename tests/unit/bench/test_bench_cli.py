@@ -74,15 +74,6 @@ def test_a_run_writes_every_measurement_with_its_provenance(folder, prompts, tmp
         assert name in shown
 
 
-def test_sampled_texts_of_ours_are_the_same_text(folder, prompts, tmp_path):
-    out = tmp_path / "out.jsonl"
-    how = ["--temperature", 1, "--seed", 3, "--max-tokens", 12, "--repeats", 1]
-    assert bench(folder, "--draft", "ngram", "--prompts", prompts, *how, "--output", out) == 0
-    results = read_results(out)
-    assert all(record.equal_to_plain for record in results.records)
-    assert {record.equal_to_other_plain for record in results.records} == {None}
-
-
 def test_prompts_are_written_in_batches(folder, prompts, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     how = ["--batch", 2, "--draft", "ngram", "--peer", "--max-tokens", 8, "--repeats", 1]

@@ -58,10 +58,6 @@ def test_colours_of_meanings_differ_for_colour_blind_readers(dark: bool) -> None
     assert contrast(dark_colour("#57606a"), GROUND) >= 4.5, "notes are text"
 
 
-def test_colours_that_were_too_close_are_detected() -> None:
-    assert distance("#1f6feb", "#8250df", "protan") < 10
-
-
 def test_lines_differ_in_more_than_colour() -> None:
     assert len({marker for _, marker, _ in SERIES}) == len(SERIES)
     for one, other in pairwise(SERIES):

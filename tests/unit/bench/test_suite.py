@@ -6,7 +6,9 @@ import copy
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import pytest
 from draftree.bench.records import Record
 from draftree.bench.runner import Runner
 from draftree.bench.suite.baseline import Tolerance, regressions
-from draftree.bench.suite.comparing import differences, require_comparable, to_csv
+from draftree.bench.suite.comparing import differences, to_csv
 from draftree.bench.suite.schema import violations
-from draftree.bench.suite.scores import scores_of
+from draftree.bench.suite.scores import ALL, Entry, scores_of
+from draftree.bench.suite.sets import PromptSet, digest_of, read_sets
 from draftree.bench.suite.submission import SCHEMA, check, read_submission
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
@@ -246,12 +249,6 @@ def test_submissions_that_are_not_comparable_are_refused_with_the_reason(
     assert words in shown
 
 
-def test_other_machines_models_and_repeats_are_comparable(submission: dict[str, Any]) -> None:
-    other = copy.deepcopy(submission)
-    other["machine"]["cpu"], other["model"]["name"], other["arguments"]["repeats"] = "x", "y", 9
-    require_comparable({"one": submission, "other": other})
-
-
 def test_a_baseline_is_met_by_the_same_code_and_not_by_a_worse_method(
     home: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,3 +286,116 @@ def test_regressions_are_losses_beyond_the_tolerance(submission: dict[str, Any])
     for values in ({"tokens": 1.0}, {"score": -0.1}):
         with pytest.raises(ConfigurationError, match="tolerance"):
             Tolerance(**values)
+
+
+def test_sets_are_read_in_their_formats(home: Path, tmp_path: Path) -> None:
+    workload, facts = read_sets([PromptSet("shipped"), PromptSet("humaneval", home / "tasks.jsonl")])
+    assert [fact["name"] for fact in facts] == ["shipped", "humaneval"]
+    assert "humaneval/code-completion" in workload.categories
+    assert "shipped/story" in workload.categories
+    with pytest.raises(ConfigurationError, match=r"line 1 has no 'task_id'.*format of humaneval"):
+        read_sets([PromptSet("humaneval", home / "questions.jsonl")])
+    with pytest.raises(ConfigurationError, match=r"line 1 has no 'question_id'.*format of spec-bench"):
+        read_sets([PromptSet("spec-bench", home / "tasks.jsonl")])
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        read_sets([PromptSet("spec-bench", tmp_path / "nowhere")])
+    with pytest.raises(ConfigurationError, match="there is no prompt set"):
+        read_sets([])
+
+
+def test_a_digest_names_prompts_and_not_files(home: Path, tmp_path: Path) -> None:
+    one, _ = read_sets([PromptSet("spec-bench", home / "questions.jsonl")])
+    (tmp_path / "copy.jsonl").write_text("\n" + (home / "questions.jsonl").read_text())
+    other, _ = read_sets([PromptSet("spec-bench", tmp_path / "copy.jsonl")])
+    assert digest_of(one.tasks) == digest_of(other.tasks)
+    assert digest_of(one.tasks) != digest_of(one.tasks[:-1])
+    first, *others = one.tasks
+    assert first.turns == ("and again",)
+    assert digest_of(one.tasks) != digest_of([replace(first, turns=()), *others]), "later turns are prompts as well"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--baseline", "/nowhere.json"], "cannot be read"),
+        (["--output", "results.jsonl"], "end it with .json"),
+        (["--tokens-tolerance", "2"], "tolerance of tokens is 2.0"),
+        (["--draft", "ngrm"], "ngrm"),
+        (["--category", "poems"], "category 'poems' does not occur"),
+    ],
+)
+def test_wrong_settings_are_refused(
+    home: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert suite(home, *arguments) == 1
+    assert words in capsys.readouterr().err
+
+
+def entry(category: str, speed: float | None, *, rounds: int = 10, equal: bool = True) -> Entry:
+    return Entry(category, 20, rounds, 20, 5, speed, equal)
+
+
+def test_scores_are_geometric_means_of_prompts_and_then_of_categories() -> None:
+    plain = {"a": entry("x", 10.0, rounds=20), "b": entry("x", 20.0, rounds=20), "c": entry("y", 10.0, rounds=20)}
+    fast = {"a": entry("x", 20.0), "b": entry("x", 160.0, rounds=5), "c": entry("y", 10.0, equal=False)}
+    found = {(one.method, one.category): one for one in scores_of({"plain": plain, "fast": fast})}
+    whole, first, second = (found["fast", category] for category in (ALL, "x", "y"))
+    assert first.score is not None
+    assert second.score is not None
+    assert whole.score is not None
+    assert first.score.value == pytest.approx(math.sqrt(2 * 8))
+    assert second.score.value == pytest.approx(1.0)
+    assert whole.score.value == pytest.approx(math.sqrt(4.0)), "the mean of categories, not of prompts"
+    assert first.tokens_per_pass.value == pytest.approx(40 / 15)
+    assert whole.tokens_per_pass.value == pytest.approx(math.sqrt(40 / 15 * 2.0))
+    assert (first.exact, second.exact, whole.exact) == (2, 0, 2)
+    assert (first.prompts, whole.prompts) == (2, 3)
+    assert first.acceptance == pytest.approx(0.25)
+    assert 2.0 == pytest.approx(first.score.low) and first.score.high == pytest.approx(8.0)  # noqa: PT018, SIM300
+    assert second.score.low == second.score.high == pytest.approx(1.0)
+    plains = found["plain", ALL].score
+    assert plains is not None
+    assert plains.value == plains.low == plains.high == 1.0
+
+
+def test_intervals_cover_the_true_value_about_as_often_as_they_say() -> None:
+    import numpy as np
+
+    random, hits = np.random.default_rng(0), 0
+    for _ in range(60):
+        speeds = np.exp(random.normal(0.5, 0.3, 25))
+        plain = {str(place): entry("x", 1.0) for place in range(25)}
+        fast = {str(place): entry("x", float(speed)) for place, speed in enumerate(speeds)}
+        score = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast").score
+        assert score is not None
+        hits += score.low <= math.exp(0.5) <= score.high
+    assert 51 <= hits <= 60
+
+
+def test_texts_that_were_not_timed_are_left_out_of_the_score_only() -> None:
+    plain = {"a": entry("x", 10.0), "b": entry("x", None)}
+    fast = {"a": entry("x", 20.0), "b": entry("x", None)}
+    found = [one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast"]
+    assert found[0].score is not None
+    assert found[0].score.value == pytest.approx(2.0)
+    assert found[0].tokens_per_pass.value == pytest.approx(2.0)
+    (alone, _) = (one for one in scores_of({"plain": {"b": plain["b"]}}))
+    assert alone.score is None
+
+
+def test_turns_of_a_conversation_are_resampled_together() -> None:
+    speeds = {"a": 2.0, "b": 8.0}
+    plain = {name + turn: entry("x", 1.0) for name in speeds for turn in ("", "/2")}
+    fast = {name + turn: entry("x", speed) for name, speed in speeds.items() for turn in ("", "/2")}
+    apart = next(one for one in scores_of({"plain": plain, "fast": fast}) if one.method == "fast")
+    joined = [
+        {key: replace(one, first_turn=key[:-2] if key.endswith("/2") else None) for key, one in entries.items()}
+        for entries in (plain, fast)
+    ]
+    together = next(one for one in scores_of({"plain": joined[0], "fast": joined[1]}) if one.method == "fast")
+    assert apart.score is not None
+    assert together.score is not None
+    assert (together.score.value, apart.score.value) == pytest.approx((4.0, 4.0))
+    assert (together.prompts, together.exact) == (4, 4)
+    assert (together.score.low, together.score.high) == pytest.approx((2.0, 8.0)), "one of two conversations twice"
+    assert apart.score.high < 8.0, "all four prompts are rarely of one conversation"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -54,8 +53,3 @@ def test_options_have_one_meaning_for_all_peers(lookup: str, arguments: list[str
 
 def test_an_unknown_lookup_is_refused() -> None:
     assert "invalid choice" in run("a choice", "m", "--lookup", "other").stderr
-
-
-@pytest.mark.parametrize("file", sorted(PEERS.glob("*.py")), ids=lambda file: file.stem)
-def test_every_peer_is_a_program(file: Path) -> None:
-    compile(file.read_text("utf-8"), str(file), "exec")

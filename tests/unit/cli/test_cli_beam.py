@@ -1,25 +1,16 @@
-"""`draftree beam` and `LLM.beam_search`: texts, scores, options and refusals."""
+"""`draftree beam` and `LLM.beam_search`: texts, scores, options, further models and refusals."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_samples import END, save_tiny_model
-from draftree import LLM, BeamSearchParams, SamplingParams
+from draftree import LLM, BeamSearchParams, SamplingParams, TokenTrie
 from draftree.cli.main import run
-from draftree.core.errors import InvalidRequestError
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("beam"), chat=False))
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("beam-chat"), chat=True))
 
 
 def test_json_equals_the_library(base: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +68,9 @@ def test_phrases_are_contained(base: str, capsys: pytest.CaptureFixture[str]) ->
         (["--num-return-sequences", "9"], "beam_width"),
         (["--beam-width", "2", "--top-k", "3"], "sampling"),
         (["--ordered"], "force_words_ids"),
+        (["--lm-weight", "0.5"], "--lm-model"),
+        (["--allowed-texts", "/nowhere"], "cannot be read"),
+        (["--ensemble", "no-such-model"], "no-such-model"),
     ],
 )
 def test_refusals(base: str, given: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,11 +113,37 @@ def test_generation_goes_on_after_a_search(base: str) -> None:
     assert llm.generate("abc", params)[0].token_ids == before
 
 
-def test_wrong_arguments(base: str) -> None:
-    llm = LLM(base)
-    with pytest.raises(InvalidRequestError, match="2 prompts came with 1"):
-        llm.beam_search(["a", "b"], [BeamSearchParams()])
-    with pytest.raises(InvalidRequestError, match="give BeamSearchParams"):
-        llm.beam_search(["a"], [{}])  # type: ignore[list-item]
-    with pytest.raises(InvalidRequestError, match="empty"):
-        llm.beam_search("")
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("other"), chat=False, seed=2))
+
+
+def found(capsys: pytest.CaptureFixture[str], *line: str) -> list[list[int]]:
+    assert run(["beam", *line, "--dtype", "float32", "--max-new-tokens", "6", "--json"]) == 0
+    return [one["tokens"] for one in json.loads(capsys.readouterr().out)["hypotheses"]]
+
+
+def searched(llm: LLM, **given: Any) -> list[list[int]]:
+    (result,) = llm.beam_search("abc", BeamSearchParams(max_new_tokens=6, **given))
+    return [list(one.tokens) for one in result.hypotheses]
+
+
+def test_results_are_lines_of_a_file(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "names.txt"
+    file.write_text("red\n\ngreen\nblue\n", "utf-8")
+    llm = LLM(base, dtype="float32")
+    trie = TokenTrie([llm.prompts.encode_text(name, add_special_tokens=False) for name in ("red", "green", "blue")])
+    wanted = searched(llm, allowed_trie=trie, beam_width=3, num_return_sequences=3)
+    line = ["--allowed-texts", str(file), "--beam-width", "3", "--num-return-sequences", "3"]
+    assert found(capsys, base, "abc", *line) == wanted
+    assert {llm.tokenizer.decode(one, True) for one in wanted} == {"red", "green", "blue"}  # type: ignore[union-attr]
+
+
+def test_further_models_take_part(base: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
+    llm, second = (LLM(folder, dtype="float32") for folder in (base, other))
+    plain = searched(llm)
+    ensemble = searched(llm, models=[second.model])
+    assert found(capsys, base, "abc", "--ensemble", other) == ensemble != plain
+    fused = searched(llm, lm_model=second.model, lm_weight=0.7)
+    line = ["--lm-model", other, "--lm-weight", "0.7"]
+    assert found(capsys, base, "abc", *line) == fused != plain

@@ -21,11 +21,6 @@ SMOLLM = "smollm2-135m-instruct"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True, context=1000))
-
-
-@pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model with a context of a few messages."""
     return str(save_tiny_model(tmp_path_factory.mktemp("small"), chat=True, context=192))
@@ -44,30 +39,30 @@ def piped(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     return call
 
 
-def test_lines_of_a_pipe_are_messages_of_one_conversation(model: str, piped: Chat) -> None:
-    status, out, err = piped("ab\n\nsecond\n/stats\n", model, *OPTIONS)
-    first, second = answers(model, "ab", "second")
+def test_lines_of_a_pipe_are_messages_of_one_conversation(chat: str, piped: Chat) -> None:
+    status, out, err = piped("ab\n\nsecond\n/stats\n", chat, *OPTIONS)
+    first, second = answers(chat, "ab", "second")
     assert (status, out) == (0, f"{first}\n{second}\n")
     prompt = f"[user] ab\n[assistant] {first}\n[user] second\n[assistant] "
     assert f"prompt: {len(prompt.encode())} tokens" in err
 
 
-def test_continued_lines_and_blocks_are_one_message(model: str, piped: Chat, tmp_path: Path) -> None:
+def test_continued_lines_and_blocks_are_one_message(chat: str, piped: Chat, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
     text = f'a\\\nb\n"""\nc "quoted"\n\n/undo\n"""\n"""d"""\n//etc\n/save {path}\n'
-    status, _, err = piped(text, model, *OPTIONS, "--system", "Be brief.")
+    status, _, err = piped(text, chat, *OPTIONS, "--system", "Be brief.")
     assert status == 0, err
     messages = saved(path)
     assert [m["content"] for m in messages if m["role"] == "user"] == ["a\nb", 'c "quoted"\n\n/undo', "d", "/etc"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
-    expected = answers(model, "a\nb", 'c "quoted"\n\n/undo', "d", "/etc", system="Be brief.")
+    expected = answers(chat, "a\nb", 'c "quoted"\n\n/undo', "d", "/etc", system="Be brief.")
     assert [m["content"] for m in messages if m["role"] == "assistant"] == expected
 
 
 @pytest.mark.parametrize("temperature", ["0", "1"])
 @pytest.mark.parametrize("start", ["ngram", "none"])
-def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, start: str, temperature: str) -> None:
-    options = (model, *OPTIONS, "--dtype", "float32", "--temperature", temperature)
+def test_a_switched_drafter_gives_the_same_text(chat: str, piped: Chat, start: str, temperature: str) -> None:
+    options = (chat, *OPTIONS, "--dtype", "float32", "--temperature", temperature)
     _, plain, _ = piped("ab\nsecond\nthird\nfourth\n", *options)
     text = "ab\n/draft suffix\nsecond\n/draft none\nthird\n/draft ngram\nfourth\n/stats\n"
     status, out, err = piped(text, *options, "--draft", start, "--json")
@@ -82,32 +77,32 @@ def test_a_switched_drafter_gives_the_same_text(model: str, piped: Chat, start: 
     assert "drafter none\ndrafter ngram\n" in err
 
 
-def test_json_prints_one_object_per_answer(model: str, piped: Chat) -> None:
-    status, out, _ = piped("ab\nsecond\n", model, *OPTIONS, "--json", "--draft", "ngram")
+def test_json_prints_one_object_per_answer(chat: str, piped: Chat) -> None:
+    status, out, _ = piped("ab\nsecond\n", chat, *OPTIONS, "--json", "--draft", "ngram")
     objects = [json.loads(line) for line in out.splitlines()]
     assert status == 0
-    assert [one["text"] for one in objects] == answers(model, "ab", "second")
+    assert [one["text"] for one in objects] == answers(chat, "ab", "second")
     assert {one["draft"] for one in objects} == {"ngram"}
 
 
-def test_undo_retry_and_clear_change_the_conversation(model: str, piped: Chat, tmp_path: Path) -> None:
+def test_undo_retry_and_clear_change_the_conversation(chat: str, piped: Chat, tmp_path: Path) -> None:
     one, two, three = (tmp_path / name for name in ("1", "2", "3"))
     lines = ["ab", "second", "/undo", f"/save {one}", "/retry", f"/save {two}", "/clear", "third", f"/save {three}"]
-    status, out, err = piped("\n".join(lines), model, *OPTIONS)
+    status, out, err = piped("\n".join(lines), chat, *OPTIONS)
     assert status == 0, err
-    (first,) = answers(model, "ab")
+    (first,) = answers(chat, "ab")
     assert contents(one) == contents(two) == ["ab", first]
-    assert contents(three) == ["third", *answers(model, "third")]
+    assert contents(three) == ["third", *answers(chat, "third")]
     assert "took back: second" in err
     assert len(out.splitlines()) >= 4
 
 
-def test_settings_of_commands_apply_to_later_answers(model: str, piped: Chat) -> None:
+def test_settings_of_commands_apply_to_later_answers(chat: str, piped: Chat) -> None:
     text = "/seed 3\n/max-tokens 5\nab\n/max-tokens 9\n/clear\nab\n/temperature 0\n/temperature\n/seed none\n"
-    status, out, err = piped(text, model, *COMMON[2:])
+    status, out, err = piped(text, chat, *COMMON[2:])
     assert status == 0, err
-    (long,) = answers(model, "ab", max_tokens=9)
-    (short,) = answers(model, "ab", max_tokens=5)
+    (long,) = answers(chat, "ab", max_tokens=9)
+    (short,) = answers(chat, "ab", max_tokens=5)
     assert out == f"{short}\n{long}\n"
     assert "temperature 0.0\ntemperature 0.0\n" in err
     assert "seed none\n" in err
@@ -132,8 +127,8 @@ def test_settings_of_commands_apply_to_later_answers(model: str, piped: Chat) ->
         ("a\\", "the input has no more lines"),
     ],
 )
-def test_wrong_input_of_a_pipe_ends_the_chat(model: str, piped: Chat, line: str, message: str) -> None:
-    status, out, err = piped(f"\n{line}\n", model, *OPTIONS)
+def test_wrong_input_of_a_pipe_ends_the_chat(chat: str, piped: Chat, line: str, message: str) -> None:
+    status, out, err = piped(f"\n{line}\n", chat, *OPTIONS)
     assert (status, out) == (1, "")
     assert err.startswith("error: standard input, line 2: ")
     assert message in err

@@ -20,88 +20,73 @@ PROMPT = ">>> "
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True, context=1000))
-
-
-@pytest.fixture(scope="module")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model that writes until it is stopped."""
     return str(save_tiny_model(tmp_path_factory.mktemp("endless"), chat=True, context=LONG_CONTEXT))
 
 
-def test_a_drafter_that_fails_to_load_leaves_the_current_one(model: str, tmp_path: Path) -> None:
-    with terminal(["chat", model, *OPTIONS, "--draft", "ngram", "--color", "never"]) as chat:
-        chat.wait_for(PROMPT)
-        chat.enter(f"/draft model:{tmp_path}")
-        chat.wait_for("error: ")
-        chat.wait_for(PROMPT)
-        chat.enter("/draft")
-        chat.wait_for("\ndrafter ngram")
-        chat.wait_for(PROMPT)
-        chat.enter("ab")
-        assert answers(model, "ab")[0] in chat.wait_for("acceptance length")
-        chat.wait_for(PROMPT)
-        chat.type(CTRL_D)
-        assert chat.end() == 0
-
-
-def test_a_conversation_in_a_terminal(model: str, tmp_path: Path) -> None:
+def test_a_conversation_in_a_terminal(chat: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
-    first, second = answers(model, "ab", "line one\n\nline two")
+    first, second = answers(chat, "ab", "line one\n\nline two")
     assert first != second  # the answer depends on the conversation
-    with terminal(["chat", model, *OPTIONS, "--color", "never"]) as chat:
-        before = chat.settings()
-        chat.wait_for("Ctrl-D leaves")
-        chat.wait_for(PROMPT)
-        chat.enter("ab")
-        assert first in chat.wait_for(" tokens/s")
-        chat.wait_for(PROMPT)
-        chat.type(f"{PASTE_BEGINS}line one\r\rline two{PASTE_ENDS}")
-        chat.type(ENTER)
-        assert second in chat.wait_for(" tokens/s")
-        chat.wait_for(PROMPT)
-        chat.enter("/undoo")
-        assert "error: there is no command '/undoo': did you mean '/undo'?" in chat.wait_for("write two")
-        chat.wait_for(PROMPT)
-        chat.type("lost" + CTRL_C)
-        chat.wait_for(PROMPT)
-        chat.enter(f"/save {path}")
-        chat.wait_for(PROMPT)
-        chat.enter("/draft ngram")
-        chat.wait_for("drafter ngram")
-        chat.wait_for(PROMPT)
-        chat.type(UP + UP + UP + UP + ENTER)  # the pasted message, from the history
-        chat.wait_for("acceptance length")
-        chat.wait_for(PROMPT)
-        chat.enter("/undo")
-        chat.wait_for("took back: line one line two")
-        chat.wait_for(PROMPT)
-        chat.type(CTRL_D)
-        assert chat.end() == 0
-        assert chat.settings() == before
+    with terminal(["chat", chat, *OPTIONS, "--color", "never"]) as screen:
+        before = screen.settings()
+        screen.wait_for("Ctrl-D leaves")
+        screen.wait_for(PROMPT)
+        screen.enter("ab")
+        assert first in screen.wait_for(" tokens/s")
+        screen.wait_for(PROMPT)
+        screen.type(f"{PASTE_BEGINS}line one\r\rline two{PASTE_ENDS}")
+        screen.type(ENTER)
+        assert second in screen.wait_for(" tokens/s")
+        screen.wait_for(PROMPT)
+        screen.enter("/undoo")
+        assert "error: there is no command '/undoo': did you mean '/undo'?" in screen.wait_for("write two")
+        screen.wait_for(PROMPT)
+        screen.type("lost" + CTRL_C)
+        screen.wait_for(PROMPT)
+        screen.enter(f"/save {path}")
+        screen.wait_for(PROMPT)
+        screen.enter("/draft ngram")
+        screen.wait_for("drafter ngram")
+        screen.wait_for(PROMPT)
+        screen.enter(f"/draft model:{tmp_path}")  # fails, and leaves the current one
+        screen.wait_for("error: ")
+        screen.wait_for(PROMPT)
+        screen.enter("/draft")
+        screen.wait_for("\ndrafter ngram")
+        screen.wait_for(PROMPT)
+        screen.type(6 * UP + ENTER)  # the pasted message, from the history
+        screen.wait_for("acceptance length")
+        screen.wait_for(PROMPT)
+        screen.enter("/undo")
+        screen.wait_for("took back: line one line two")
+        screen.wait_for(PROMPT)
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+        assert screen.settings() == before
     assert contents(path) == ["ab", first, "line one\n\nline two", second]
 
 
 def test_ctrl_c_stops_the_answer_alone(endless: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.json"
-    with terminal(["chat", endless, *COMMON, "--max-tokens", "none", "--color", "never"]) as chat:
-        chat.wait_for(PROMPT)
-        chat.enter("ab")
-        chat.wait_for("ab\n")
-        chat.wait_for(answers(endless, "ab")[0])
-        chat.type(CTRL_C)
-        chat.wait_for("stopped: this part stays in the conversation")
-        chat.wait_for(PROMPT)
-        chat.enter("/max-tokens 8")
-        chat.wait_for(PROMPT)
-        chat.enter("second")  # its prompt has all that was stopped
-        chat.wait_for("cut at the limit")
-        chat.wait_for(PROMPT)
-        chat.enter(f"/save {path}")
-        chat.wait_for(PROMPT)
-        chat.enter("/quit")
-        assert chat.end() == 0
+    with terminal(["chat", endless, *COMMON, "--max-tokens", "none", "--color", "never"]) as screen:
+        screen.wait_for(PROMPT)
+        screen.enter("ab")
+        screen.wait_for("ab\n")
+        screen.wait_for(answers(endless, "ab")[0])
+        screen.type(CTRL_C)
+        screen.wait_for("stopped: this part stays in the conversation")
+        screen.wait_for(PROMPT)
+        screen.enter("/max-tokens 8")
+        screen.wait_for(PROMPT)
+        screen.enter("second")  # its prompt has all that was stopped
+        screen.wait_for("cut at the limit")
+        screen.wait_for(PROMPT)
+        screen.enter(f"/save {path}")
+        screen.wait_for(PROMPT)
+        screen.enter("/quit")
+        assert screen.end() == 0
     messages = saved(path)
     assert [message.get("interrupted", False) for message in messages] == [False, True, False, False]
     stopped = str(messages[1]["content"])
@@ -134,28 +119,28 @@ def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presse
     llm.engine.check_integrity()
 
 
-def test_a_termination_leaves_the_terminal_as_it_was(model: str) -> None:
-    with terminal(["chat", model]) as chat:
-        before = chat.settings()
-        chat.wait_for(PROMPT)
-        chat.type("half a li")
-        chat.wait_for("half a li")
-        chat.process.terminate()
-        assert chat.end() == 143
-        assert chat.settings() == before
-        assert "terminated" in chat.screen
+def test_a_termination_leaves_the_terminal_as_it_was(chat: str) -> None:
+    with terminal(["chat", chat]) as screen:
+        before = screen.settings()
+        screen.wait_for(PROMPT)
+        screen.type("half a li")
+        screen.wait_for("half a li")
+        screen.process.terminate()
+        assert screen.end() == 143
+        assert screen.settings() == before
+        assert "terminated" in screen.screen
 
 
-def test_drafted_tokens_are_coloured(model: str) -> None:
-    with terminal(["chat", model, "--draft", "ngram", "--plan", "fixed:4", *OPTIONS, "--color", "always"]) as chat:
-        chat.wait_for(PROMPT)
-        chat.enter("ab")
-        chat.wait_for(PROMPT)
-        chat.enter("/max-tokens 60")
-        chat.wait_for(PROMPT)
-        chat.enter("/retry")
-        chat.wait_for("cut at the limit")
-        chat.wait_for(PROMPT)
-        assert chat.screen.count("\x1b[32m") >= 2  # the legend, and accepted tokens
-        chat.type(CTRL_D)
-        assert chat.end() == 0
+def test_drafted_tokens_are_coloured(chat: str) -> None:
+    with terminal(["chat", chat, "--draft", "ngram", "--plan", "fixed:4", *OPTIONS, "--color", "always"]) as screen:
+        screen.wait_for(PROMPT)
+        screen.enter("ab")
+        screen.wait_for(PROMPT)
+        screen.enter("/max-tokens 60")
+        screen.wait_for(PROMPT)
+        screen.enter("/retry")
+        screen.wait_for("cut at the limit")
+        screen.wait_for(PROMPT)
+        assert screen.screen.count("\x1b[32m") >= 2  # the legend, and accepted tokens
+        screen.type(CTRL_D)
+        assert screen.end() == 0

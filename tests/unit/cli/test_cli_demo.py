@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-from cli_samples import DEMO_CONTEXT, save_tiny_model
 from draftree.cli import compare, demo, writing
 from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.writing import Run, Setup
 from draftree.completion import Completion
 from paced import paced_llm
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("model"), chat=True, context=DEMO_CONTEXT))
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +23,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo", "--model", model]) == 0
+def test_both_prompts_are_answered_twice_and_compared(chat: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--model", chat]) == 0
     captured = capfd.readouterr()
     assert captured.err == ""
     assert "\x1b" not in captured.out, "a pipe gets no colours"
@@ -44,15 +37,15 @@ def test_both_prompts_are_answered_twice_and_compared(model: str, capfd: pytest.
 
 
 def test_texts_that_differ_are_an_error(
-    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    chat: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(compare, "are_equal", lambda plain, fast: False)
-    assert run(["demo", "--model", model]) == 1
+    assert run(["demo", "--model", chat]) == 1
     assert capfd.readouterr().out.count("the two texts DIFFER") == 2
 
 
-def test_colours_tell_accepted_from_picked(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo", "--model", model, "--colour", "always"]) == 0
+def test_colours_tell_accepted_from_picked(chat: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--model", chat, "--colour", "always"]) == 0
     out = capfd.readouterr().out
     plain, fast = out.split("── 2.")[0].split("with suffix")[-2:]
     assert "\x1b[32m" in fast
@@ -73,17 +66,12 @@ def test_prompts_are_shown_without_their_code() -> None:
         (0.8, "more time than they saved"),
     ],
 )
-def test_the_summary_matches_the_ratio(ratio: float, words: str, model: str) -> None:
+def test_the_summary_matches_the_ratio(ratio: float, words: str, chat: str) -> None:
     from draftree import LLM, SamplingParams
 
-    completions: list[Completion] = LLM(model).generate("ab", SamplingParams(max_tokens=2))
+    completions: list[Completion] = LLM(chat).generate("ab", SamplingParams(max_tokens=2))
     from draftree.cli.prompt import Task
 
-    found = verdict(ratio, Run(Setup(model, "ngram"), Task("ab"), completions, 1.0))
+    found = verdict(ratio, Run(Setup(chat, "ngram"), Task("ab"), completions, 1.0))
     assert words in found
     assert found.startswith("0 of 2 tokens")
-
-
-def test_prompts_are_in_the_package() -> None:
-    folder = Path(__file__).parents[3] / "src" / "draftree" / "cli" / "data"
-    assert sorted(path.name for path in folder.iterdir()) == sorted(demo_prompt.file for demo_prompt in DEMO_PROMPTS)

@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from cli_samples import save_tiny_model
 from draftree import LLM
 from draftree.cli import writing
 from draftree.cli.main import run
 
 LINE = ["--draft", "ngram", "--max-tokens", "12"]
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import typer
 
 from draftree.cli.flags import DEFAULTS, sampling_flags, takes_sampling
+from draftree.cli.train.shared import budget_line, run_of
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
+from draftree.train.settings import Limits, TrainSettings
 
 GIVEN: dict[str, tuple[list[str], Any]] = {
     "n": (["--n", "3"], 3),
@@ -111,3 +114,30 @@ def test_a_schema_is_typed_or_read_from_a_file(tmp_path: Path) -> None:
 def test_a_value_out_of_range_is_refused_by_the_dataclass() -> None:
     with pytest.raises(InvalidRequestError, match="temperature"):
         parsed(["--temperature", "nan"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (Limits(None, None, 60.0), "up to 60 minutes;"),
+        (Limits(2000, None, 1.5), "up to 1.5 minutes or 2,000 updates;"),
+        (Limits(None, 1_000_000, None), "up to 1,000,000 predictions;"),
+    ],
+)
+def test_the_budget_of_a_training_is_printed(limits: Limits, words: str) -> None:
+    assert words in budget_line(TrainSettings(limits))
+
+
+def test_no_early_end_is_announced_without_patience() -> None:
+    assert budget_line(TrainSettings(Limits(steps=5), patience=None)) == "training for up to 5 updates"
+
+
+def test_a_training_without_a_limit_has_an_hour(tmp_path) -> None:
+    def made(**limits: float) -> Limits:
+        values = {key: one.default for key, one in inspect.signature(run_of).parameters.items()}
+        return run_of(
+            **values | {"model": "m", "data": [tmp_path], "output": tmp_path / "new"} | limits
+        ).settings.limits
+
+    assert made() == Limits(None, None, 60.0)
+    assert made(steps=5) == Limits(5, None, None)

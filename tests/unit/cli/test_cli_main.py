@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,12 @@ import pytest
 from cli_samples import LONG_CONTEXT, save_tiny_model
 from draftree import LLM, SamplingParams, __version__
 from draftree.cli import commands
+from draftree.cli.commands import COMMANDS
 from draftree.cli.main import run
+from draftree.drafters import DRAFTERS
+from draftree.planners import PLANNERS
+from draftree.verifiers import VERIFIERS
+from draftree.weights.catalogue import CATALOGUE
 
 PROGRAM = [sys.executable, "-W", "error", "-c", "from draftree.cli.main import main; main()"]
 
@@ -32,11 +39,6 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"draftree {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
@@ -87,17 +89,6 @@ def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
     assert LLM(endless).generate("ab", tokens)[0].text.startswith(text)
 
 
-def test_a_closed_pipe_prints_nothing() -> None:
-    process = start(["methods"])
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    with process.stderr:
-        err = process.stderr.read()
-    assert process.wait(timeout=600) == 141
-    assert err == b""
-
-
 def test_a_closed_standard_input_gives_no_prompt(endless: str) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *PROGRAM, "generate", endless], capture_output=True, check=False
@@ -134,8 +125,143 @@ def test_exceptions_become_exit_statuses(
     assert capsys.readouterr().err == text
 
 
-def test_the_console_script_is_this_entry_point() -> None:
-    import tomllib
+Complete = Callable[[str], list[str]]
+SHELLS = ("bash", "zsh", "fish")
 
-    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
-    assert tomllib.loads(text)["project"]["scripts"]["draftree"] == "draftree.cli.main:main"
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "draftree", "-V"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == (f"draftree {__version__}\n", "", 0)
+
+
+def test_short_options_for_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("-V", "--version"):
+        assert run([option]) == 0
+        assert capsys.readouterr().out == f"draftree {__version__}\n"
+    for path in ([], ["generate"], ["models", "get"], ["bench", "run"], ["tune", "layers"]):
+        texts = []
+        for option in ("-h", "--help"):
+            assert run([*path, option]) == 0
+            texts.append(capsys.readouterr().out)
+        assert texts[0] == texts[1]
+        assert texts[0].startswith(" ".join(["Usage: draftree", *path]))
+        assert "-h, --help" in texts[0]
+
+
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Complete:
+    """The completions that bash gets for a line."""
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+
+    def call(line: str) -> list[str]:
+        words = line.split(" ")
+        monkeypatch.setenv("_DRAFTREE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+        status = run([])
+        printed = capfd.readouterr()
+        assert (status, printed.err) == (0, "")
+        return printed.out.split()
+
+    return call
+
+
+def test_commands_and_options_are_completed(complete: Complete) -> None:
+    assert set(complete("draftree ")) == set(COMMANDS)
+    assert complete("draftree gen") == ["generate"]
+    assert complete("draftree models g") == ["get"]
+    assert complete("draftree generate stories15m ab --temp") == ["--temperature"]
+    assert complete("draftree genrate x") == []
+
+
+def test_models_are_completed(complete: Complete, tmp_path: Path) -> None:
+    made = tmp_path / "cache" / "models" / "gguf-mine-012345"
+    made.mkdir(parents=True)
+    (made / "draftree.json").write_text("{}")
+    assert set(complete("draftree generate ")) == {*CATALOGUE, "gguf-mine-012345"}
+    assert complete("draftree generate tiny") == ["tinyllama-1.1b-chat"]
+    assert complete("draftree models get smo") == ["smollm2-135m-instruct"]
+    assert complete("draftree models remove g") == ["gguf-mine-012345"]
+    assert complete("draftree doctor stor") == ["stories15m"]
+    assert complete("draftree demo --model tiny") == ["tinyllama-1.1b-chat"]
+
+
+def test_methods_are_completed(complete: Complete) -> None:
+    drafters = {"auto", "none", *DRAFTERS.names()}
+    assert {name.rstrip(":") for name in complete("draftree generate x ab --draft ")} == drafters
+    assert complete("draftree generate x ab --draft ngr") == ["ngram"]
+    assert complete("draftree generate x ab --draft suffix+ngr") == ["suffix+ngram"]
+    assert "model:" in complete("draftree explain x --draft mod")
+    assert set(complete("draftree doctor x --verify ")) == set(VERIFIERS.names())
+    assert set(complete("draftree bench run x --plan ")) == set(PLANNERS.names())
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_completion_script_is_printed(
+    shell: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_DRAFTREE_COMPLETE", f"source_{shell}")
+    assert run([]) == 0
+    script = capfd.readouterr().out
+    assert f"_DRAFTREE_COMPLETE=complete_{shell}" in script
+    if shutil.which(shell):
+        assert subprocess.run([shell, "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_installing_and_showing_are_options(tmp_path: Path) -> None:
+    environment = os.environ | {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    program = [sys.executable, "-m", "draftree"]
+    shown = subprocess.run(
+        [*program, "--show-completion", "bash"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert shown.returncode == 0
+    assert "complete -o default -F _draftree_completion draftree" in shown.stdout
+    done = subprocess.run(
+        [*program, "--install-completion", "bash"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / ".bash_completions" / "draftree.sh").read_text() == shown.stdout.rstrip("\n")
+
+
+def test_completion_does_not_wait_for_torch() -> None:
+    code = (
+        "import os, sys\n"
+        "os.environ.update(_DRAFTREE_COMPLETE='complete_bash', COMP_CWORD='4')\n"
+        "os.environ['COMP_WORDS'] = '\\n'.join(['draftree', 'generate', 'x', '--draft', ''])\n"
+        "from draftree.cli.main import run\n"
+        "assert run([]) == 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ngram" in done.stdout.split()
+
+
+GUESSES = [
+    (["generate", "x", "ab", "--format", "json"], "--json"),
+    (["methods", "--format=json"], "--json"),
+    (["models", "list", "--output-format", "json"], "--json"),
+    (["generate", "x", "ab", "--max-new-tokens", "5"], "--max-tokens"),
+    (["generate", "x", "ab", "--temp", "0"], "--temperature"),
+    (["generate", "x", "ab", "--draft-model", "stories15m"], "--draft model:NAME"),
+    (["generate", "x", "ab", "--assistant-model", "stories15m"], "--draft model:NAME"),
+    (["generate", "x", "--prompt-file", "f"], "--prompts"),
+    (["generate", "x", "ab", "--top_p", "0.9"], "--top-p"),
+    (["bench", "x", "--batch-size", "2"], "--batch"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "option"), GUESSES, ids=[" ".join(arguments) for arguments, _ in GUESSES])
+def test_an_option_of_another_program_gets_a_suggestion(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"did you mean '{option}'?" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_only_options_that_the_command_has_are_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["tune", "layers", "x", "--prompts", "f", "--format", "json"]) == 2
+    assert "--json" not in capsys.readouterr().err

@@ -69,10 +69,6 @@ def test_files_without_costs_of_the_host_are_refused(name: str, capsys: pytest.C
     ("options", "reason"),
     [
         (["--model-size", "eight", "--rate", "1"], "model size is 'eight'"),
-        (["--model-size", "8", "--rate", "1"], "model size is '8'"),
-        (["--model-size", "8B", "--rate", "0"], "rate is 0"),
-        (["--model-size", "8B", "--rate", "1", "--device", "h1000"], "unknown device"),
-        (["--model-size", "8B", "--rate", "1", "--tokens-per-round", "3"], "from 1 to 1"),
         ([*SMALL, "--devices", "0"], "--devices is 0"),
         ([*SMALL, *MEASURED, "--devices", "0"], "--devices is 0"),
         ([*SMALL, *MEASURED, "--max-batch", "0"], "--max-batch is 0"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import draftree.cli.writing
-from cli_samples import CONTEXT, Generate, generating, save_tiny_model
+from cli_samples import CONTEXT
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.cli.prompt_files import FilePrompt, read_prompts
@@ -25,21 +25,6 @@ PROMPTS = ["ab", "a longer prompt than the others", "b"]
 MESSAGES = [{"role": "system", "content": "hm"}, {"role": "user", "content": "ab"}]
 
 Save = Callable[[str | bytes], str]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("base"), chat=False))
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("chat"), chat=True))
-
-
-@pytest.fixture
-def generate(capfd: pytest.CaptureFixture[str]) -> Generate:
-    return generating(capfd)
 
 
 @pytest.fixture

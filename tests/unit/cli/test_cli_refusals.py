@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from cli_samples import CONTEXT, save_tiny_model
+from cli_samples import CONTEXT
 from draftree.cli.commands import COMMANDS
 from draftree.cli.main import run
 
 Refused = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("base"), chat=False))
 
 
 @pytest.fixture
@@ -54,12 +49,7 @@ USAGE = [
     (["generate", "MODEL", "ab", "cd"], "cd"),
     (["generate", "MODEL", "ab", "--json", "--stream"], "--json prints one object"),
     (["generate", "MODEL", "ab", "--json", "--colour", "always"], "--json prints one object without colours"),
-    (
-        ["generate", "MODEL", "ab", "--draft", "ngram", "--draft", "suffix"],
-        "'--draft': it is given 2 times: give it once",
-    ),
     (["generate", "MODEL", "ab", "--stream", "--no-stream"], "it is given 2 times"),
-    (["bench", "MODEL", "--seed", "1", "--draft", "ngram", "--draft", "suffix", "--seed=1"], "'--seed': it is given 2"),
     (["models", "cache", "--clear", "--json"], "--clear has no output"),
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts cannot be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
@@ -121,12 +111,8 @@ REQUESTS = [
     (["--draft", "ngram,", "--verify", "token"], "not of the form key=value"),
     (["--draft", "model:MODEL,tree=iid-2-2-1", "--verify", "token"], "verifier 'token'"),
     (["--temperature", "-1"], "temperature=-1.0 is refused"),
-    (["--temperature", "nan"], "temperature=nan is refused"),
-    (["--top-p", "0"], "top_p=0.0 is refused"),
-    (["--max-tokens", "0"], "max_tokens=0 is refused"),
     (["--max-tokens", str(CONTEXT - 1)], f"set max_tokens to {CONTEXT - 2} at most"),
     (["--min-tokens", "9", "--max-tokens", "3"], "min_tokens=9 is more than max_tokens=3"),
-    (["--n", "0"], "n=0 is refused"),
     (["--n", "2", "--temperature", "0"], "would all be the same"),
     (["--logit-bias", "99999=1"], "99999"),
     (["--stop-token-ids", "99999"], "99999"),

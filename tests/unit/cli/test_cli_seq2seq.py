@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import whispers
-from cli_samples import Generate, generating
+from cli_samples import Generate
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.serve.audio.sound import read_sound
@@ -17,11 +17,6 @@ from serving import tiny_tokenizer
 from translators import CODES, saved, translated
 
 GREEDY = ["--temperature", "0", "--max-tokens", "12", "--dtype", "float32"]
-
-
-@pytest.fixture
-def generate(capfd: pytest.CaptureFixture[str]) -> Generate:
-    return generating(capfd)
 
 
 @pytest.fixture(scope="module")
