@@ -1,4 +1,4 @@
-"""Commands in README and docs exist, with the options that they are given; cheap ones of the guide are run."""
+"""Commands in README and docs exist, with their options; those of the tutorial and cheap ones of a guide run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import ROOT, Block, commands, documents, guide, matches
+from documents import DOCS, ROOT, Block, blocks, commands, documents, guide, matches
 from generator import examples
 
 from draftree.cli import generate
@@ -26,22 +26,8 @@ from real_weights import folder_of
 SMALL = "stories15m"
 ALL = [(block, line) for path in documents() for block, line in commands(path)]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-OTHER_PROGRAMS = (
-    ".",
-    "bash",
-    "git",
-    "cd",
-    "python",
-    "pip",
-    "cat",
-    "echo",
-    "export",
-    "docker",
-    "kubectl",
-    "openssl",
-    "serve",
-    "vllm",
-)
+OTHER_PROGRAMS = {".", "bash", "git", "cd", "python", "pip", "cat", "echo", "export", "docker", "kubectl", "openssl"}
+OTHER_PROGRAMS |= {"serve", "vllm"}
 
 
 def identity(value: object) -> str:
@@ -166,3 +152,58 @@ def test_command_behaves_as_in_the_guide(
 
 def test_the_guide_has_commands_to_run() -> None:
     assert len(CHEAP) >= 8
+
+
+MODEL = "smollm2-135m-instruct"
+TUTORIAL = DOCS / "tutorial.md"
+NOT_RUN = ("python", "pip", ". ", "draftree models get", "draftree serve")
+"""Installation, the download, which other tests do, and a command that does not end."""
+SHOWN = {
+    "doctor": ["passes in C", "keys, values"],
+    "--compare": ["plain: ", "acceptance length ", "speed-up "],
+    "explain": ["acceptance rate of scored tokens by depth: ", "tokens per round, "],
+    "trace show": ["rounds ", "tokens per round ", "scored nodes ", "seconds "],
+}
+
+
+def runs() -> list[str]:
+    return [line for _, line in commands(TUTORIAL) if not line.startswith(NOT_RUN)]
+
+
+def prompt() -> str:
+    """The file that the reader saves."""
+    (text,) = [block.text for block in blocks(TUTORIAL) if block.text.startswith("Write the whole code again.")]
+    return text
+
+
+@pytest.mark.weights
+def test_the_commands_run_and_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder_of(MODEL)
+    monkeypatch.chdir(tmp_path)
+    Path("code.txt").write_text(prompt(), encoding="utf-8")
+    for line in runs():
+        *before, (_, *arguments) = programs(line)
+        if before:
+            assert before == [["cat", "code.txt"]]
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path("code.txt").read_bytes())))
+        status = run(arguments)
+        printed = capsys.readouterr()
+        assert status == 0, printed.err
+        if "--compare" in line:
+            assert re.search(r"the texts are the same|texts differ", printed.out + printed.err)
+        for command, lines in SHOWN.items():
+            missing = [one for one in lines if command in line and one not in printed.out + printed.err]
+            assert missing == [], f"{line} printed:\n{printed.out}{printed.err}"
+    assert "<html" in Path("my-playground.html").read_text(encoding="utf-8")
+
+
+def test_every_kind_of_output_is_looked_at() -> None:
+    assert len(runs()) >= 8
+    assert all(any(command in line for line in runs()) for command in SHOWN)
+
+
+def test_the_tutorial_shows_lines_of_the_commands() -> None:
+    shown = "".join(block.text for block in blocks(TUTORIAL) if block.language == "")
+    assert [line for lines in SHOWN.values() for line in lines if line.strip() not in shown] == []

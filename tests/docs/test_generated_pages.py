@@ -1,7 +1,8 @@
-"""Pages generated from the code are up to date, and a new method without a page is reported."""
+"""Pages generated from the code are up to date and complete, and a new method without a page is reported."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -10,13 +11,16 @@ from pathlib import Path
 import build
 import pytest
 from documents import DOCS
-from generator.docstrings import attributes, option_texts, parse
+from generator import measured, papers
+from generator.docstrings import attributes
 from generator.methods import guarantee
 
 import draftree.planners
 from draftree.completion import CompletionStats
 from draftree.core.types import SequenceRecord
-from draftree.verifiers.base import VERIFIERS
+from draftree.drafters import DRAFTERS
+from draftree.planners import PLANNERS
+from draftree.verifiers import VERIFIERS
 
 PLANNER = '''"""Plans as a dummy does.
 
@@ -88,33 +92,6 @@ def test_only_files_that_differ_are_written(tmp_path: Path) -> None:
     assert not (tmp_path / "methods" / "gone.md").exists()
 
 
-def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.main(["--chek"]) == 2
-    assert "usage" in capsys.readouterr().err
-
-
-def test_option_texts_of_both_kinds() -> None:
-    clauses = "`max` and `min`: length of the run; that must match. `name:K`: tokens ahead, `k` or fewer."
-    assert option_texts(clauses) == {
-        "max": "length of the run; that must match",
-        "min": "length of the run; that must match",
-        "": "tokens ahead, `k` or fewer",
-    }
-    assert option_texts("What.\n\nAttributes:\n    a: one,\n        two.\n    b: three") == {
-        "a": "one, two.",
-        "b": "three",
-    }
-
-
-def test_docstrings_are_parsed() -> None:
-    doc = parse(
-        "Does it.\n\n    More.\n\n    Args:\n        x: of shape\n            (rows).\n    Raises:\n        E: why\n"
-    )
-    assert doc.text == "Does it.\n\nMore."
-    assert doc.entries("Args") == {"x": "of shape (rows)."}
-    assert doc.entries("Raises") == {"E": "why"}
-
-
 def test_fields_have_descriptions() -> None:
     assert all(attribute.text for attribute in attributes(CompletionStats))
     below = {attribute.name: attribute.text for attribute in attributes(SequenceRecord)}
@@ -126,3 +103,96 @@ def test_the_lossless_page_states_the_guarantee_of_every_verifier() -> None:
         r"^\| \[([\w-]+)\]\(methods/\S+\) \| ([\w ]+) \|", (DOCS / "lossless.md").read_text(), re.MULTILINE
     )
     assert dict(rows) == {name: guarantee(VERIFIERS.find(name)) for name in VERIFIERS.names()}
+
+
+PAGE = papers.make()
+
+
+def test_every_paper_of_the_sources_has_a_title() -> None:
+    unknown = {number: files for number, files in papers.cited().items() if number not in papers.TITLES}
+    assert unknown == {}, "add a row to TITLES in docs/generator/papers.py"
+
+
+def test_every_title_is_named_by_a_source() -> None:
+    assert set(papers.TITLES) <= set(papers.cited()), "remove the row from TITLES in docs/generator/papers.py"
+
+
+def test_every_paper_is_listed_once_with_all_its_files() -> None:
+    for number, files in papers.cited().items():
+        (row,) = (line for line in PAGE.splitlines() if line.startswith(f"| [{number}]"))
+        assert set(re.findall(r"\(\.\./src/draftree/([^)]+)\)", row)) == set(files)
+
+
+def test_every_method_head_and_strategy_is_on_the_page() -> None:
+    assert len(papers.method_files()) > 35
+    assert [name for name in papers.method_files() if f"../src/draftree/{name})" not in PAGE] == []
+
+
+def test_links_have_targets() -> None:
+    links = re.findall(r"\]\((\.\./src/[^)]+)\)", PAGE)
+    assert links
+    assert [link for link in links if not (DOCS / link).is_file()] == []
+
+
+def test_the_glossary_names_every_method() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    seams = (("drafter", DRAFTERS), ("verifier", VERIFIERS), ("planner", PLANNERS))
+    wanted = [f"(methods/{seam}-{name}.md)" for seam, registry in seams for name in registry.names()]
+    assert [link for link in wanted if link not in text] == []
+
+
+ALL = [
+    f"{seam} {name}"
+    for seam, registry in (("drafter", DRAFTERS), ("verifier", VERIFIERS), ("planner", PLANNERS))
+    for name in registry.names()
+]
+PLAIN = {"method": "plain", "repeat": 1, "texts": [{"text": "ab", "tokens": 10, "rounds": 10, "seconds": 2.0}]}
+FORCED = {"method": "grammar", "repeat": 1, "texts": [{"text": "ab", "tokens": 10, "rounds": 5, "seconds": 1.0}]}
+
+
+@pytest.mark.parametrize("key", ALL)
+def test_every_method_has_rows_or_the_reason_why_not(key: str) -> None:
+    text = "\n".join(measured.blocks(*key.split()))
+    rows = [line for line in text.splitlines() if line.startswith("| [")]
+    assert bool(rows) == (key in measured.FILES)
+    assert rows or key in measured.NOTES or "temperature sweep" in text
+    assert {match[1] for row in rows if (match := re.search(r"/(\w[^/]*)\.jsonl\)", row))} == set(
+        measured.FILES.get(key, ())
+    )
+
+
+def test_only_methods_have_files_and_notes() -> None:
+    assert set(measured.FILES) | set(measured.NOTES) <= set(ALL)
+
+
+def test_an_unknown_method_is_not_measured() -> None:
+    assert list(measured.blocks("planner", "dummy"))[-1] == "Not measured: no results file has this method."
+
+
+def test_a_file_without_the_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="no row of drafter 'head'"):
+        measured.rows_of("smollm2-lookahead", "drafter", "head")
+
+
+def test_methods_of_a_run_show_one_part() -> None:
+    assert measured.belongs("ngram,k=3@fixed", "drafter", "ngram")
+    assert not measured.belongs("ngram+suffix@fixed", "drafter", "ngram")
+    assert not measured.belongs("ngram@fixed@match", "drafter", "ngram")
+    assert measured.belongs("ngram@fixed:4", "planner", "fixed")
+    assert measured.belongs("ngram@fixed", "verifier", "coupled")
+    assert not measured.belongs("plain", "verifier", "coupled")
+
+
+def test_rows_of_records_are_sums_over_texts(tmp_path: Path) -> None:
+    file = tmp_path / "grammar.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in ({"machine": {}}, PLAIN, FORCED)))
+    ((method, row),) = measured.grammar_rows(file)
+    assert (method, row[1:]) == ("grammar", ("`grammar`", "10.0", "2.00", "2.00", "1 of 1"))
+
+
+def test_rows_equal_those_of_the_lab_note() -> None:
+    note = (DOCS / "lab" / "2026-11-21-trees.md").read_text(encoding="utf-8")
+    (row,) = (
+        r for r in measured.rows_of("tinyllama-widths-story-greedy", "drafter", "model") if "best-15,k=4@fixed" in r[1]
+    )
+    assert f"| `tree=best-15,k=4` | {row[2]} | {row[3]} | {row[4]} |" in note

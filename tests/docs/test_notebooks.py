@@ -10,7 +10,7 @@ from typing import Any
 import execute_notebooks
 import nbformat
 import pytest
-from documents import DOCS, ROOT
+from documents import DOCS
 from execute_notebooks import VARIES, code_cells, compared, executed, notebooks
 from nbclient.exceptions import CellExecutionError
 
@@ -89,7 +89,3 @@ def test_a_changed_output_is_detected_and_a_measured_one_is_not(
 def test_an_error_in_a_cell_is_raised(tmp_path: Path) -> None:
     with pytest.raises(CellExecutionError, match="no such name"):
         executed(write_cells(tmp_path / "wrong.ipynb", ("raise ValueError('no such name')", [])))
-
-
-def test_make_notebooks_executes_them() -> None:
-    assert "execute_notebooks.py" in (ROOT / "Makefile").read_text("utf-8")

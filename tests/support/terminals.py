@@ -8,10 +8,11 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Iterator, Sequence
+
+import forked
 
 PROGRAM = (
     "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
@@ -96,7 +97,7 @@ def terminal(arguments: Sequence[str], **environment: str) -> Iterator[Terminal]
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (24, 100))
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [*forked.python(), "-c", PROGRAM, *arguments],
         stdin=slave,
         stdout=slave,
         stderr=slave,

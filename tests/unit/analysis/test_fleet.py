@@ -154,23 +154,17 @@ def test_shapes_are_those_of_known_models_and_between_them() -> None:
 
 
 def test_more_requests_need_more_devices() -> None:
-    small = plans(Demand(parameters=8e9, rate=5), "h100", 8)
-    large = plans(Demand(parameters=8e9, rate=200), "h100", 8)
-    assert small[0].replicas == 1
-    assert not small[0].reason
-    assert large[0].replicas > 1
+    small, large = (plans(Demand(parameters=8e9, rate=rate), "h100", 2)[0] for rate in (5, 60))
+    assert (small.replicas, small.reason) == (1, "")
+    assert large.replicas == 2
 
 
-def test_weights_that_fit_only_together_are_split() -> None:
-    found = plans(Demand(parameters=70e9, rate=0.5), "h100", 8)
-    assert [one.tensor_parallel for one in found] == [4, 8] or [one.tensor_parallel for one in found] == [2, 4, 8]
-    assert plans(Demand(parameters=70e9, rate=0.5), "l4", 1) == []
-
-
-def test_limits_on_latency_are_kept() -> None:
-    demand = Demand(parameters=70e9, rate=0.5, per_token=0.02)
-    for one in plans(demand, "h100", 8):
+def test_weights_that_fit_only_together_are_split_and_limits_on_latency_are_kept() -> None:
+    found = plans(Demand(parameters=70e9, rate=0.5, per_token=0.02), "h100", 4)
+    assert [one.tensor_parallel for one in found] == [2, 4]
+    for one in found:
         assert bool(one.reason) == (quantile(one.result.per_token, 0.95) > 0.02)
+    assert plans(Demand(parameters=70e9, rate=0.5), "l4", 1) == []
 
 
 @pytest.mark.parametrize(

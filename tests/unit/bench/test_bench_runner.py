@@ -203,10 +203,6 @@ def test_all_methods_continue_the_plain_answer(tokenizer: Tokenizer, prompt: Pro
 
 def test_a_turn_without_room_is_named_in_the_submission(tmp_path: Path) -> None:
     home = suite_home(tmp_path)
-    path = tmp_path / "long.json"
-    assert suite(home, "--draft", "ngram@fixed", "--category", "spec-bench/writing", "--output", path) == 0
-    found = read_submission(path)
-    assert [prompt["id"] for prompt in found["prompts"]] == ["spec-bench/81", "spec-bench/81/2", "spec-bench/82"]
     questions = home / "questions.jsonl"
     questions.write_text(questions.read_text().replace("and again", "and again " * 2000))
     path = tmp_path / "short.json"

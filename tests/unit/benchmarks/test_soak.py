@@ -21,7 +21,7 @@ def soak() -> ModuleType:
 def test_a_short_soak(soak: ModuleType, draft: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="draftree")
     given = argparse.Namespace(
-        model="table", draft=draft, seconds=3.0, clients=16, batch=4, faults=0.01, seed=3, requests=24
+        model="table", draft=draft, seconds=1.0, clients=16, batch=4, faults=0.01, seed=3, requests=24
     )
     found = asyncio.run(soak.soak(given))
     assert found["wrong"] == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import forked
 from cli_samples import LONG_CONTEXT, save_tiny_model
 from draftree import LLM, SamplingParams, __version__
 from draftree.cli import commands
@@ -22,7 +23,7 @@ from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 from draftree.weights.catalogue import CATALOGUE
 
-PROGRAM = [sys.executable, "-W", "error", "-c", "from draftree.cli.main import main; main()"]
+MAIN = ["-W", "error", "-c", "from draftree.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*PROGRAM, *arguments],
+        [*forked.python(), *MAIN, *arguments],
         bufsize=0,  # a buffer would keep what ``communicate`` cannot see
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -91,7 +92,9 @@ def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
 
 def test_a_closed_standard_input_gives_no_prompt(endless: str) -> None:
     done = subprocess.run(
-        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *PROGRAM, "generate", endless], capture_output=True, check=False
+        ["/bin/sh", "-c", 'exec "$@" <&-', "sh", sys.executable, *MAIN, "generate", endless],
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 2
     assert done.stderr.decode().startswith("error: invalid value for PROMPT: give a text, or pipe one")

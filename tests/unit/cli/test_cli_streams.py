@@ -53,7 +53,7 @@ def test_closed_streams_of_a_text(base: str) -> None:
     assert done.stdout != b""
 
 
-@pytest.mark.parametrize("arguments", [["methods"], ["models", "--json"], ["doctor"]])
+@pytest.mark.parametrize("arguments", [["methods"], ["models", "--json"]])
 def test_a_reader_that_takes_one_line_is_no_error(arguments: list[str]) -> None:
     done = shell('"$@" | head -1 >/dev/null; exit "${PIPESTATUS[0]}"', *arguments)
     assert done.stderr == b""

@@ -15,7 +15,7 @@ import torch
 from bench_samples import CONTEXT, write_model
 from draftree import LLM
 from draftree.bench import speeds
-from draftree.bench.speeds import Speeds, cache_sizes, measure_speeds
+from draftree.bench.speeds import Speeds, measure_speeds
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.core.processors import Processor, ProcessorFacts, choose_threads
@@ -196,10 +196,6 @@ def test_the_floor_is_the_larger_of_reading_and_multiplying() -> None:
     assert found.floor_seconds(read_bytes=200, operations=10, kind="float32") == 2.0
     assert found.floor_seconds(read_bytes=200, operations=50, kind="float32") == 5.0
     assert found.floor_seconds(read_bytes=200, operations=50, kind="int8") == 2.0
-
-
-def test_caches_ascend() -> None:
-    assert cache_sizes() == sorted(cache_sizes())
 
 
 def test_expectations_follow_from_the_reports() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, GenerationConfig
+from transformers.generation import logits_process as theirs
 
 import draftree
 from draftree.core.errors import (
@@ -19,7 +20,11 @@ from draftree.core.errors import (
     UnsupportedModelError,
 )
 from draftree.dropin import refusals
+from draftree.dropin.drafting import draft_controls
 from draftree.dropin.refusals import refuse_sync
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.history import History
+from draftree.sampling.logits import TensorLogits
 from dropin_samples import PAD, Listener, assistant_of, model_of, ours, padded, plain
 from families import fresh
 from spelling import tokenizer
@@ -212,3 +217,28 @@ def test_the_assistants_own_settings_decide_the_draft_length(schedule: str) -> N
 
 def test_padding_is_not_part_of_the_text() -> None:
     assert (ours(model_of(), ONE, draft="none")[:, 8:] != PAD).any()
+
+
+VOCAB = 50
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_filters_come_in_the_order_of_generate(seed: int) -> None:
+    config = GenerationConfig(do_sample=True, temperature=0.8, top_k=20, top_p=0.7, min_p=0.1)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+    chain = theirs.LogitsProcessorList(
+        [
+            theirs.TemperatureLogitsWarper(0.8),
+            theirs.TopKLogitsWarper(20),
+            theirs.TopPLogitsWarper(0.7),
+            theirs.MinPLogitsWarper(0.1),
+        ]
+    )
+    controls = draft_controls(config, vocab_size=VOCAB, seed=1)
+    found = Distributions(TensorLogits(logits.clone()), [DistributionRows(History([1]), controls, [[]])]).logits
+    assert torch.equal(found, chain(torch.tensor([[1]]), logits.clone()))
+
+
+def test_settings_without_filters_have_none() -> None:
+    config = GenerationConfig(do_sample=False, min_p=0.1)
+    assert draft_controls(config, vocab_size=VOCAB, seed=1).filters == ()

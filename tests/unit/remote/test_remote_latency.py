@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from draftree.cli.verify_server import device_address
 from draftree.core.errors import ConfigurationError
 from draftree.remote.address import RemoteAddress, is_remote
 from draftree.remote.latency import Latency
@@ -114,3 +115,17 @@ def test_addresses() -> None:
 def test_wrong_addresses(name: str, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         RemoteAddress.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("url", "split", "address"),
+    [
+        ("http://127.0.0.1:8000", 0, "remote:http://127.0.0.1:8000"),
+        ("https://0.0.0.0:8443", 0, "remote:https://HOST:8443"),
+        ("http://[::]:8000", 0, "remote:http://HOST:8000"),
+        ("http://[::1]:8000", 4, "remote:http://[::1]:8000?split=4&weights=MODEL"),
+    ],
+)
+def test_a_verify_server_tells_devices_an_address_that_they_can_use(url: str, split: int, address: str) -> None:
+    assert device_address(url, split) == address
+    assert RemoteAddress.parse(address).split == split

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import forked
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.weights.catalogue import CATALOGUE
@@ -22,7 +22,7 @@ def test_the_script_makes_a_drafter_and_continues(tmp_path: Path, capsys: pytest
     own = {
         "TARGET": str(model),
         "START": str(model),
-        "DRAFTREE": f"{sys.executable} -m draftree",
+        "DRAFTREE": " ".join([*forked.python(), "-m", "draftree"]),
         "PROMPTS": str(prompts_file(tmp_path / "prompts.jsonl", 60)),
         "TOKENS": "1500",
         "DATA_OPTIONS": "--raw --max-tokens 24 --dtype float32 --kernels torch",

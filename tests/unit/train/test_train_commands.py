@@ -1,12 +1,14 @@
-"""`draftree train head|boost|block` on a tiny model: from data to texts with drafts."""
+"""`draftree train head|boost|block|distill` on a tiny model: from data to texts with drafts."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from bench_samples import write_model
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.heads.calibration import read_calibration
@@ -16,35 +18,15 @@ from draftree.train.data.reading import TrainingData
 from draftree.train.preparing import TrainingJob
 from draftree.train.run_state import read_log
 from draftree.train.settings import Limits, TrainSettings
-from train_folders import DEPTH, learnable_model, lengths_of_unseen, write_data
+from families import fresh
+from train_folders import DEPTH, lengths_of_unseen, write_data
 
-OPTIONS = [
-    *(
-        "--draft-vocab",
-        "300",
-        "--steps",
-        "120",
-        "--optimizer",
-        "adamw",
-        "--learning-rate",
-        "1e-2",
-        "--batch-tokens",
-        "600",
-    ),
-    *("--evaluate-every", "40", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"),
-]
+OPTIONS = (
+    "--draft-vocab 300 --steps 120 --optimizer adamw --learning-rate 1e-2 --batch-tokens 600 --evaluate-every 40 "
+    f"--depth {DEPTH} --unseen-share 0.2 --dtype float32"
+).split()
 CONTINUED = OPTIONS[2:]
 """Options of trainings that start from a head, which has a draft vocabulary."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("train") / "target")
-
-
-@pytest.fixture(scope="module")
-def data(model: Path) -> Path:
-    return write_data(model, model.parent / "data")
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +87,10 @@ def test_a_run_is_resumed_and_never_overwritten(
     assert run([*command, "--output", str(tmp_path / "file")]) == 1
     assert "files are never overwritten" in capsys.readouterr().err
     longer = [one if one != "120" else "122" for one in command]
-    assert run([*longer, "--output", str(head), "--resume"]) == 0
+    copy = shutil.copytree(head, tmp_path / "copy")
+    assert run([*longer, "--output", str(copy), "--resume"]) == 0
     assert "resumed after 120 updates" in capsys.readouterr().err
-    assert json.loads((head / "recipe.json").read_text())["run"]["updates"] == 122
+    assert json.loads((copy / "recipe.json").read_text())["run"]["updates"] == 122
 
 
 def test_training_continues_from_a_head(model: Path, data: Path, head: Path, tmp_path: Path) -> None:
@@ -136,10 +119,7 @@ def test_training_reads_several_folders(model: Path, data: Path, tmp_path: Path)
 def test_data_of_another_target_is_refused(
     model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = learnable_model(tmp_path / "other")
-    from bench_samples import write_model
-
-    write_model(other, seed=5)
+    other = write_model(tmp_path / "other", seed=5)
     assert run(["train", "head", str(other), "--data", str(data), "--output", str(tmp_path / "out"), *OPTIONS]) == 1
     assert "was made with other weights" in capsys.readouterr().err
 
@@ -198,18 +178,8 @@ def test_a_block_head_starts_from_a_head_and_is_continued(
     capsys.readouterr()
     assert run([*command, "--output", str(tmp_path / "no"), "--from", str(head), "--features", "1"]) == 1
     assert "leave out features" in capsys.readouterr().err
-    again = [
-        "train",
-        "head",
-        str(model),
-        "--data",
-        str(data),
-        "--output",
-        str(tmp_path / "no"),
-        "--from",
-        str(head),
-        *short,
-    ]
+    again = ["train", "head", str(model), "--data", str(data), "--output", str(tmp_path / "no"), "--from", str(head)]
+    again += short
     assert run([*again, "--draft-vocab", "30", "--layers", "2"]) == 1
     assert "leave out draft_vocab, layers" in capsys.readouterr().err
     command[command.index("--markov-rank") + 1] = "4"
@@ -246,3 +216,42 @@ def test_a_boosted_head_is_compared_with_the_best_two_tokens_of_the_first(
         assert values["first head best 2"] >= values["first head"]
         lengths = {name.replace("head, best", "head best"): row["acceptance_length"] for name, row in union.items()}
         assert lengths == pytest.approx(values, abs=6e-4)
+
+
+def test_a_distilled_model_drafts_accepted_tokens(model: Path, data: Path, tmp_path: Path) -> None:
+    output = tmp_path / "student"
+    arguments = ["--hidden", "32", "--layers", "1", "--heads", "2", "--steps", "150", "--learning-rate", "1e-2"]
+    more = ["--batch-tokens", "600", "--depth", str(DEPTH), "--unseen-share", "0.2", "--dtype", "float32"]
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output)]
+    assert run([*command, *arguments, *more]) == 0
+    facts = json.loads((output / "recipe.json").read_text())
+    longest = max(len(text.tokens) for text in TrainingData(data))
+    assert json.loads((output / "config.json").read_text())["max_position_embeddings"] == longest
+    stats = lengths_of_unseen(model, data, f"model:{output}", temperature=0.0)
+    accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
+    assert accepted > 0.2
+    assert accepted == pytest.approx(facts["unseen"]["0"]["rounds"]["all"]["conditional"][0], abs=0.06)
+
+
+def test_distillation_starts_from_given_weights(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target itself: its drafts are accepted before any update counts."""
+    output = tmp_path / "same"
+    arguments = ["--from", str(model), "--steps", "1", "--learning-rate", "1e-9", "--depth", str(DEPTH)]
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(output), *arguments]
+    assert run([*command, "--unseen-share", "0.2", "--dtype", "float32"]) == 0
+    facts = json.loads((output / "recipe.json").read_text())
+    for mode in facts["unseen"].values():
+        assert mode["rounds"]["all"]["acceptance_length"] > DEPTH + 0.9
+    assert "tokens per round" in capsys.readouterr().out
+
+
+def test_a_start_with_a_table_of_positions_is_not_extended(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocab = json.loads((model / "config.json").read_text())["vocab_size"]
+    fresh("gpt2", vocab_size=vocab, max_position_embeddings=16).save_pretrained(tmp_path / "start")
+    command = ["train", "distill", str(model), "--data", str(data), "--output", str(tmp_path / "out"), "--steps", "1"]
+    assert run([*command, "--from", str(tmp_path / "start"), "--unseen-share", "0.2", "--dtype", "float32"]) == 1
+    assert "--max-length 16" in capsys.readouterr().err

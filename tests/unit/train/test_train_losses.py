@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
 from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
 from draftree.train.losses import LOSSES, Rows, loss_named
@@ -234,15 +233,3 @@ def test_the_loss_condenses_large_vocabularies_only(monkeypatch: pytest.MonkeyPa
     close = LOSSES["coupled"](rows)
     assert not torch.equal(exact, close)
     assert close.allclose(exact, atol=0.1)
-
-
-def test_parts_of_a_teacher_are_its_rows() -> None:
-    p, q = distributions(37)
-    teacher = FullTeacher(p.log(), torch.full((3,), -60.0, dtype=torch.float64))
-    chosen = torch.tensor([2, 0])
-    assert teacher.part(chosen).rows(q.log()[chosen]).log_p.equal(p.log()[chosen])
-
-
-def test_an_unknown_loss_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'coupled'"):
-        loss_named("couple")

@@ -17,7 +17,7 @@ from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import DISTRIBUTIONS
 from draftree.train.preparing import TrainingJob, first_texts
 from draftree.train.settings import Limits
-from train_folders import learnable_model, write_data
+from train_folders import write_data
 from train_samples import settings, texts, tiny_head, trainee
 from training_runs import started
 
@@ -25,13 +25,8 @@ SHARE = 0.2
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return learnable_model(tmp_path_factory.mktemp("texts") / "target")
-
-
-@pytest.fixture(scope="module")
-def data(model: Path) -> Path:
-    return write_data(model, model.parent / "data", count=60)
+def data(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(model, tmp_path_factory.mktemp("texts") / "data", count=60)
 
 
 def train(model: Path, data: Path, output: Path, *options: str) -> int:

@@ -1,4 +1,4 @@
-"""Multi-step training: rows, attention, teacher rows and gradients compared with direct computations."""
+"""Multi-step training: rows, attention, teacher rows, gradients and scaled states compared with direct computations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,34 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
+from draftree.drafters.growing.head_stepper import HeadStepper
 from draftree.heads.base import FeatureHead
+from draftree.heads.target_parts import TargetParts
+from draftree.heads.torch_passes import TorchPasses
 from draftree.train.acceptance import overlap
 from draftree.train.batches import Batch, collate, cut, is_usable, pack
+from draftree.train.data.texts import Text
+from draftree.train.head_trainee import HeadTrainee
 from draftree.train.losses import LOSSES
+from draftree.train.scaling import ScaledTexts, feature_sizes, fold, sizes_for, unfold
 from draftree.train.target_rows import TargetRows
 from draftree.train.unroll import StepWeights, backward, unroll
-from train_samples import PROMPT, VOCAB, perturbed, shorter, states_of, target_parts, texts, tiny_head
+from head_samples import head_config, random_head, random_parts
+from head_texts import HeadText, hidden_states
+from train_samples import (
+    ANSWER,
+    FEATURES,
+    HIDDEN,
+    PROMPT,
+    VOCAB,
+    perturbed,
+    settings,
+    shorter,
+    states_of,
+    target_parts,
+    texts,
+    tiny_head,
+)
 
 STEPS = 4
 CPU = torch.device("cpu")
@@ -271,3 +292,105 @@ def test_a_cut_text_is_its_beginning() -> None:
 def test_weights_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} of steps is 1.5: it must be from 0 to 1"):
         StepWeights(**{name: 1.5})
+
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
+READ = 5
+
+
+def parts() -> TargetParts:
+    found = random_parts()
+    return replace(found, embedding=found.embedding.double(), output=found.output.double())
+
+
+@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3.1", "eagle3-qwen3", "eagle3-full"])
+@torch.no_grad()
+def test_logits_of_a_level_are_those_of_the_drafter(variant: str) -> None:
+    head = random_head(head_config(variant)).double()
+    head.bind(parts())
+    features = hidden_states(head, TOKENS[:-1])
+    text = Text(torch.tensor(TOKENS), READ, features, features[:, 0], None, 0.0, 0, 0)
+    batch = collate([text], device=torch.device("cpu"), dtype=torch.float64)
+    levels = [head.logits(states) for states in unroll(head, batch, STEPS)]
+
+    drafted = HeadText(HeadStepper(TorchPasses(head, torch.device("cpu"))), head, TOKENS[:READ]).read()
+    for chain, start in enumerate(range(READ - 1, text.num_rows)):
+        own = TOKENS[start + 1 : start + STEPS]
+        room = min(STEPS, text.num_rows - start)
+        # a sibling of the first node is drafted and rejected in every round
+        tokens = [own[0] ^ 1, *own] if own else []
+        tree = [-1, -1, *range(1, len(own))][: len(tokens)]
+        sizes = [2, *[1] * (len(own) - 1)] if own else []
+        found = drafted.levels(tokens, tree, sizes)
+        for level in range(room):
+            row = found[level][0 if level == 0 else -1][head.vocabulary.ids]
+            torch.testing.assert_close(levels[level][chain].double(), row.double(), rtol=1e-4, atol=1e-4)
+        drafted.write([TOKENS[start + 1]] if start + 1 < len(TOKENS) else [], ())
+
+
+def test_scaled_hidden_states_have_size_one() -> None:
+    own = texts(20)
+    scaled = ScaledTexts(own, [2, 0], feature_sizes(own, [2, 0]))
+    rows = torch.cat([scaled[index].features for index in range(20)])
+    assert rows.shape[1] == 2
+    assert torch.allclose(rows.square().mean(0).sqrt(), torch.ones(()), atol=1e-4)
+    assert torch.allclose(scaled[3].features[:, 1] * scaled.sizes[1], own[3].features[:, 0], atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_folded_head_has_the_states_of_training() -> None:
+    own = texts(6)
+    places = list(range(len(FEATURES)))
+    head = perturbed(tiny_head())
+    scaled = ScaledTexts(own, places, 3.0 * feature_sizes(own, places))
+    trained = collate([scaled[index] for index in range(6)], device=torch.device("cpu"), dtype=torch.float32)
+    served = collate(own, device=torch.device("cpu"), dtype=torch.float32)
+    wanted = list(unroll(head, trained, 3))
+    before = head.fc.weight.clone()
+    fold(head, scaled.sizes)
+    assert not torch.allclose(head.fc.weight, before)
+    for one, two in zip(wanted, unroll(head, served, 3), strict=True):
+        assert torch.allclose(one, two, atol=1e-4)
+    unfold(head, scaled.sizes)
+    assert torch.allclose(head.fc.weight, before, atol=1e-6)
+
+
+def test_heads_with_norms_of_their_own_read_hidden_states_as_they_are() -> None:
+    own = texts(4)
+    head = tiny_head(fc_norm=True)
+    sizes = sizes_for(head.config, own, [0, 1, 2])
+    assert torch.equal(sizes, torch.ones_like(sizes))
+    before = head.fc.weight.clone()
+    fold(head, 2 * sizes)
+    assert torch.equal(head.fc.weight, before)
+
+
+def test_elements_that_are_never_used_have_a_size() -> None:
+    from dataclasses import replace
+
+    text = texts(1)[0]
+    features = text.features.clone()
+    features[:, 0, 3] = 0
+    sizes = feature_sizes([replace(text, features=features)], [0])
+    assert (sizes > 0).all()
+    assert sizes[0, 3] < sizes[0].median()
+
+
+def test_a_trainee_does_not_compute_hidden_states_before_it_trains() -> None:
+    """Nor are those of all texts in memory at once: with 1.6 million tokens they had 6 GB."""
+    own = texts(12)
+
+    class Counted(ScaledTexts):
+        read = 0
+
+        def __getitem__(self, index: int) -> Text:
+            Counted.read += 1
+            return super().__getitem__(index)
+
+    data = Counted(own, [0, 1, 2], torch.ones(3, HIDDEN))
+    found = HeadTrainee(tiny_head(), target_parts(), data, range(10), range(10, 12), settings())
+    assert Counted.read == 0
+    assert found.lengths == [text.num_rows for text in own[:10]]
+    assert found.count([0, 1]) == 2 * ANSWER
+    found.batch([0, 1])
+    assert Counted.read == 2

@@ -115,12 +115,8 @@ def test_rounds_of_a_replay_are_those_of_the_real_run(
     spec, text = draft.replace("NEAR", str(near)), recorded(loaded, temperature)
     real = real_rounds(loaded, spec, plan, text)
     assert replayed_rounds(loaded, spec, plan, text) == real
-    assert len(real) <= len(text.tokens)
-
-
-def test_some_of_the_compared_rounds_accept_drafts(loaded: LoadedModel, near: Path) -> None:
-    text = recorded(loaded, 0.0)
-    assert len(real_rounds(loaded, f"model:{near},k=3", "fixed", text)) < len(text.tokens) - 3
+    if (draft, temperature) == ("model:NEAR,k=3", 0.0):
+        assert len(real) < len(text.tokens) - 3, "some drafts are accepted"
 
 
 def test_seconds_are_those_of_the_measured_passes(loaded: LoadedModel) -> None:

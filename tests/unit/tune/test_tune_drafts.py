@@ -18,7 +18,7 @@ from draftree.loading.tuned import all_tuned, keep_tuned
 from draftree.models.replay.text import RecordedText
 from draftree.tune.candidates import Candidate
 from draftree.tune.contest import Cell, Contest, Sample
-from draftree.tune.drafts import DraftSearch, DraftTuneSettings, with_full_paths
+from draftree.tune.drafts import DraftSearch, with_full_paths
 from draftree.tune.replays import Replays
 from private_cache import private_cache
 
@@ -227,14 +227,6 @@ def test_a_damaged_file_of_results_is_named(
     path.write_text("{")
     with pytest.raises(ConfigurationError, match="is damaged or unreadable: delete it"):
         LLM(str(folder), "auto", dtype="float32", kernels="torch")
-
-
-def test_temperatures_and_prompts_come_in_turn(folder: Path, prompts: Path) -> None:
-    settings = DraftTuneSettings(str(folder), prompts, max_tokens=4, kernels="torch", dtype="float32")
-    search = DraftSearch(settings)
-    cells = [search._cell(number) for number in range(4)]
-    assert {(cell.prompt, cell.temperature) for cell in cells} == {(p, t) for p in (0, 1) for t in (0.0, 0.8)}
-    assert [cell.seed for cell in cells] == [0, 0, 1, 1]
 
 
 def test_drafters_are_replayed_first_and_the_best_three_are_measured(
