@@ -62,16 +62,14 @@ def test_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
     assert build.main(["--check"]) == 0, capsys.readouterr().err
 
 
-def test_a_new_method_without_a_page_is_reported(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_new_method_without_a_page_is_reported(planners: Path) -> None:
     (planners / "dummy_length.py").write_text(PLANNER.format(options="`width`: nodes and levels."))
-    assert build.main(["--check"]) == 1
-    complaint = capsys.readouterr().err
-    assert "methods/planner-dummy-length.md is out of date" in complaint
-    assert "methods/README.md is out of date" in complaint
-    page = build.pages()[Path("methods/planner-dummy-length.md")]
-    assert "Plans as a dummy does." in page
-    assert "| `width` | `int` | `2` | nodes and levels |" in page
-    assert "--plan dummy-length" in page
+    pages = build.pages()
+    name = Path("methods/planner-dummy-length.md")
+    assert {name, Path("methods/README.md")} <= set(build.outdated(DOCS, pages))
+    assert "Plans as a dummy does." in pages[name]
+    assert "| `width` | `int` | `2` | nodes and levels |" in pages[name]
+    assert "--plan dummy-length" in pages[name]
 
 
 def test_an_option_without_a_description_is_refused(planners: Path, capsys: pytest.CaptureFixture[str]) -> None:

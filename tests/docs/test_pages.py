@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from documents import ROOT, Block, blocks, documents, guide, matches
 from generator import methods
 
 import draftree.drafters
+import forked
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.assembly import choose_methods
 from draftree.cli.main import run
@@ -29,6 +31,7 @@ from draftree.figures.playground import page_of
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings
 from draftree.weights.catalogue import CATALOGUE
+from parallel_jobs import ended, environment
 from real_weights import folder_of
 from serving import Running, running_server, tiny_model
 from text_backends import byte_level
@@ -188,14 +191,26 @@ def test_the_blocks_of_a_device_run_against_a_server(capsys: pytest.CaptureFixtu
 
 @pytest.mark.weights
 def test_the_script_of_several_processes_runs_with_two(tmp_path: Path) -> None:
+    """As torchrun would start them."""
     (block,) = marked("devices")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
     script = tmp_path / "script.py"
     script.write_text(block.text.replace("MODEL", str(folder_of(MODEL))), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert len(done.stdout.strip()) > 20, "only rank 0 prints the text"
+    started = [
+        subprocess.Popen(
+            [*forked.python(), str(script)],
+            env=environment(rank, 2, MASTER_PORT=str(port)),
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    (status, text, errors), other = ended(started)
+    assert (status, other[:2]) == (0, (0, "")), errors + other[2]
+    assert len(text.strip()) > 20, "only rank 0 prints the text"
 
 
 def test_every_python_block_runs_somewhere() -> None:

@@ -77,22 +77,30 @@ def test_a_room_without_a_page_is_refused(package: Path, pages: Path) -> None:
         make(pages, package)
 
 
-def test_the_arrows_imply_all_imports() -> None:
-    graph = imports(PACKAGE)
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return imports(PACKAGE)
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ET.Element:
+    return ET.fromstring(picture())
+
+
+def test_the_arrows_imply_all_imports(graph: dict[str, set[str]]) -> None:
     drawn = essential(graph)
     assert {room: reached(drawn, room) for room in graph} == {room: reached(graph, room) for room in graph}
-    assert picture() == picture()
 
 
-def test_every_room_has_a_layer_and_a_box() -> None:
+def test_every_room_has_a_layer_and_a_box(drawing: ET.Element) -> None:
     rooms = set(modules(PACKAGE))
     assert rooms == {room for row in layers(ROOT / "pyproject.toml") for room in row}
-    labels = {text.text for text in ET.fromstring(picture()).iter(f"{SVG}text")}
+    labels = {text.text for text in drawing.iter(f"{SVG}text")}
     assert labels == {room if (PACKAGE / room).is_dir() else f"{room}.py" for room in rooms}
 
 
-def test_boxes_and_bends_of_a_layer_do_not_overlap() -> None:
-    edges = [(room, target) for room, targets in essential(imports(PACKAGE)).items() for target in targets]
+def test_boxes_and_bends_of_a_layer_do_not_overlap(graph: dict[str, set[str]]) -> None:
+    edges = [(room, target) for room, targets in essential(graph).items() for target in targets]
     layout = arrange(layers(ROOT / "pyproject.toml"), edges)
     assert any(">" in name for name in layout.x)
     for row in layout.rows:
@@ -101,8 +109,7 @@ def test_boxes_and_bends_of_a_layer_do_not_overlap() -> None:
             assert layout.x[right] - layout.x[left] >= sum(widths) / 2 + GAP - 1, (left, right)  # rounded to pixels
 
 
-def test_the_picture_stays_inside_of_its_frame() -> None:
-    drawing = ET.fromstring(picture())
+def test_the_picture_stays_inside_of_its_frame(drawing: ET.Element) -> None:
     width, height = int(drawing.attrib["width"]), int(drawing.attrib["height"])
     boxes = [rect.attrib for rect in drawing.iter(f"{SVG}rect") if "x" in rect.attrib]
     corners = [tuple(float(box[key]) for key in ("x", "y", "width", "height")) for box in boxes]

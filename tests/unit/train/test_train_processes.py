@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 
 import draftree.train.loop
+import forked
 from draftree.core.errors import ConfigurationError
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint
 from draftree.train.loop import CHECKPOINT, TrainingRun
 from draftree.train.processes import Alone, find_processes
 from draftree.train.settings import Limits, TrainSettings
+from parallel_jobs import ended, environment
 from train_folders import learnable_model, write_data
 from train_samples import settings, texts, tiny_head, trainee
 
@@ -57,8 +57,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def train_part(index: int, port: int, folder: str) -> None:
+def train_part(rank: str, port: str, folder: str) -> None:
     torch.set_num_threads(1)
+    index = int(rank)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", world_size=COUNT, rank=index)
     own = trainee(tiny_head(seed=0), chosen(), data=texts(50))
     state = TrainingRun(own, chosen(), Path(folder) / "run", Gloo(index)).run()
@@ -67,7 +68,12 @@ def train_part(index: int, port: int, folder: str) -> None:
 
 
 def test_two_processes_make_the_updates_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.multiprocessing.spawn(train_part, args=(free_port(), str(tmp_path)), nprocs=COUNT)
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import test_train_processes as own; own.train_part(*sys.argv[1:])"
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([*forked.python(), "-c", code, str(index), port, str(tmp_path)]) for index in range(COUNT)
+    ]
+    assert [rank.wait() for rank in ranks] == [0] * COUNT
     parts = [torch.load(tmp_path / f"{index}.pt") for index in range(COUNT)]
 
     def joined(*args: Any, **more: Any) -> list[list[int]]:
@@ -107,15 +113,19 @@ def test_accelerate_trains_in_launched_processes(tmp_path: Path) -> None:
     data = write_data(model, tmp_path / "data", count=24)
     output = tmp_path / "head"
     options = ["--draft-vocab", "200", "--steps", "6", "--unseen-share", "0.2", "--dtype", "float32", "--device", "cpu"]
-    # on processors, `accelerate launch` starts one process; torch's own launcher sets the same variables
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     command = ["-m", "draftree", "train", "head", str(model), "--data", str(data), "--output", str(output), *options]
-    found = subprocess.run(
-        [sys.executable, *launch, *command],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 0, found.stderr
+    port = str(free_port())
+    # as torch's launcher would start them; on processors, `accelerate launch` starts one process
+    started = [
+        subprocess.Popen(
+            [*forked.python(), *command],
+            env=environment(index, COUNT, MASTER_PORT=port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(COUNT)
+    ]
+    for status, _, errors in ended(started):
+        assert status == 0, errors
     assert json.loads((output / "recipe.json").read_text())["run"]["processes"] == 2
