@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,28 @@ from documents import DOCS
 from execute_notebooks import VARIES, code_cells, compared, executed, notebooks
 from nbclient.exceptions import CellExecutionError
 
+import forked
 from real_weights import folder_of
 
 ALL = notebooks()
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MOST_BYTES = 60_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fresh kernels start from the fork server, with one thread."""
+    code = (
+        "import os, torch; torch.set_num_threads(1); os.environ.pop('JPY_PARENT_PID')\n"  # a fork has another parent
+        "from ipykernel.kernelapp import launch_new_instance; launch_new_instance()"
+    )
+    folder = tmp_path_factory.mktemp("jupyter") / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    spec = {"argv": [*forked.python(), "-c", code, "-f", "{connection_file}"], "display_name": "Python 3"}
+    (folder / "kernel.json").write_text(json.dumps(spec | {"language": "python"}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder.parents[1]))
+        yield
 
 
 def read(path: Path) -> Any:

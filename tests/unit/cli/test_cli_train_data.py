@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,11 @@ def test_prompts_of_a_file_are_answered(
     assert "holds 8 texts" in capfd.readouterr().err
 
 
-def test_named_prompts_and_other_options(model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_named_prompts_and_other_options(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    some = sorted(distributions(), key=lambda one: str(one.metadata["Name"]).lower())[:30]
+    monkeypatch.setattr("draftree.train.data.packages.distributions", lambda: some)  # all of them take seconds
     folder = str(tmp_path / "data")
     own = ["--prompts", "shipped", "--prompts", "expanded:50", "--prompts", "packages:20"]
     others = ["--limit-tokens", "300", "--temperature", "0.5", "--teacher", "top-k:5", "--features", "1,-1", "--raw"]
