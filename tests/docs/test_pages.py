@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from documents import ROOT, Block, blocks, documents, guide, matches
 from generator import methods
@@ -45,7 +46,8 @@ ADDED = "followers"
 MODEL, PROMPT = "stories15m", "Once upon a time"
 PARAMS = SamplingParams(max_tokens=12, temperature=0)
 SMALL = {"tinyllama-1.1b-chat": MODEL, "smollm2-135m-instruct": MODEL, "550MB": "25MB"}
-LOCAL = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct"}
+HUB = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct"}
+"""Models of the hub, and the same ones of the catalogue."""
 ADDRESS = "https://verify.example.org"
 MARKED = ("devices", "drafting-ahead", "end-and-cloud", "larger-than-memory", "precision")
 
@@ -66,7 +68,7 @@ def marked(page: str) -> list[Block]:
     return [block for block in python_blocks(guide(page)) if block.info.startswith(NEEDS)]
 
 
-def execute(block: Block, names: dict[str, Any], changes: Mapping[str, str] = LOCAL) -> None:
+def execute(block: Block, names: dict[str, Any], changes: Mapping[str, str]) -> None:
     """Run a block; tracebacks show the page's own lines, and what it prints is what the page shows."""
     text = block.text
     for old, new in changes.items():
@@ -82,14 +84,14 @@ def execute(block: Block, names: dict[str, Any], changes: Mapping[str, str] = LO
 def recorded_trace() -> Iterator[Mapping[str, str]]:
     """The file that the guide records with the command before its block."""
     assert run(["generate", MODEL, PROMPT, "--max-tokens", "8", "--record", "trace.jsonl"]) == 0
-    yield LOCAL
+    yield {}
 
 
 @contextmanager
 def training_data() -> Iterator[Mapping[str, str]]:
     """The folder that the guide writes with the command before its block."""
     write_data(learnable_model(Path("model").absolute()), Path("data").absolute(), count=24, temperatures=("0",))
-    yield LOCAL
+    yield {}
 
 
 @contextmanager
@@ -113,7 +115,7 @@ def added_drafter() -> Iterator[Mapping[str, str]]:
     Path(f"{ADDED}.py").write_text(python_blocks(guide("adding-a-method"))[0].text, encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draftree.drafters, "__path__", [*draftree.drafters.__path__, os.getcwd()])
-        yield LOCAL
+        yield {}
     sys.modules.pop(f"draftree.drafters.{ADDED}", None)
 
 
@@ -131,8 +133,17 @@ def models_of(name: str) -> list[str]:
     """The models of the catalogue that a page runs."""
     text = "".join(block.text for block in runnable(name))
     names = [model for model in CATALOGUE if f'"{model}"' in text or f":{model}" in text]
-    names += [local for known, local in LOCAL.items() if known in text]
+    names += [model for name, model in HUB.items() if name in text]
     return [*names, MODEL] if PREPARED.get(name) is recorded_trace else names
+
+
+def keep_as_of_the_hub(cache: Path, name: str) -> None:
+    """Make a model of the catalogue look as if it had been downloaded from the hub."""
+    place = cache / f"models--{name.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("c0ffee")
+    (place / "snapshots").mkdir()
+    (place / "snapshots" / "c0ffee").symlink_to(folder_of(HUB[name]))
 
 
 @pytest.mark.parametrize(
@@ -141,9 +152,13 @@ def models_of(name: str) -> list[str]:
 def test_the_page_runs_from_top_to_bottom(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for model in models_of(name):
         folder_of(model)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for model in HUB:
+        if any(model in block.text for block in runnable(name)):
+            keep_as_of_the_hub(tmp_path / "hub", model)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": __name__}
-    with PREPARED.get(name, lambda: nullcontext(LOCAL))() as changes:
+    with PREPARED.get(name, lambda: nullcontext({}))() as changes:
         for block in runnable(name):
             execute(block, names, changes)
 
