@@ -13,18 +13,12 @@ from speculators import SpeculatorModel, SpeculatorModelConfig
 
 def facts(folder: str) -> dict[str, object]:
     config = SpeculatorModelConfig.from_pretrained(folder)
-    values = json.loads((Path(folder) / "config.json").read_text())
-    read = config.to_dict()
     stored = load_file(Path(folder) / "model.safetensors")
     held = SpeculatorModel.from_pretrained(folder).state_dict()
     return {
         "type": config.speculators_model_type,
-        "kept": sorted(name for name, value in values.items() if name in read and read[name] == value),
-        "changed": sorted(name for name, value in values.items() if name in read and read[name] != value),
         "not stored": sorted(set(held) - set(stored)),
-        "equal": sorted(name for name in stored if name in held and bool((held[name] == stored[name]).all())),
-        "stored": sorted(stored),
-        "tokens": config.speculators_config.proposal_methods[0].speculative_tokens,
+        "different": sorted(name for name in stored if name not in held or bool((held[name] != stored[name]).any())),
     }
 
 
