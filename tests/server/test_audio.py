@@ -1,4 +1,4 @@
-"""Transcriptions and translations with OpenAI's client: equal to the library, formats, and what is refused."""
+"""Sound: transcriptions and translations equal to the library, formats, forms, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,16 +7,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.core.errors import InvalidRequestError
 from draftree.serve.audio import sound
+from draftree.serve.audio.forms import parse_form
+from draftree.serve.audio.sound import read_sound, resampled
+from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
-from serving import NAME, Running, running_server, settings
+from serving import HTTP, NAME, Running, running_server, settings
 from whispers import samples, saved, token, wav
+
+
+@pytest.mark.parametrize("channels", [1, 2])
+@pytest.mark.parametrize(("width", "error"), [(1, 2e-2), (2, 1e-4), (3, 1e-6), (4, 1e-6)])
+def test_wav_files_of_every_width(width: int, error: float, channels: int) -> None:
+    values = samples(0.1)
+    found = read_sound(wav(values, width=width, channels=channels), 16000)
+    assert found.dtype == np.float32
+    assert np.abs(found - values).max() < error
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000])
+def test_tones_are_the_same_at_another_rate(rate: int) -> None:
+    found = read_sound(wav(samples(0.5, rate=rate), rate=rate, width=4), 16000)
+    wanted = samples(0.5)
+    assert abs(len(found) - len(wanted)) <= 1
+    inner = slice(200, len(wanted) - 200)
+    assert np.abs(found[inner] - wanted[inner]).max() < 2e-3
+
+
+def test_tones_above_half_of_the_new_rate_are_removed() -> None:
+    times = np.arange(48000) / 48000
+    high = np.sin(2 * np.pi * 11000 * times).astype(np.float32)
+    assert np.abs(resampled(high, 48000, 16000)[200:-200]).max() < 2e-3
+
+
+def test_strange_rates_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="samples per second"):
+        read_sound(wav(samples(0.1), rate=500), 16000)
+
+
+def test_fields_of_a_form_keep_their_bytes() -> None:
+    data = bytes(range(256)) + b"\r\n--not-b\r\n\r\n"
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a \xc3\xa9.wav"\r\nContent-Type: audio/wav'
+        b"\r\n\r\n" + data + b'\r\n--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n\r\n--b--\r\n'
+    )
+    file, model = parse_form('multipart/form-data; boundary="b"', body)
+    assert (file.name, file.data) == ("file", data)
+    assert (model.name, model.filename, model.data) == ("model", None, b"")
+
+
+@pytest.mark.parametrize("kind", ["", "application/json", "multipart/form-data", "multipart/mixed; boundary=b"])
+def test_other_bodies_are_refused(kind: str) -> None:
+    with pytest.raises(ApiError):
+        parse_form(kind, b"--b--\r\n")
+
 
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
 SECONDS = 0.8
@@ -138,7 +188,7 @@ def test_long_sounds_equal_the_library(client: openai.OpenAI, library: LLM, lang
 def test_sampled_texts_repeat_with_a_seed(running: Running) -> None:
     def text(seed: int) -> str:
         data = {"temperature": "1", "seed": str(seed), "language": "en"}
-        answer = httpx.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
+        answer = HTTP.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
         return str(answer.raise_for_status().json()["text"])
 
     assert text(3) == text(3)
@@ -162,7 +212,7 @@ def test_sampled_texts_repeat_with_a_seed(running: Running) -> None:
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused(running: Running, data: dict[str, str], param: str) -> None:
-    answer = httpx.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
+    answer = HTTP.post(f"{running.url}/v1/audio/transcriptions", data=data, files={"file": sent()})
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["param"] == param, answer.text
 
@@ -181,7 +231,7 @@ def test_files_that_cannot_be_read_are_refused(
     running: Running, data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sound, "_soundfile", lambda: None)
-    answer = httpx.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.flac", data)})
+    answer = HTTP.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.flac", data)})
     if reason == "seconds|samples":  # a cut file has the samples before the cut
         assert answer.status_code == 200
         return
@@ -198,7 +248,7 @@ def test_other_formats_are_read_by_soundfile(running: Running, monkeypatch: pyte
             return samples(SECONDS)[:, None], 16000
 
     monkeypatch.setattr(sound, "_soundfile", lambda: Reader)
-    found = httpx.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.ogg", b"OggS")})
+    found = HTTP.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.ogg", b"OggS")})
     assert found.status_code == 200, found.text
 
 
@@ -211,12 +261,12 @@ def test_bodies_that_are_no_forms_are_refused(running: Running) -> None:
         {"data": {"model": NAME}, "files": {"other": b"a"}},
         {"data": {"model": NAME, "language": "de"}},
     ):
-        answer = httpx.post(url, **given)  # type: ignore[arg-type]
+        answer = HTTP.post(url, **given)  # type: ignore[arg-type]
         assert answer.status_code == 400, answer.text
 
 
 def test_models_of_text_are_refused() -> None:
     with running_server() as other:
-        answer = httpx.post(f"{other.url}/v1/audio/transcriptions", files={"file": sent()})
+        answer = HTTP.post(f"{other.url}/v1/audio/transcriptions", files={"file": sent()})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "model"

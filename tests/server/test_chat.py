@@ -1,4 +1,4 @@
-"""Chat completions: texts, streams and fields, through the official client."""
+"""Chat completions through the official client: texts, streams, fields, and what the template formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from draftree import SamplingParams
-from serving import ALIAS, NAME, events, tiny_llm
+from serving import ALIAS, NAME, events, plain_llm
 
 MESSAGES: Any = [{"role": "user", "content": "The quick brown fox"}]
 
@@ -19,13 +19,14 @@ def ask(client: openai.OpenAI, **given: Any) -> Any:
 
 
 def expected(messages: Any = MESSAGES, **given: Any) -> list[Any]:
-    return tiny_llm(None).chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))
+    return plain_llm().chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))
 
 
 def texts(answer: Any) -> list[str]:
     return [choice.message.content for choice in answer.choices]
 
 
+@pytest.mark.essential
 def test_text_equals_the_librarys(client: openai.OpenAI) -> None:
     answer = ask(client)
     assert texts(answer) == [done.text for done in expected()]
@@ -200,20 +201,45 @@ def test_an_answer_of_the_client_can_be_sent_back(client: openai.OpenAI) -> None
     assert ask(client, messages=history, max_tokens=4).choices[0].message.content
 
 
-def test_fields_that_load_generators_send(http: httpx.Client) -> None:
-    body = {
-        "model": NAME,
-        "messages": MESSAGES,
-        "max_tokens": 5,
-        "max_completion_tokens": 5,
-        "stop": None,
-        "ignore_eos": True,
-        "min_tokens": 5,
-        "repetition_penalty": 1.0,
-        "priority": None,
-        "skip_special_tokens": None,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    *_, last = events(http, "/v1/chat/completions", body)
-    assert last["usage"]["completion_tokens"] == 5
+URL = "/v1/chat/completions"
+OPEN: list[dict[str, Any]] = [{"role": "user", "content": "The quick"}, {"role": "assistant", "content": "brown fox"}]
+BODY: dict[str, Any] = {"model": NAME, "max_tokens": 12, "seed": 3}
+
+
+def test_the_final_message_is_continued(http: httpx.Client) -> None:
+    llm = plain_llm()
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.apply_chat_template(OPEN[:1]) + llm.tokenizer.encode_literally("brown fox")
+    (done,) = llm.generate([ids], SamplingParams(max_tokens=12, seed=3))
+    answer = http.post(URL, json={**BODY, "messages": OPEN, "continue_final_message": True}).json()
+    assert answer["choices"][0]["message"]["content"] == done.text
+    assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_no_header_of_an_answer(http: httpx.Client) -> None:
+    llm = plain_llm()
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.apply_chat_template(OPEN, add_generation_prompt=False)
+    answer = http.post(URL, json={**BODY, "messages": OPEN, "add_generation_prompt": False, "return_token_ids": True})
+    assert answer.json()["prompt_token_ids"] == ids
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": OPEN[:1], "continue_final_message": True}, "continue_final_message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
+        ({"messages": [{"role": "user", "content": "hello", "name": "Ann"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "hello", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_what_the_template_cannot_format_is_refused(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+    answer = http.post(URL, json={**BODY, "messages": OPEN, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -9,7 +10,8 @@ import openai
 import pytest
 
 from draftree import SamplingParams
-from serving import NAME, events, tiny_llm
+from draftree.serve.sse import ChunkEncoder, event
+from serving import NAME, events, plain_llm
 
 PROMPTS = ["The quick brown fox", "def add(first"]
 URL = "/v1/completions"
@@ -20,11 +22,11 @@ def ask(client: openai.OpenAI, **given: Any) -> Any:
 
 
 def expected(prompts: Any = PROMPTS[0], **given: Any) -> list[Any]:
-    return tiny_llm(None).generate(prompts, SamplingParams(**{"max_tokens": 12, "seed": 3, **given}))
+    return plain_llm().generate(prompts, SamplingParams(**{"max_tokens": 12, "seed": 3, **given}))
 
 
 def ids_of(text: str) -> list[int]:
-    tokenizer = tiny_llm(None).tokenizer
+    tokenizer = plain_llm().tokenizer
     assert tokenizer is not None
     return tokenizer.encode(text)
 
@@ -125,3 +127,18 @@ def test_truncated_prompt(http: httpx.Client) -> None:
     (choice,) = answer["choices"]
     assert choice["text"].endswith(done.text)
     assert len(choice["text"]) < len(PROMPTS[0]) + len(done.text)
+
+
+FIELDS = {"id": "cmpl-1", "object": "text_completion", "created": 5, "model": 'a "name"'}
+
+
+@pytest.mark.parametrize("own", [{"choices": []}, {"choices": [{"text": "é\n\u2028}"}], "usage": None}])
+def test_a_chunk_is_the_event_of_all_its_fields(own: dict[str, object]) -> None:
+    found = ChunkEncoder(FIELDS).event(own)
+    assert found == event({**FIELDS, **own})
+    assert json.loads(found.removeprefix(b"data: ")) == {**FIELDS, **own}
+
+
+def test_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        ChunkEncoder(FIELDS).event({"choices": [float("nan")]})

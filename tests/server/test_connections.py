@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ import uvicorn
 
 from asgi import echo
 from draftree.serve.listening import TimedProtocol
+from event_loop import in_loop
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
 
@@ -66,66 +67,54 @@ async def answer_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
-
-
-def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await rest_of(reader) == b""
-            writer.close()
-
+@in_loop
+async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Watched, "head_timeout", 0.05)
-    run(test())
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await rest_of(reader) == b""
+        writer.close()
 
 
-def test_a_head_that_trickles_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_head_that_trickles_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a head do not begin the time anew, and the head is never complete."""
 
-    async def test() -> None:
-        async with listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            closed = asyncio.ensure_future(rest_of(reader))
-            writer.write(HEAD[:10])
-            while not closed.done():
-                writer.write(b"x")
-                with contextlib.suppress(ConnectionError):
-                    await writer.drain()
-                await asyncio.sleep(0.01)
-            assert await closed == b""
-            writer.close()
-
     monkeypatch.setattr(Watched, "head_timeout", 0.3)
-    run(test())
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        closed = asyncio.ensure_future(rest_of(reader))
+        writer.write(HEAD[:10])
+        while not closed.done():
+            writer.write(b"x")
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+            await asyncio.sleep(0.01)
+        assert await closed == b""
+        writer.close()
 
 
-def test_a_second_head_on_the_same_connection_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async with listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+@in_loop
+async def test_a_second_head_on_the_same_connection_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD)
+        await answer_of(reader, writer)
+        monkeypatch.setattr(Watched, "head_timeout", 0.05)
+        writer.write(HEAD[:10])
+        assert await rest_of(reader) == b""
+        writer.close()
+
+
+@in_loop
+async def test_a_slow_body_and_an_idle_connection_are_not_heads() -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
             writer.write(HEAD)
+            while not Watched.made or Watched.made[0].conn.their_state is not h11.SEND_BODY:
+                await asyncio.sleep(0.001)
+            assert Watched.made[0]._timer is None, "the body is not limited"
             await answer_of(reader, writer)
-            monkeypatch.setattr(Watched, "head_timeout", 0.05)
-            writer.write(HEAD[:10])
-            assert await rest_of(reader) == b""
-            writer.close()
-
-    run(test())
-
-
-def test_a_slow_body_and_an_idle_connection_are_not_heads() -> None:
-    async def test() -> None:
-        async with listening() as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(2):
-                writer.write(HEAD)
-                while not Watched.made or Watched.made[0].conn.their_state is not h11.SEND_BODY:
-                    await asyncio.sleep(0.001)
-                assert Watched.made[0]._timer is None, "the body is not limited"
-                await answer_of(reader, writer)
-                assert Watched.made[0]._timer is None, "nor is the time between two requests"
-            writer.close()
-
-    run(test())
+            assert Watched.made[0]._timer is None, "nor is the time between two requests"
+        writer.close()

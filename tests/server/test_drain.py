@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,10 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+import forked
 from cli_samples import save_tiny_model
 from operated import wait_for
+from serving import HTTP
 
-START_SECONDS = 240
 LONG = 20_000
 
 
@@ -34,11 +33,9 @@ class Process:
 
     def __init__(self, folder: Path, log: Path, *options: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "draftree", "serve", str(folder), "--port", "0", *options]
+        command = [*forked.python(), "-m", "draftree", "serve", str(folder), "--port", "0", *options]
         with log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-            )
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         found = re.search(r"http://[0-9.:]+", self.line)
@@ -56,7 +53,7 @@ def process(folder: Path, log: Path, *options: str) -> Iterator[Process]:
         yield running
     finally:
         running.process.kill()
-        running.process.wait(60)
+        running.process.wait()
         assert running.process.stdout is not None
         running.process.stdout.close()
 
@@ -71,12 +68,12 @@ class Reader(threading.Thread):
         self.has_begun, self.is_done = threading.Event(), False
         self.failure: Exception | None = None
         self.start()
-        assert self.has_begun.wait(60)
+        self.has_begun.wait()
 
     def run(self) -> None:
         body = {"model": "tiny", "prompt": "a", "max_tokens": self.count, "ignore_eos": True, "stream": True}
         try:
-            with httpx.stream("POST", f"{self.url}/v1/completions", json=body | {"seed": 3}, timeout=120) as answer:
+            with HTTP.stream("POST", f"{self.url}/v1/completions", json=body | {"seed": 3}) as answer:
                 for line in answer.iter_lines():
                     self.is_done = self.is_done or line == "data: [DONE]"
                     if line.startswith("data: {"):
@@ -84,12 +81,13 @@ class Reader(threading.Thread):
                         self.has_begun.set()
         except httpx.HTTPError as error:
             self.failure = error
+            self.has_begun.set()
 
 
 def listens(url: str) -> bool:
     """Whether a server accepts connections."""
     try:
-        httpx.get(f"{url}/health", timeout=60)
+        HTTP.get(f"{url}/health")
     except httpx.TransportError:
         return False
     return True
@@ -98,16 +96,16 @@ def listens(url: str) -> bool:
 def test_sigterm_finishes_running_requests_and_exits_with_0(folder: Path, tmp_path: Path) -> None:
     with process(folder, tmp_path / "log") as running:
         assert re.fullmatch(r"serving tiny \(suffix\) at http://127\.0\.0\.1:\d+/v1, no API key\n", running.line)
-        assert httpx.get(f"{running.url}/ready").status_code == 200
+        assert HTTP.get(f"{running.url}/ready").status_code == 200
         reader = Reader(running.url, 1500)
         with httpx.Client() as kept:
             kept.get(f"{running.url}/health")
-            with httpx.stream("GET", f"{running.url}/draftree/rounds", timeout=60) as rounds:
+            with HTTP.stream("GET", f"{running.url}/draftree/rounds") as rounds:
                 running.process.send_signal(signal.SIGTERM)
                 lines = list(rounds.iter_lines())
             assert lines[0] == ": rounds", "its readers do not hold the drain"
-        assert running.process.wait(90) == 0
-        reader.join(30)
+        assert running.process.wait() == 0
+        reader.join()
         assert reader.is_done, reader.failure
         requests = [one for one in running.lines() if one["logger"] == "draftree.serve.requests"]
         (finished,) = [one for one in requests if one["path"] == "/v1/completions"]
@@ -115,15 +113,15 @@ def test_sigterm_finishes_running_requests_and_exits_with_0(folder: Path, tmp_pa
         assert "tiny" in json.dumps(finished)
         assert "Traceback" not in running.log.read_text()
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{running.url}/health")
+            HTTP.get(f"{running.url}/health")
 
 
 def test_requests_that_outlast_the_drain_are_ended_with_the_status_of_the_signal(folder: Path, tmp_path: Path) -> None:
     with process(folder, tmp_path / "log", "--drain-timeout", "0.3") as running:
         reader = Reader(running.url, LONG)
         running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(60) == 128 + signal.SIGTERM
-        reader.join(30)
+        assert running.process.wait() == 128 + signal.SIGTERM
+        reader.join()
         assert not reader.is_done
         assert any("did not finish in time" in one.get("message", "") for one in running.lines())
 
@@ -135,6 +133,6 @@ def test_a_second_ctrl_c_ends_at_once(folder: Path, tmp_path: Path) -> None:
         wait_for(lambda: not listens(running.url))
         assert running.process.poll() is None, "it waits for the running request"
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 128 + signal.SIGINT
-        reader.join(30)
+        assert running.process.wait() == 128 + signal.SIGINT
+        reader.join()
         assert not reader.is_done

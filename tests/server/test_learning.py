@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,7 +15,7 @@ from draftree.serve.ray.options import ReplicaOptions
 from draftree.serve.run import warm_up
 from draftree.serve.served import ModelChoice, choose_models
 from draftree.serve.settings import ServerSettings
-from serving import ALIAS, NAME, Running, running_server, settings, tiny_async_llm
+from serving import ALIAS, HTTP, NAME, Running, running_server, settings, tiny_async_llm
 
 ALICE, BOB = {"Authorization": "Bearer sk-alice-1234"}, {"Authorization": "Bearer sk-bob-12345"}
 BODY = {"model": NAME, "prompt": "ab ab ab ab ab", "max_tokens": 60, "seed": 3}
@@ -29,7 +28,7 @@ def learning(learn: str | None) -> list[ServedModel]:
 def written(server: Running, headers: dict[str, str] | None = None) -> tuple[str, int]:
     """The text of a request, and its number of rounds."""
     before = rounds_of(server)
-    answer = httpx.post(f"{server.url}/v1/completions", json=BODY, headers=headers, timeout=60)
+    answer = HTTP.post(f"{server.url}/v1/completions", json=BODY, headers=headers)
     answer.raise_for_status()
     return answer.json()["choices"][0]["text"], rounds_of(server) - before
 
@@ -39,13 +38,13 @@ def rounds_of(server: Running) -> int:
 
 
 def metrics(server: Running, headers: dict[str, str] | None = None) -> dict[str, float]:
-    text = httpx.get(f"{server.url}/metrics", headers=headers).text
+    text = HTTP.get(f"{server.url}/metrics", headers=headers).text
     families = text_string_to_metric_families(text)
     return {one.name: one.value for family in families for one in family.samples if "learn" in one.name}
 
 
 def status(server: Running) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx.get(f"{server.url}/draftree/status").json()["models"][0]["learned"]
+    found: list[dict[str, Any]] = HTTP.get(f"{server.url}/draftree/status").json()["models"][0]["learned"]
     return found
 
 

@@ -1,50 +1,45 @@
-"""Health, logs, status, rounds and headers of a running server."""
+"""Health, logs, status, rounds, headers and garbage collections of a running server."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-
-import httpx
-import pytest
 
 from draftree.serve.app import create_app
 from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.run import Loading
 from draftree.version import __version__
 from operated import body, code_of, post, wait_for
-from serving import ALIAS, NAME, Running, running_server, serving, settings, tiny_async_llm
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with running_server() as running:
-        yield running
+from serving import ALIAS, HTTP, NAME, Running, running_server, serving, settings, tiny_async_llm
 
 
 def test_health_readiness_and_version(server: Running) -> None:
-    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{server.url}/ready").json() == {"status": "ready"}
-    assert httpx.get(f"{server.url}/version").json() == {"version": __version__}
+    assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert HTTP.get(f"{server.url}/ready").json() == {"status": "ready"}
+    assert HTTP.get(f"{server.url}/version").json() == {"version": __version__}
 
 
 def test_a_server_without_models_is_alive_but_not_ready() -> None:
     app = create_app(settings(), ModelPool())
     with serving(app) as url:
-        assert httpx.get(f"{url}/health").status_code == 200
-        answer = httpx.get(f"{url}/ready")
+        assert HTTP.get(f"{url}/health").status_code == 200
+        answer = HTTP.get(f"{url}/ready")
         assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
-        refused = httpx.post(f"{url}/v1/completions", json=body())
+        refused = HTTP.post(f"{url}/v1/completions", json=body())
         assert (refused.status_code, code_of(refused)) == (503, "loading")
         assert refused.headers["retry-after"]
-        assert httpx.get(f"{url}/metrics").status_code == 200
+        assert HTTP.get(f"{url}/metrics").status_code == 200
         app.state.server.open([ServedModel(NAME, tiny_async_llm())])
-        assert httpx.get(f"{url}/ready").status_code == 200
-        assert httpx.post(f"{url}/v1/completions", json=body(), timeout=60).status_code == 200
+        assert HTTP.get(f"{url}/ready").status_code == 200
+        assert HTTP.post(f"{url}/v1/completions", json=body()).status_code == 200
 
 
 def test_a_server_whose_engine_failed_is_neither_alive_nor_ready() -> None:
@@ -57,10 +52,10 @@ def test_a_server_whose_engine_failed_is_neither_alive_nor_ready() -> None:
         def actions() -> None:
             model.llm._driver._turn = fail  # type: ignore[method-assign]
 
-        model.llm._driver.call(actions).result(60)
+        model.llm._driver.call(actions).result()
         wait_for(lambda: not model.llm.is_alive)
         for path in ("health", "ready"):
-            answer = httpx.get(f"{running.url}/{path}")
+            answer = HTTP.get(f"{running.url}/{path}")
             assert (answer.status_code, answer.json()) == (503, {"status": "failed"})
 
 
@@ -98,7 +93,7 @@ def test_refused_requests_are_logged_with_their_code() -> None:
 
 def test_the_status_shows_models_and_queue(server: Running) -> None:
     post(server)
-    found = httpx.get(f"{server.url}/draftree/status").json()
+    found = HTTP.get(f"{server.url}/draftree/status").json()
     (model,) = found["models"]
     assert {name: model[name] for name in ("name", "aliases", "drafts", "running", "waiting")} == {
         "name": NAME,
@@ -119,7 +114,7 @@ def test_the_status_shows_models_and_queue(server: Running) -> None:
 
 
 def test_rounds_are_streamed_without_text(server: Running) -> None:
-    with httpx.stream("GET", f"{server.url}/draftree/rounds", timeout=60) as stream:
+    with HTTP.stream("GET", f"{server.url}/draftree/rounds") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         lines = stream.iter_lines()
         assert next(lines) == ": rounds"
@@ -136,17 +131,17 @@ def test_rounds_are_streamed_without_text(server: Running) -> None:
 
 
 def test_requests_have_ids_and_security_headers(server: Running) -> None:
-    answer = httpx.get(f"{server.url}/health", headers={"X-Request-Id": "mine-1"})
+    answer = HTTP.get(f"{server.url}/health", headers={"X-Request-Id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "default-src 'self'" in answer.headers["content-security-policy"]
-    assert "server" not in answer.headers or "uvicorn" not in httpx.get(f"{server.url}/").text
-    page = httpx.get(f"{server.url}/")
+    assert "server" not in answer.headers or "uvicorn" not in HTTP.get(f"{server.url}/").text
+    page = HTTP.get(f"{server.url}/")
     assert page.headers["content-security-policy"].count("default-src") == 1
 
 
 def test_no_other_origin_may_call_by_default(server: Running) -> None:
-    answer = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://example.org"})
+    answer = HTTP.get(f"{server.url}/v1/models", headers={"Origin": "https://example.org"})
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
@@ -161,10 +156,10 @@ def test_listed_origins_may_call(tmp_path: Path) -> None:
     }
     with running_server(settings_given=given) as running:
         url = f"{running.url}/v1/chat/completions"
-        allowed = httpx.options(url, headers=preflight)
+        allowed = HTTP.options(url, headers=preflight)
         assert allowed.status_code == 200
         assert allowed.headers["access-control-allow-origin"] == "https://example.org"
-        other = httpx.options(url, headers=preflight | {"Origin": "https://evil.example"})
+        other = HTTP.options(url, headers=preflight | {"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
 
 
@@ -173,3 +168,24 @@ def test_a_client_that_sends_no_request_head_is_not_waited_for_by_others(server:
     with socket.create_connection((host, int(port))) as silent:
         silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
         assert post(server).status_code == 200
+
+
+def test_objects_that_exist_when_the_models_are_loaded_are_exempt_from_collections() -> None:
+    opened: list[Sequence[ServedModel]] = []
+    server: Any = SimpleNamespace(server=SimpleNamespace(open=opened.append), should_exit=False)
+    loading = Loading(list, server)
+
+    async def ready() -> None:
+        is_ready = asyncio.Event()
+        loading.start(is_ready.set)
+        await is_ready.wait()
+
+    before = gc.get_freeze_count()
+    try:
+        asyncio.run(ready())
+        num_exempt = gc.get_freeze_count() - before
+    finally:
+        gc.unfreeze()  # this process goes on
+    assert opened == [[]]
+    assert loading.error is None
+    assert num_exempt > 10_000, "the modules that are imported here"

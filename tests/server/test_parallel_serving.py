@@ -7,18 +7,111 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+import forked
 import replica_ranks
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
-from parallel_servers import Group, as_ranks, children, is_running, under_torchrun, without_rank
-from replicas import until
+from operated import children, free_port, is_running, wait_for
+from parallel_jobs import environment
+from serving import HTTP
+
+SECONDS = 600
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Group:
+    """The processes of one server; their errors are in files.
+
+    Args:
+        processes: the launcher alone, or all ranks.
+        folder: of the files `errors-0`, `errors-1` and so on.
+    """
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]], folder: Path) -> None:
+        self.processes, self._folder = list(processes), folder
+        self.url = ""
+
+    @property
+    def errors(self) -> str:
+        return "\n".join((self._folder / f"errors-{rank}").read_text() for rank in range(len(self.processes)))
+
+    def wait_for_url(self) -> None:
+        out = self.processes[0].stdout
+        assert out is not None
+        found = re.search(r"http://[0-9.:]+", out.readline())
+        assert found is not None, self.errors
+        self.url = found[0]
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def metric(self, name: str) -> float:
+        """Sum of a metric over its labels."""
+        lines = HTTP.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(maxsplit=1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def ended(self) -> list[int]:
+        """Wait for all processes, and return their statuses."""
+        return [process.wait(SECONDS) for process in self.processes]
+
+
+@contextmanager
+def started(commands: Sequence[Sequence[str]], folder: Path, environments: Sequence[dict[str, str]]) -> Iterator[Group]:
+    """Start processes, wait for the first one's URL, and kill what is left at the end."""
+    processes = []
+    for place, (command, own) in enumerate(zip(commands, environments, strict=True)):
+        with (folder / f"errors-{place}").open("wb") as errors:
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=own))
+    group = Group(processes, folder)
+    try:
+        group.wait_for_url()
+        yield group
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()  # torchrun ends its processes then
+        for process in processes:
+            try:
+                process.wait(SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            process.communicate()
+
+
+@contextmanager
+def under_torchrun(size: int, folder: Path, *arguments: str) -> Iterator[Group]:
+    """A server that torchrun starts: one process here, which has `size` of its own."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+    with started([[*torchrun, *serving(arguments)]], folder, [without_rank()]) as group:
+        yield group
+
+
+@contextmanager
+def as_ranks(size: int, folder: Path, *arguments: str) -> Iterator[Group]:
+    """A server whose ranks are started one by one, so that a test can kill one and see the status of each."""
+    port = str(free_port())
+    environments = [environment(rank, size, MASTER_PORT=port) for rank in range(size)]
+    with started([[*forked.python(), *serving(arguments)]] * size, folder, environments) as group:
+        yield group
+
+
+def without_rank() -> dict[str, str]:
+    """The environment of a process that no launcher started."""
+    return {name: value for name, value in environment(0, 1).items() if name not in OF_TORCHRUN}
+
+
+def serving(arguments: Sequence[str]) -> list[str]:
+    return ["-m", "draftree", "serve", *arguments, "--port", "0", "--dtype", "float32"]
+
 
 PROMPTS = ["Hello", "Hello, hello, hello", "one two one two", "abcabcabc"]
 LONG = 4000
@@ -55,7 +148,7 @@ def test_requests_signals_and_clients_that_leave(folder: Path, tmp_path: Path) -
         left = stream(group, "Hello", max_tokens=LONG, extra={"draft": "none"})
         next(left)
         left.close()
-        until(lambda: group.metric("draftree_sequences_running") == 0, "the text of a client that left is aborted")
+        wait_for(lambda: group.metric("draftree_sequences_running") == 0, "the text of a client that left is aborted")
         assert group.metric("draftree_disconnected_requests_total") == 1
         assert group.metric("draftree_slots_open") == 0
         (torchrun,) = group.processes
@@ -85,8 +178,8 @@ def test_a_killed_rank_ends_the_server_and_its_requests(folder: Path, tmp_path: 
 
 
 def test_a_replica_starts_the_other_ranks(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, replica_ranks.__file__, str(folder), PROMPTS[1]]
-    done = subprocess.run(command, env=without_rank(), capture_output=True, text=True, timeout=400, check=False)
+    command = [*forked.python(), replica_ranks.__file__, str(folder), PROMPTS[1]]
+    done = subprocess.run(command, env=without_rank(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text, before, after = json.loads(done.stdout.splitlines()[-1])
     alone = LLM(folder, dtype="float32", device="cpu")

@@ -37,8 +37,6 @@ def page(trace: Path) -> Path:
 
 @pytest.fixture
 def shown(browser: Browser, page: Path) -> Browser:
-    browser.emulate()
-    browser.log()
     browser.open(page.as_uri())
     browser.wait("document.querySelector('#tree svg')")
     return browser
@@ -72,12 +70,15 @@ def test_rounds_are_stepped_by_keys_and_buttons(shown: Browser, trace: Path) -> 
     assert number(shown) == 1
     shown.click("#next")
     assert number(shown) == 2
-    shown.click("#timeline .round:nth-of-type(4) .hit")
+    # by an event: rounds that took little time are narrow and overlap
+    click = "document.querySelector(arguments[0]).dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    shown.run(f"{click}; document.activeElement.blur()", "#timeline .round:nth-of-type(4) .hit")
     assert number(shown) == 4
     shown.press("Space")
     assert shown.text("#play") == "Pause"
-    shown.wait("document.getElementById('number').textContent.startsWith('5 ')")
-    shown.click("#play")
+    shown.wait("Number(document.getElementById('number').textContent.split(' ')[0]) > 4")
+    if shown.text("#play") == "Pause":  # else it has arrived at the end
+        shown.click("#play")
     assert shown.text("#play") == "Play"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from draftree.analysis import Trace
@@ -16,7 +15,7 @@ from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings
 from draftree.serve.telemetry import Telemetry
 from draftree.serve.traces import trace_paths
-from serving import NAME, running_server, settings
+from serving import HTTP, NAME, running_server, settings
 
 REQUEST = {"model": NAME, "prompt": "one two three", "max_tokens": 20, "temperature": 0}
 
@@ -24,7 +23,7 @@ REQUEST = {"model": NAME, "prompt": "one two three", "max_tokens": 20, "temperat
 def test_a_server_records_its_rounds(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with running_server(settings_given=settings(record=str(path))) as server:
-        answers = [httpx.post(f"{server.url}/v1/completions", json=REQUEST, timeout=60).json() for _ in range(2)]
+        answers = [HTTP.post(f"{server.url}/v1/completions", json=REQUEST).json() for _ in range(2)]
     trace = Trace.read(path)
     usage = sum(answer["usage"]["completion_tokens"] for answer in answers)
     steps = [step for one in trace.rounds for step in one.steps]

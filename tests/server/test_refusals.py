@@ -84,42 +84,38 @@ def test_the_field_is_named(http: httpx.Client, url: str, field: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    "field",
+    ("url", "field"),
     [
-        {"audio": {"voice": "alloy", "format": "mp3"}},
-        {"modalities": ["text", "audio"]},
-        {"store": True},
-        {"web_search_options": {}},
-        {"reasoning_effort": "high"},
-        {"verbosity": "low"},
-        {"functions": [{"name": "f"}]},
-        {"function_call": {"name": "f"}},
-        {"chat_template": "{{ 1 }}"},
-        {"documents": [{"text": "a"}]},
-        {"service_tier": "flex"},
-        {"top_logprobs": 3},
-        {"echo": True},
-        {"best_of": 3},
-        {"messages": []},
-        {"messages": "hello"},
-        {"max_completion_tokens": 0},
-        {"metadata": {"a": 1}},
+        (CHAT, {"audio": {"voice": "alloy", "format": "mp3"}}),
+        (CHAT, {"modalities": ["text", "audio"]}),
+        (CHAT, {"store": True}),
+        (CHAT, {"web_search_options": {}}),
+        (CHAT, {"reasoning_effort": "high"}),
+        (CHAT, {"verbosity": "low"}),
+        (CHAT, {"functions": [{"name": "f"}]}),
+        (CHAT, {"function_call": {"name": "f"}}),
+        (CHAT, {"chat_template": "{{ 1 }}"}),
+        (CHAT, {"documents": [{"text": "a"}]}),
+        (CHAT, {"service_tier": "flex"}),
+        (CHAT, {"top_logprobs": 3}),
+        (CHAT, {"echo": True}),
+        (CHAT, {"best_of": 3}),
+        (CHAT, {"messages": []}),
+        (CHAT, {"messages": "hello"}),
+        (CHAT, {"max_completion_tokens": 0}),
+        (CHAT, {"metadata": {"a": 1}}),
+        (PLAIN, {"suffix": "end"}),
+        (PLAIN, {"best_of": 3}),
+        (PLAIN, {"prompt": []}),
+        (PLAIN, {"prompt": ""}),
+        (PLAIN, {"prompt": [5, 99999]}),
+        (PLAIN, {"prompt_embeds": "x"}),
     ],
     ids=json.dumps,
 )
-def test_the_field_of_a_chat_is_named(http: httpx.Client, field: dict[str, Any]) -> None:
+def test_the_field_of_one_endpoint_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
     (name,) = field
-    assert refused(http, CHAT, field)["param"] == name or name == "metadata"
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"suffix": "end"}, {"best_of": 3}, {"prompt": []}, {"prompt": ""}, {"prompt": [5, 99999]}, {"prompt_embeds": "x"}],
-    ids=json.dumps,
-)
-def test_the_field_of_a_completion_is_named(http: httpx.Client, field: dict[str, Any]) -> None:
-    (name,) = field
-    assert refused(http, PLAIN, field)["param"] == name
+    assert refused(http, url, field)["param"] == name or name == "metadata"
 
 
 @pytest.mark.parametrize(

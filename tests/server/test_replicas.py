@@ -1,7 +1,4 @@
-"""Two replicas under Ray Serve on this machine: routing, a killed replica, updates, autoscaling and the end.
-
-One cluster serves all tests of this file; it takes about half a minute to start.
-"""
+"""Replicas under Ray Serve on this machine: routing, killed replicas and ranks, updates, autoscaling and the end."""
 
 from __future__ import annotations
 
@@ -11,17 +8,118 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import LLM, SamplingParams
-from replicas import SECONDS, Cluster, free_port, running_cluster, save_exact_model, until
+from draftree.serve.ray.options import ReplicaOptions
+from draftree.serve.served import ModelChoice
+from draftree.serve.settings import ServerSettings
+from operated import free_port, is_running, wait_for
+from serving import tiny_tokenizer
+
+SECONDS = 300.0
+RESOURCES: dict[str, Any] = {"cpus_per_replica": 0.1, "health_check_period": 1.0}
+
+
+def save_exact_model(folder: Path) -> None:
+    """Save a tiny random model for which passes in C exist: its texts do not depend on the batch."""
+    tokenizer = tiny_tokenizer()
+    sizes = {"hidden_size": 128, "num_hidden_layers": 8, "intermediate_size": 384, "max_position_embeddings": 2048}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), **sizes, **heads, **ids)
+    model = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, parameter in sorted(model.named_parameters()):
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class Cluster:
+    """Replicas of the model in a folder.
+
+    Args:
+        folder: the model.
+        port: of the HTTP server.
+        changes: settings of every server.
+    """
+
+    def __init__(self, folder: Path, port: int, **changes: Any) -> None:
+        self.folder, self.port, self._changes = folder, port, changes
+        self.url = f"http://127.0.0.1:{port}"
+
+    def settings(self, **changes: Any) -> ServerSettings:
+        return ServerSettings(
+            models=(ModelChoice("tiny", str(self.folder)),), port=self.port, exact=True, **self._changes | changes
+        )
+
+    def deploy(self, settings: ServerSettings, **options: Any) -> None:
+        """Deploy or update the application, and wait until it runs."""
+        from ray import serve
+
+        from draftree.serve.ray.app import APP_NAME, build
+
+        serve.run(build(settings, ReplicaOptions(**RESOURCES, **options)), name=APP_NAME, route_prefix="/")
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Id, process, threads and running sequences of each replica that responds."""
+        from ray import serve
+
+        from draftree.serve.ray.app import APP_NAME
+
+        handle = serve.get_deployment_handle("Replica", APP_NAME)
+        found = handle.broadcast("describe").results(return_exceptions=True)
+        return [each for each in found if isinstance(each, dict)]
+
+    def num_repeated(self) -> int:
+        """Number of repetitions of requests since the start."""
+        from ray import serve
+
+        from draftree.serve.ray.app import APP_NAME
+
+        facts = serve.get_deployment_handle("Ingress", APP_NAME).describe.remote().result()
+        return int(facts["num_repeated"])
+
+    def ids(self) -> set[str]:
+        return {each["replica"] for each in self.replicas()}
+
+    def kill(self, replica: str) -> None:
+        """End the process of a replica without warning."""
+        (pid,) = (each["pid"] for each in self.replicas() if each["replica"] == replica)
+        os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def running_cluster(folder: Path, **changes: Any) -> Iterator[Cluster]:
+    """Run two replicas with these settings until the block ends."""
+    with warnings.catch_warnings(action="ignore"):
+        import ray
+        from ray import serve
+
+        from draftree.serve.ray.app import start_ray
+    cluster = Cluster(folder, free_port(), **changes)
+    start_ray(ReplicaOptions(num_replicas=2, **RESOURCES), cluster.settings())
+    try:
+        cluster.deploy(cluster.settings(), num_replicas=2)
+        yield cluster
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),
@@ -106,7 +204,7 @@ def test_the_command_serves_replicas_and_finishes_running_requests_at_the_end(fo
             stream = Stream(f"http://127.0.0.1:{port}", prompt=PROMPTS[0], seed=3, max_tokens=1500)
             with ThreadPoolExecutor(2) as pool:
                 reading = pool.submit(stream.read)
-                until(lambda: bool(stream.texts), "the stream has begun")
+                wait_for(lambda: bool(stream.texts), "the stream has begun")
                 server.send_signal(signal.SIGTERM)
                 # the output is read, so that the pipe does not fill up
                 list(lines)
@@ -159,12 +257,12 @@ def test_the_request_of_a_client_that_leaves_is_aborted(cluster: Cluster, url: s
         assert response.status_code == 200
         lines = response.iter_lines()  # kept: its end would close the connection
         assert next(lines).startswith("data: {")
-        until(lambda: sum(each["num_running"] for each in cluster.replicas()) == 1, "the request runs")
-    until(lambda: sum(each["num_running"] for each in cluster.replicas()) == 0, "the replica aborts the request")
+        wait_for(lambda: sum(each["num_running"] for each in cluster.replicas()) == 1, "the request runs")
+    wait_for(lambda: sum(each["num_running"] for each in cluster.replicas()) == 0, "the replica aborts the request")
 
 
 def test_a_killed_replica_loses_no_request_and_is_replaced(cluster: Cluster, url: str, library: LLM) -> None:
-    until(lambda: len(cluster.ids()) == 2, "two replicas run")
+    wait_for(lambda: len(cluster.ids()) == 2, "two replicas run")
     seeded = [Stream(url, prompt=prompt, seed=n, temperature=0.8) for n, prompt in enumerate(PROMPTS[:4])]
     several = Stream(url, prompt=PROMPTS[4], seed=9, temperature=0.8, n=2)
     greedy = Stream(url, prompt=PROMPTS[5], temperature=0.0)
@@ -174,7 +272,7 @@ def test_a_killed_replica_loses_no_request_and_is_replaced(cluster: Cluster, url
     with ThreadPoolExecutor(12) as pool:
         running: list[Future[Any]] = [pool.submit(stream.read) for stream in streams]
         unstreamed = [pool.submit(post, url, **whole) for _ in range(4)]
-        until(lambda: all(stream.texts for stream in streams), "every stream has begun")
+        wait_for(lambda: all(stream.texts for stream in streams), "every stream has begun")
         served = [stream.replica for stream in streams if not stream.is_over]
         victim = max(cluster.ids(), key=served.count)
         cluster.kill(victim)
@@ -189,7 +287,7 @@ def test_a_killed_replica_loses_no_request_and_is_replaced(cluster: Cluster, url
     assert fresh.events[-1]["usage"]["completion_tokens"] == TOKENS
     for stream in streams:
         assert len({event["id"] for event in stream.events}) == 1
-    until(lambda: len(cluster.ids() - {victim}) == 2, "the replica is replaced")
+    wait_for(lambda: len(cluster.ids() - {victim}) == 2, "the replica is replaced")
 
 
 def test_a_rolling_update_under_load_loses_no_request(cluster: Cluster, url: str, library: LLM) -> None:
@@ -208,7 +306,7 @@ def test_a_rolling_update_under_load_loses_no_request(cluster: Cluster, url: str
         clients = [pool.submit(client, number) for number in range(3)]
         try:
             cluster.deploy(cluster.settings(prefix_cache_size=2), num_replicas=2)
-            until(lambda: len(cluster.ids() - before) == 2, "all replicas are new")
+            wait_for(lambda: len(cluster.ids() - before) == 2, "all replicas are new")
         finally:
             is_updated.set()
         for done in clients:
@@ -223,7 +321,7 @@ def test_replicas_are_added_under_load_and_removed_after_it(cluster: Cluster, ur
     cluster.deploy(
         cluster.settings(), num_replicas=None, min_replicas=1, max_replicas=2, target_ongoing_requests=1.0, **delays
     )
-    until(lambda: len(cluster.ids()) == 1, "one replica is enough without load")
+    wait_for(lambda: len(cluster.ids()) == 1, "one replica is enough without load")
     is_over = threading.Event()
 
     def client(number: int) -> None:
@@ -233,9 +331,68 @@ def test_replicas_are_added_under_load_and_removed_after_it(cluster: Cluster, ur
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(client, number) for number in range(4)]
         try:
-            until(lambda: len(cluster.ids()) == 2, "a replica is added under load")
+            wait_for(lambda: len(cluster.ids()) == 2, "a replica is added under load")
         finally:
             is_over.set()
         for done in clients:
             done.result(SECONDS)
-    until(lambda: len(cluster.ids()) == 1, "a replica is removed without load")
+    wait_for(lambda: len(cluster.ids()) == 1, "a replica is removed without load")
+
+
+def ranks_of(process: int) -> list[int]:
+    """The other ranks of a replica: the children of all its threads that run the package."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    found = [int(one) for thread in threads for one in thread.read_text().split()]
+    return [one for one in found if "draftree.parallel.children" in command_of(one)]
+
+
+def command_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def streamed_while(cluster: Cluster, library: LLM, end: Any) -> None:
+    """Stream texts from all replicas, end something of the busiest one, and compare the texts."""
+    streams = [Stream(cluster.url, prompt=prompt, seed=n, temperature=0.8) for n, prompt in enumerate(PROMPTS[:4])]
+    whole = {"prompt": PROMPTS[7], "seed": 21, "temperature": 0.8, "max_tokens": 300}
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(stream.read) for stream in streams]
+        unstreamed = [pool.submit(post, cluster.url, **whole) for _ in range(2)]
+        wait_for(lambda: all(stream.texts for stream in streams), "every stream has begun")
+        served = [stream.replica for stream in streams if not stream.is_over]
+        victim = max(cluster.replicas(), key=lambda each: served.count(each["replica"]))
+        end(victim)
+        for future in running:
+            future.result(SECONDS)
+        texts = [future.result(SECONDS) for future in unstreamed]
+    assert served.count(victim["replica"]) >= 1
+    for stream in streams:
+        assert list(stream.texts.values()) == expected(library, stream.body), stream.replica
+    assert texts == [expected(library, whole)] * 2
+    wait_for(lambda: len(cluster.ids() - {victim["replica"]}) == 2, "the replica is replaced")
+
+
+def test_replicas_of_several_processes_lose_no_request_and_leave_none_behind(folder: Path, library: LLM) -> None:
+    with running_cluster(folder, tp=2) as cluster:
+        found = cluster.replicas()
+        assert len({each["pid"] for each in found}) == 2
+        ranks = {each["replica"]: ranks_of(each["pid"]) for each in found}
+        assert [len(own) for own in ranks.values()] == [1, 1]
+        body: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 5, "temperature": 0.8, "max_tokens": 20}
+        assert post(cluster.url, **body) == expected(library, body)
+        repeated = cluster.num_repeated()
+        streamed_while(cluster, library, lambda victim: os.kill(ranks[victim["replica"]][0], signal.SIGKILL))
+        assert cluster.num_repeated() > repeated
+        left: list[int] = []
+
+        def kill_replica(victim: dict[str, Any]) -> None:
+            left.extend(ranks_of(victim["pid"]))
+            os.kill(victim["pid"], signal.SIGKILL)
+
+        streamed_while(cluster, library, kill_replica)
+        wait_for(lambda: not any(is_running(one) for one in left), "the other rank ends with its replica")
+        left = [rank for each in cluster.replicas() for rank in ranks_of(each["pid"])]
+        assert len(left) == 2
+    wait_for(lambda: not any(is_running(one) for one in left), "no rank outlives the application")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from draftree import AsyncLLM, SamplingParams
-from draftree.serve.pool import ServedModel
-from serving import NAME, Running, running_server, tiny_llm, tiny_model
-from text_backends import byte_level
+from draftree import SamplingParams
+from serving import NAME, Running, plain_llm
 from tool_templates import TEMPLATES
 
 PROMPT = "The quick brown fox"
@@ -31,15 +28,9 @@ TOOL: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    models = [
-        ServedModel(name, AsyncLLM(tiny_model(context=2048), "ngram", tokenizer=byte_level(template)), (), ("ngram",))
-        for name, template in TEMPLATES.items()
-    ]
-    chat_only = AsyncLLM(tiny_model(), "ngram", tokenizer=byte_level())
-    with running_server([ServedModel(NAME, chat_only, (), ("ngram",)), *models]) as running:
-        yield running
+@pytest.fixture
+def server(families: Running) -> Running:
+    return families
 
 
 def ask(client: openai.OpenAI, **given: Any) -> Any:
@@ -49,7 +40,7 @@ def ask(client: openai.OpenAI, **given: Any) -> Any:
 
 
 def expected(messages: Any, **given: Any) -> Any:
-    return tiny_llm(None).chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))[0]
+    return plain_llm().chat(messages, SamplingParams(**{"max_tokens": 24, "seed": 7, **given}))[0]
 
 
 def user(content: str) -> dict[str, str]:

@@ -11,15 +11,12 @@ import pytest
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.serve.errors import ApiError
 from draftree.serve.rounds import FeedRound, RoundFeed
+from event_loop import in_loop
 
 
 def record(written: int = 3) -> RoundRecord:
     row = SequenceRecord("req-1", 10, 4, 4, written - 1, written, written - 1, index=1)
     return RoundRecord(0.1, 0.2, 0.3, 0.4, 0.5, 1.5, 5, (row,))
-
-
-def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test, 60))
 
 
 async def started(feed: RoundFeed, reader: Any) -> asyncio.Task[list[FeedRound]]:
@@ -43,81 +40,71 @@ def test_a_round_has_counts_and_seconds_but_no_text() -> None:
     }
 
 
-def test_every_reader_gets_every_round() -> None:
-    async def test() -> None:
-        feed = RoundFeed()
-        push = feed.listener("m")
-        readers = [feed.read(), feed.read()]
-        tasks = [await started(feed, reader) for reader in readers]
-        for _ in range(3):
-            push(record())
-        for task in tasks:
-            assert [one.number for one in await task] == [1, 2, 3]
+@in_loop
+async def test_every_reader_gets_every_round() -> None:
+    feed = RoundFeed()
+    push = feed.listener("m")
+    readers = [feed.read(), feed.read()]
+    tasks = [await started(feed, reader) for reader in readers]
+    for _ in range(3):
         push(record())
-        for reader in readers:
-            assert [one.number for one in await anext(reader)] == [4]
-            await reader.aclose()
-        assert feed.num_readers == 0
-
-    run(test())
-
-
-def test_rounds_before_a_reader_are_not_kept() -> None:
-    async def test() -> None:
-        feed = RoundFeed()
-        feed.listener("m")(record())
-        task = await started(feed, feed.read())
-        feed.listener("n")(record())
-        assert [one.model for one in await task] == ["n"]
-
-    run(test())
+    for task in tasks:
+        assert [one.number for one in await task] == [1, 2, 3]
+    push(record())
+    for reader in readers:
+        assert [one.number for one in await anext(reader)] == [4]
+        await reader.aclose()
+    assert feed.num_readers == 0
 
 
-def test_a_slow_reader_misses_old_rounds_and_delays_nothing() -> None:
-    async def test() -> None:
-        feed = RoundFeed(size=4)
-        task = await started(feed, feed.read())
-        push = feed.listener("m")
-        for _ in range(10_000):  # the reader gets no turn before the end
-            push(record())
-        assert len(feed._kept) == 4
-        assert [one.number for one in await task] == [9997, 9998, 9999, 10_000]
-
-    run(test())
+@in_loop
+async def test_rounds_before_a_reader_are_not_kept() -> None:
+    feed = RoundFeed()
+    feed.listener("m")(record())
+    task = await started(feed, feed.read())
+    feed.listener("n")(record())
+    assert [one.model for one in await task] == ["n"]
 
 
-def test_engines_on_several_threads_push_at_the_same_time() -> None:
-    async def test() -> None:
-        feed = RoundFeed(size=10_000)
-        reader = feed.read()
-        task = await started(feed, reader)
-        push = [feed.listener(name) for name in "abc"]
-        threads = [threading.Thread(target=lambda p=p: [p(record()) for _ in range(1000)]) for p in push]
-        for thread in threads:
-            thread.start()
-        numbers = [one.number for one in await task]
-        while len(numbers) < 3000:
-            numbers += [one.number for one in await anext(reader)]
-        for thread in threads:
-            thread.join()
-        assert numbers == list(range(1, 3001))
-
-    run(test())
+@in_loop
+async def test_a_slow_reader_misses_old_rounds_and_delays_nothing() -> None:
+    feed = RoundFeed(size=4)
+    task = await started(feed, feed.read())
+    push = feed.listener("m")
+    for _ in range(10_000):  # the reader gets no turn before the end
+        push(record())
+    assert len(feed._kept) == 4
+    assert [one.number for one in await task] == [9997, 9998, 9999, 10_000]
 
 
-def test_an_idle_feed_yields_empty_batches_and_ends_when_it_is_closed() -> None:
-    async def test() -> None:
-        feed = RoundFeed()
-        reader = feed.read(heartbeat=0.01)
-        assert await anext(reader) == []
-        waiting = asyncio.ensure_future(anext(feed.read(), None))
-        while feed.num_readers < 2:
-            await asyncio.sleep(0)
-        feed.close()
-        assert await waiting is None
-        assert await anext(reader, None) is None
+@in_loop
+async def test_engines_on_several_threads_push_at_the_same_time() -> None:
+    feed = RoundFeed(size=10_000)
+    reader = feed.read()
+    task = await started(feed, reader)
+    push = [feed.listener(name) for name in "abc"]
+    threads = [threading.Thread(target=lambda p=p: [p(record()) for _ in range(1000)]) for p in push]
+    for thread in threads:
+        thread.start()
+    numbers = [one.number for one in await task]
+    while len(numbers) < 3000:
+        numbers += [one.number for one in await anext(reader)]
+    for thread in threads:
+        thread.join()
+    assert numbers == list(range(1, 3001))
 
-    run(test())
+
+@in_loop
+async def test_an_idle_feed_yields_empty_batches_and_ends_when_it_is_closed() -> None:
+    feed = RoundFeed()
+    reader = feed.read(heartbeat=0.01)
+    assert await anext(reader) == []
+    waiting = asyncio.ensure_future(anext(feed.read(), None))
+    while feed.num_readers < 2:
+        await asyncio.sleep(0)
+    feed.close()
+    assert await waiting is None
+    assert await anext(reader, None) is None
 
 
 def test_a_reader_whose_loop_is_closed_does_not_stop_the_engine() -> None:
@@ -129,17 +116,15 @@ def test_a_reader_whose_loop_is_closed_does_not_stop_the_engine() -> None:
     assert [one.number for one in feed._kept] == [1]
 
 
-def test_a_reader_beyond_the_limit_is_refused_until_another_one_leaves() -> None:
-    async def test() -> None:
-        feed = RoundFeed(max_readers=2)
+@in_loop
+async def test_a_reader_beyond_the_limit_is_refused_until_another_one_leaves() -> None:
+    feed = RoundFeed(max_readers=2)
+    with feed.reader():
+        with feed.reader(), pytest.raises(ApiError, match="2 clients read the rounds") as refused, feed.reader():
+            pass
+        assert (refused.value.status, refused.value.code) == (429, "too_many_readers")
+        assert int(refused.value.headers["Retry-After"]) > 0
+        assert feed.num_readers == 1
         with feed.reader():
-            with feed.reader(), pytest.raises(ApiError, match="2 clients read the rounds") as refused, feed.reader():
-                pass
-            assert (refused.value.status, refused.value.code) == (429, "too_many_readers")
-            assert int(refused.value.headers["Retry-After"]) > 0
-            assert feed.num_readers == 1
-            with feed.reader():
-                assert feed.num_readers == 2
-        assert feed.num_readers == 0
-
-    run(test())
+            assert feed.num_readers == 2
+    assert feed.num_readers == 0

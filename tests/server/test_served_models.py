@@ -58,16 +58,6 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "draft")
 
 
-def test_half_of_the_free_memory_is_split(tmp_path: Path) -> None:
-    choices = tuple(ModelChoice(f"m{seed}", folder(tmp_path, seed), (), ()) for seed in (1, 2))
-    models = load_models(ServerSettings(models=choices, kernels="torch"))
-    estimates = [model.llm.llm.engine._budget for model in models]
-    assert all(found.free_bytes for found in estimates)
-    assert sum(found.sequence_bytes for found in estimates) <= 0.6 * max(found.free_bytes or 0 for found in estimates)
-    for model in models:
-        model.llm._driver.close()
-
-
 def test_names_must_differ() -> None:
     llm = tiny_async_llm(None)
     with pytest.raises(ConfigurationError, match="two served models have the name 'a'"):

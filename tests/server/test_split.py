@@ -1,31 +1,36 @@
-"""Devices that run the first layers and send hidden states: texts are those of the whole model in one process."""
+"""Devices that run the first layers and send hidden states: texts, a part of the weights, and exits that learn."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_verify_faults import check_empty, connector, drop_sessions, service_of
+from safetensors import safe_open
 
+from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
+from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UnsupportedModelError
 from draftree.heads.folders import write_head
-from draftree.loading.first_layers import load_first_layers
+from draftree.loading.first_layers import load_first_layers, write_first_layers
+from draftree.loading.load import load_model
 from draftree.remote.errors import RefusedError
 from draftree.remote.split import exchange
 from draftree.remote.transport import PostTransport, WebSocketTransport
-from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
 from faulty import faulty
 from head_samples import head_config, random_head
 from operated import wait_for
 from serving import Running, running_server, tiny_tokenizer
-from split_devices import HIDDEN, LAYERS, SPLIT, rounded_text, split_device, split_folder, split_server, whole_texts
-from verify_clients import PARAMS, PROMPTS, texts_of
+from split_devices import HIDDEN, LAYERS, SPLIT, rounded_text, save_split_model, split_device, split_server, whole_texts
+from verify_clients import PARAMS, PROMPTS, check_empty, connector, drop_sessions, service_of, texts_of
 
 FREE_PARAMS = [
     SamplingParams(max_tokens=24, temperature=0),
@@ -41,20 +46,19 @@ def planned(draft: str | None) -> dict[str, Any]:
     return {} if draft is None else {"plan": "fixed"}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return split_folder(tmp_path_factory.mktemp("weights"))
+@pytest.fixture
+def folder(split_folder: Path) -> Path:
+    return split_folder
+
+
+@pytest.fixture
+def server(layers_server: Running) -> Running:
+    return layers_server
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
-    return whole_texts(folder, PROMPTS, PARAMS)
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Any:
-    with split_server(folder) as running:
-        yield running
+def expected(split_folder: Path) -> list[list[int]]:
+    return whole_texts(split_folder, PROMPTS, PARAMS)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -67,10 +71,12 @@ def test_texts_equal_the_whole_model(server: Running, folder: Path, expected: li
         alone = [texts_of(llm, [prompt], [one])[0] for prompt, one in zip(PROMPTS, PARAMS, strict=True)]
         assert alone == expected, "one by one, on cached prefixes"
         llm.engine.check_integrity()
+        status = service_of(server).status()
+        assert status["begun"] > 0
+        assert status["rows"] > status["passes"] > 0
         if draft is not None:
             latency = llm.model.link.latency
             assert latency.tokens > 1.05 * latency.rounds, "drafts are accepted"
-    check_empty(server)
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -86,7 +92,6 @@ def test_the_server_picks(server: Running, folder: Path, draft: Any) -> None:
                 llm.generate(PROMPTS[0], SamplingParams(max_tokens=4, **refused))  # type: ignore[arg-type]
         with pytest.raises(UnsupportedModelError, match="picks=device"):
             llm.model.open()
-    check_empty(server)
 
 
 def test_the_comparison_of_weights_counts_for_no_token(server: Running, folder: Path) -> None:
@@ -105,12 +110,14 @@ def test_log_probabilities_and_copies(server: Running, folder: Path) -> None:
         assert [one.logprobs for one in found] == [one.logprobs for one in whole]
         assert [one.prompt_logprobs for one in found] == [one.prompt_logprobs for one in whole]
         llm.engine.check_integrity()
-    check_empty(server)
 
 
-@pytest.mark.parametrize("variant", ["eagle", "eagle3", "eagle3-full"])
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
-def test_heads_read_states_of_both_sides(folder: Path, tmp_path: Path, variant: str, kernels: str) -> None:
+@pytest.mark.parametrize(
+    ("variant", "kernels"), [("eagle", "auto"), ("eagle3", "auto"), ("eagle3-full", "auto"), ("eagle3", "torch")]
+)
+def test_heads_read_states_of_both_sides(
+    server: Running, folder: Path, tmp_path: Path, variant: str, kernels: str
+) -> None:
     """The drafts, and not only the texts, are those of a head on the whole model."""
     vocab = len(tiny_tokenizer())
     sizes: dict[str, Any] = {"target_hidden": HIDDEN, "hidden": HIDDEN, "vocab_size": vocab, "max_length": 128}
@@ -119,14 +126,15 @@ def test_heads_read_states_of_both_sides(folder: Path, tmp_path: Path, variant: 
     spec, params = f"head:{tmp_path / 'head'},tree=best-6", [SamplingParams(max_tokens=24, temperature=0)] * 4
     options: dict[str, Any] = {"plan": "fixed", "kernels": kernels}
     wanted = LLM(str(folder), spec, dtype="float32", **options).generate(list(PROMPTS), params)
-    with split_server(folder, kernels=kernels) as own:
-        with split_device(own, folder, spec, **options) as llm:
-            found = llm.generate(list(PROMPTS), params)
-            assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
-            if kernels == "auto":
-                assert [one.drafted for one in found] == [one.drafted for one in wanted]
-            llm.engine.check_integrity()
-        check_empty(own)
+    with (
+        nullcontext(server) if kernels == "auto" else split_server(folder, kernels=kernels) as own,
+        split_device(own, folder, spec, **options) as llm,
+    ):
+        found = llm.generate(list(PROMPTS), params)
+        assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+        if kernels == "auto":
+            assert [one.drafted for one in found] == [one.drafted for one in wanted]
+        llm.engine.check_integrity()
 
 
 @pytest.mark.parametrize("kind", ["int8", "bfloat16"])
@@ -135,7 +143,7 @@ def test_rounded_states_are_a_function_of_their_own(server: Running, folder: Pat
     params = [SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)] * len(PROMPTS)
     encode = tiny_tokenizer().encode
     wanted = [rounded_text(folder, kind, encode(prompt), 40) for prompt in PROMPTS]
-    for draft in DRAFTS:
+    for draft in DRAFTS[1:]:
         with split_device(server, folder, draft, states=kind, **planned(draft)) as llm:
             assert not llm.model.is_lossless
             assert texts_of(llm, PROMPTS, params) == wanted
@@ -151,10 +159,10 @@ def test_rounded_states_are_a_function_of_their_own(server: Running, folder: Pat
             assert llm.model.link.latency.reopened
     sampled = [SamplingParams(max_tokens=30, temperature=0.9, seed=8, ignore_eos=True)] * len(PROMPTS)
     texts = []
-    for draft in DRAFTS:
+    for draft in DRAFTS[1:]:
         with split_device(server, folder, draft, states=kind, picks="server", **planned(draft)) as llm:
             texts.append(texts_of(llm, PROMPTS, sampled))
-    assert texts == [texts[0]] * len(DRAFTS)
+    assert texts == [texts[0]] * len(texts)
 
 
 def test_long_prompts_take_several_frames(server: Running, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +180,6 @@ def test_long_prompts_take_several_frames(server: Running, folder: Path, monkeyp
         found = llm.generate(prompt, params, on_update=drop)[0]
         assert found.token_ids == whole.token_ids
         assert found.prompt_logprobs == whole.prompt_logprobs
-    check_empty(server)
 
 
 def test_devices_share_a_pass(server: Running, folder: Path, expected: list[list[int]]) -> None:
@@ -182,28 +189,27 @@ def test_devices_share_a_pass(server: Running, folder: Path, expected: list[list
 
     def run(place: int) -> None:
         with split_device(server, folder, plan="fixed") as llm:
-            joined.wait(60)
-            held.wait(60)
+            joined.wait()
+            held.wait()
             found[place] = texts_of(llm, [PROMPTS[place]], [PARAMS[place]])[0]
 
     joined, held = threading.Barrier(3), threading.Barrier(3)
     threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
     for thread in threads:
         thread.start()
-    joined.wait(60)
+    joined.wait()
     ((passes, _, _),) = service.layers._passes.values()
     free = threading.Event()
-    holding = server.llm._driver.call(lambda: free.wait(60))
-    held.wait(60)
+    holding = server.llm._driver.call(free.wait)
+    held.wait()
     wait_for(lambda: len(passes._queue) == 2)
     before = passes.num_works - passes.num_passes
     free.set()
-    holding.result(60)
+    holding.result()
     for thread in threads:
-        thread.join(120)
+        thread.join()
     assert passes.num_works - passes.num_passes > before, "a pass had both texts"
     assert [found[0], found[1]] == expected[:2]
-    check_empty(server)
 
 
 @pytest.mark.parametrize("kind", [WebSocketTransport, PostTransport])
@@ -215,7 +221,6 @@ def test_lost_and_repeated_frames(server: Running, folder: Path, kind: type[Any]
         assert texts_of(llm, PROMPTS, FREE_PARAMS) == wanted
         assert llm.model.link.latency.reopened == 0, "sessions resume"
     assert {"lost request", "lost reply", "cut"} < set(counts)
-    check_empty(server)
 
 
 def test_parked_texts_go_on(server: Running, folder: Path, expected: list[list[int]]) -> None:
@@ -226,13 +231,12 @@ def test_parked_texts_go_on(server: Running, folder: Path, expected: list[list[i
         if count[0] % 3 == 0:
             for session in list(service.sessions.values()):
                 parking = service.layers.park(session, before=float("inf"))
-                asyncio.run_coroutine_threadsafe(parking, server.loop).result(30)
+                asyncio.run_coroutine_threadsafe(parking, server.loop).result()
 
     with split_device(server, folder, plan="fixed") as llm:
         found = llm.generate(list(PROMPTS), list(PARAMS), on_update=park)
         assert [list(one.token_ids) for one in found] == expected
         assert llm.model.link.latency.reopened
-    check_empty(server)
 
 
 def test_a_pass_that_fails_for_one_device(
@@ -246,13 +250,12 @@ def test_a_pass_that_fails_for_one_device(
             llm.generate(PROMPTS[0], PARAMS[0])
         monkeypatch.undo()
         assert texts_of(llm) == expected
-    check_empty(server)
 
 
 def test_what_does_not_fit_is_refused(server: Running, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="split=2"), split_device(server, folder, None, split=1):
         pass
-    other = split_folder(tmp_path, 2)
+    other = save_split_model(tmp_path / "other", 2)
     with pytest.raises(ModelLoadError, match="same weights"), split_device(server, other, None):
         pass
     with pytest.raises(ConfigurationError, match="1 to 3"):
@@ -265,8 +268,6 @@ def test_what_does_not_fit_is_refused(server: Running, folder: Path, tmp_path: P
         split_device(tokens_only, folder, None),
     ):
         pass
-    drop_sessions(server)
-    check_empty(server)
 
 
 def test_more_cached_prefixes_than_texts_of_a_session(folder: Path) -> None:
@@ -283,9 +284,111 @@ def test_more_cached_prefixes_than_texts_of_a_session(folder: Path) -> None:
         check_empty(small)
 
 
-def test_services_count_what_they_did(server: Running) -> None:
-    service = service_of(server)
-    assert isinstance(service, VerifyService)
-    status = service.status()
-    assert status["begun"] > 0
-    assert status["rows"] > status["passes"] > 0
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def part(split_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("parts") / "part"
+    assert run(["models", "part", str(split_folder), "--split", str(SPLIT), "--to", str(where)]) == 0
+    return where
+
+
+def names_in(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return set(file.keys())
+
+
+def test_only_what_the_device_runs_is_written(folder: Path, part: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = {name for number in range(SPLIT, LAYERS) for name in names_in(folder) if f"layers.{number}." in name}
+    assert left_out
+    assert names_in(part) == names_in(folder) - left_out
+    sizes = [(where / "model.safetensors").stat().st_size for where in (part, folder)]
+    written = write_first_layers(folder, 1, part.parent / "one")
+    assert written.num_layers == LAYERS
+    assert written.num_bytes < sizes[0] < sizes[1] == written.whole_bytes
+    again = write_first_layers(part, 1, part.parent / "part-of-part")
+    assert (again.num_layers, again.num_bytes) == (LAYERS, written.num_bytes)
+    with pytest.raises(ConfigurationError, match="1 to 3"):
+        write_first_layers(folder, LAYERS, part.parent / "all")
+    with pytest.raises(ConfigurationError, match="first 2 layers: give 1 to 2"):
+        load_first_layers(part, 3, dtype=torch.float32, device=CPU)
+    with pytest.raises(ConfigurationError, match="not an empty folder"):
+        write_first_layers(folder, 1, part)
+    assert run(["models", "part", str(folder), "--split", "9", "--to", str(part.parent / "nine")]) == 1
+    assert "split=9, and the model has 4 layers" in capsys.readouterr().err
+    assert not list(part.parent.glob(".*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_part_writes_the_texts_of_the_whole_model(server: Running, folder: Path, part: Path, kernels: str) -> None:
+    with split_device(server, part, plan="fixed", kernels=kernels) as llm:
+        if kernels == "auto":
+            assert llm.model.is_same
+        assert texts_of(llm) == whole_texts(folder, PROMPTS, PARAMS)
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    whole = save_tiny_model(tmp_path / "whole", chat=False)
+    config = load_model(whole, kernels="torch", dtype="float32").model
+    part = write_first_layers(whole, 1, tmp_path / "part")
+    local = load_first_layers(part.folder, 1, dtype=torch.float32, device=CPU, kernels="torch")
+    first = load_first_layers(whole, 1, dtype=torch.float32, device=CPU, kernels="torch")
+    assert torch.equal(local.output_head(), first.output_head())
+    assert torch.equal(local.input_embedding(), config.input_embedding())
+
+
+def test_a_part_writes_no_texts_of_its_own(part: Path, folder: Path) -> None:
+    for load in (lambda: LLM(str(part)), lambda: LLM(str(folder), f"model:{part}"), lambda: LLM(str(part), tp=1)):
+        with pytest.raises(ModelLoadError, match=r"first layers of a model of 4 layers.*split=N&weights="):
+            load()
+
+
+def test_packed_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    packed = shutil.copytree(folder, tmp_path / "packed")
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(UnsupportedModelError, match="packed weights"):
+        write_first_layers(packed, 1, tmp_path / "part")
+
+
+ALWAYS = "rate=0.5,share=1"
+
+
+@pytest.mark.parametrize(
+    ("draft", "where"), [(DRAFTS[0], "split"), (DRAFTS[1], "split"), (DRAFTS[0], "torch"), (DRAFTS[1], "native")]
+)
+def test_texts_stay_the_same_while_an_exit_learns(server: Running, folder: Path, draft: str, where: str) -> None:
+    wanted = whole_texts(folder, PROMPTS, PARAMS, kernels="torch" if where == "torch" else "auto")
+    options: dict[str, Any] = {"plan": "fixed", "learn": f"server,{ALWAYS}"}
+    if where == "split":
+        with split_device(server, folder, draft, **options) as llm:
+            check_learning(llm, wanted)
+    else:
+        check_learning(LLM(str(folder), draft, dtype="float32", kernels=where, **options), wanted)
+
+
+def check_learning(llm: LLM, wanted: list[list[int]]) -> None:
+    for _ in range(3):
+        assert texts_of(llm) == wanted
+    assert llm.learned is not None
+    (stats,) = llm.learned.stats
+    assert stats.tokens > 0
+    assert stats.base_acceptance is not None
+    llm.engine.check_integrity()
+    llm.forget()
+    assert llm.learned.stats[0].size == 0
+
+
+def test_a_repeated_text_is_drafted_better(folder: Path) -> None:
+    """The exit of a random model knows little of its last layers; after the same texts again and again it does."""
+    params = [SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)] * len(PROMPTS)
+    llm = LLM(str(folder), f"early-exit:{SPLIT}", dtype="float32", plan="fixed", learn=f"server,{ALWAYS}")
+    texts = [texts_of(llm, PROMPTS, params) for _ in range(12)]
+    assert texts == [texts[0]] * 12
+    assert llm.learned is not None
+    (stats,) = llm.learned.stats
+    assert stats.active == 1
+    assert stats.base_acceptance is not None
+    assert stats.learned_acceptance is not None
+    assert stats.learned_acceptance > stats.base_acceptance

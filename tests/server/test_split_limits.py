@@ -9,26 +9,24 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from test_verify_faults import check_empty, drop_sessions, service_of
 from test_verify_limits import Raw
 
 from draftree.remote.split import exchange
 from serving import Running
-from split_devices import SPLIT, split_device, split_folder, split_server, whole_texts
+from split_devices import SPLIT, split_device, whole_texts
 from verify_clients import PARAMS, PROMPTS, texts_of
 
 HIDDEN, ROW = 64, 256
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return split_folder(tmp_path_factory.mktemp("weights"))
+@pytest.fixture
+def folder(split_folder: Path) -> Path:
+    return split_folder
 
 
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Any:
-    with split_server(folder) as running:
-        yield running
+@pytest.fixture
+def server(layers_server: Running) -> Running:
+    return layers_server
 
 
 def data(rows: int, value: float = 0.25) -> bytes:
@@ -49,8 +47,6 @@ def raw(server: Running) -> Any:
     assert (reply["t"], len(reply["x"][0])) == ("passed", 3 * ROW)
     yield found
     found.close()
-    drop_sessions(server)
-    check_empty(server)
 
 
 def rows(*each: list[Any], number: int = 5) -> dict[str, Any]:
@@ -140,7 +136,6 @@ def test_sessions_have_to_join_first(server: Running) -> None:
     assert found.send({"t": "close", "id": 17, "texts": [1, 2, 77]})["t"] == "closed"
     assert found.send({"t": "bye", "id": 18})["t"] == "closed"
     found.close()
-    check_empty(server)
 
 
 def test_texts_need_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +150,6 @@ def test_texts_need_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> 
     assert full["retry_ms"] > 0
     found.send({"t": "bye", "id": 4})
     found.close()
-    check_empty(server)
 
 
 def test_texts_that_grow_begin_again_with_more_room(
@@ -169,7 +163,6 @@ def test_texts_that_grow_begin_again_with_more_room(
             assert texts_of(llm) == expected
             assert llm.model.link.latency.reopened
             assert all(slot.limit <= 512 for slot in llm.model._exchange.slots.values())
-    check_empty(server)
 
 
 def test_short_and_long_texts_share_the_memory(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +180,6 @@ def test_short_and_long_texts_share_the_memory(server: Running, monkeypatch: pyt
     assert found.send(begin | {"id": 7, "text": 6, "limit": 40, "ends": [1]})["t"] == "begun"
     found.send({"t": "bye", "id": 8})
     found.close()
-    check_empty(server)
 
 
 def test_random_frames_never_hurt_other_devices(server: Running, folder: Path) -> None:
@@ -228,6 +220,3 @@ def test_random_frames_never_hurt_other_devices(server: Running, folder: Path) -
             if turn % 20 == 0:
                 assert texts_of(llm) == wanted
         assert texts_of(llm) == wanted
-    drop_sessions(server)
-    check_empty(server)
-    assert service_of(server).layers.num_active == 0

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from draftree import AsyncLLM
-from draftree.serve.pool import ServedModel
 from draftree.text.tokenizer import Tokenizer
-from serving import CONTEXT, NAME, Running, running_server, tiny_model, tiny_tokenizer
+from serving import CONTEXT, NAME, Running, tiny_tokenizer
 from text_backends import byte_level
 from tool_templates import HERMES
 
@@ -19,15 +16,9 @@ MESSAGES = [{"role": "user", "content": "The fox </s> runs"}]
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs"}}]
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[httpx.Client]:
-    models = [
-        ServedModel(NAME, AsyncLLM(tiny_model(), tokenizer=tiny_tokenizer())),
-        ServedModel("hermes", AsyncLLM(tiny_model(), tokenizer=byte_level(HERMES))),
-        ServedModel("mute", AsyncLLM(tiny_model(), tokenizer=byte_level(None))),
-    ]
-    with running_server(models) as running, httpx.Client(base_url=running.url, timeout=60) as found:
-        yield found
+@pytest.fixture
+def server(families: Running) -> Running:
+    return families
 
 
 def tokenizer() -> Tokenizer:
@@ -39,7 +30,6 @@ def tokens(http: httpx.Client, **body: Any) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     assert found["count"] == len(found["tokens"])
-    assert found["max_model_len"] == CONTEXT
     return found
 
 
@@ -48,32 +38,32 @@ def test_a_prompt_is_encoded_as_for_a_completion(http: httpx.Client) -> None:
         assert tokens(http, model=NAME, prompt=text)["tokens"] == tokenizer().encode(text)
         bare = tokens(http, model=NAME, prompt=text, add_special_tokens=False)
         assert bare["tokens"] == tokenizer().encode(text, add_special_tokens=False)
-        assert bare["token_strs"] is None
+        assert (bare["token_strs"], bare["max_model_len"]) == (None, CONTEXT)
 
 
 def test_strings_of_tokens_are_those_of_the_vocabulary(http: httpx.Client) -> None:
-    found = tokens(http, prompt="The fox </s>", return_token_strs=True)
+    found = tokens(http, model=NAME, prompt="The fox </s>", return_token_strs=True)
     assert found["token_strs"] == tiny_tokenizer().convert_ids_to_tokens(found["tokens"])
 
 
 def test_messages_are_encoded_as_for_an_answer(http: httpx.Client, server: Running) -> None:
-    assert tokens(http, messages=MESSAGES)["tokens"] == tokenizer().apply_chat_template(MESSAGES)
-    closed = tokens(http, messages=MESSAGES, add_generation_prompt=False)["tokens"]
+    assert tokens(http, model=NAME, messages=MESSAGES)["tokens"] == tokenizer().apply_chat_template(MESSAGES)
+    closed = tokens(http, model=NAME, messages=MESSAGES, add_generation_prompt=False)["tokens"]
     assert closed == tokenizer().apply_chat_template(MESSAGES, add_generation_prompt=False)
     developer = [{"role": "developer", "content": [{"type": "text", "text": "Go"}]}]
-    assert tokens(http, messages=developer)["tokens"] == tokenizer().apply_chat_template(
+    assert tokens(http, model=NAME, messages=developer)["tokens"] == tokenizer().apply_chat_template(
         [{"role": "system", "content": "Go"}]
     )
 
 
-def test_tools_and_variables_reach_the_template(two: httpx.Client) -> None:
+def test_tools_and_variables_reach_the_template(http: httpx.Client) -> None:
     hermes = Tokenizer(byte_level(HERMES), name="tiny")
     definition = {"name": "run", "description": "Runs", "parameters": {"type": "object", "properties": {}}}
     wanted = hermes.apply_chat_template(
         MESSAGES, tools=[{"type": "function", "function": definition}], template_kwargs={"enable_thinking": True}
     )
     body = {"model": "hermes", "messages": MESSAGES, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
-    assert tokens(two, **body)["tokens"] == wanted
+    assert tokens(http, **body)["tokens"] == wanted
 
 
 def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
@@ -81,7 +71,7 @@ def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
     answer = http.post("/detokenize", json={"model": NAME, "tokens": ids})
     assert answer.status_code == 200
     assert answer.json() == {"prompt": tokenizer().decode(ids, False)}
-    assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+    assert http.post("/detokenize", json={"model": NAME, "tokens": []}).json() == {"prompt": ""}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +95,7 @@ def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
         ("detokenize", {"tokens": [1]}, "model"),
     ],
 )
-def test_wrong_requests_are_refused_by_field(two: httpx.Client, path: str, body: Any, param: str | None) -> None:
-    answer = two.post(f"/{path}", json=body)
+def test_wrong_requests_are_refused_by_field(http: httpx.Client, path: str, body: Any, param: str | None) -> None:
+    answer = http.post(f"/{path}", json=body)
     assert answer.status_code in (400, 404), answer.text
     assert answer.json()["error"]["param"] == param, answer.text

@@ -1,104 +1,99 @@
-"""Calls of tools through the official client: forced ones, streamed ones, and answers of tools."""
+"""Calls of tools through the official client: every family's format, forced and streamed, and a real model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftree import AsyncLLM
 from draftree.serve.pool import ServedModel
-from serving import NAME, Running, running_server, tiny_model
+from real_weights import folder_of
+from serving import Running, running_server
 from text_backends import byte_level
-from tool_templates import HERMES
+from tool_templates import HERMES, TEMPLATES
 
-MESSAGES: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
-PARAMETERS = {
+PARAMETERS: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "days": {"enum": [1, 2]}},
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"enum": [1, 2]}},
     "required": ["city", "days"],
     "additionalProperties": False,
 }
 TOOLS: Any = [
-    {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": PARAMETERS}},
+    {"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": PARAMETERS}},
     {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}},
 ]
-NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    llm = AsyncLLM(tiny_model(context=2048), "ngram", tokenizer=byte_level(HERMES))
-    with running_server([ServedModel(NAME, llm)]) as running:
-        yield running
+@pytest.fixture
+def server(families: Running) -> Running:
+    return families
 
 
-def ask(client: openai.OpenAI, **given: Any) -> Any:
-    fields = {"model": NAME, "messages": MESSAGES, "max_tokens": 120, "seed": 2, "tools": TOOLS, **given}
-    return client.chat.completions.create(**fields)
+def ask(client: openai.OpenAI, family: str = "hermes", **given: Any) -> Any:
+    backend = byte_level()
+    ends = {backend.eos_token_id: 5.0, **dict.fromkeys(backend.encode('"}', add_special_tokens=False), 4.0)}
+    messages: Any = [{"role": "user", "content": "How is Paris?"}]
+    fields = {"messages": messages, "tools": TOOLS, "seed": 7, "logit_bias": ends, **given}
+    return client.chat.completions.create(model=family, **fields)
 
 
-def check(name: str, arguments: str) -> None:
-    found = json.loads(arguments)
-    assert name == "weather"
-    assert found.keys() == {"city", "days"}
-    assert found["city"] in ("Oslo", "Rome")
-    assert found["days"] in (1, 2)
-
-
-def test_a_named_function_is_called(client: openai.OpenAI) -> None:
-    (choice,) = ask(client, tool_choice=NAMED).choices
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_the_client_gets_calls_whole_and_streamed(client: openai.OpenAI, family: str) -> None:
+    (choice,) = ask(client, family, tool_choice=NAMED).choices
+    assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", "")
     (call,) = choice.message.tool_calls
-    check(call.function.name, call.function.arguments)
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert call.type == "function"
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
+    arguments, ids, names, reasons = "", [], [], []
+    for chunk in ask(client, family, tool_choice=NAMED, stream=True):
+        (streamed,) = chunk.choices
+        assert not streamed.delta.content
+        reasons += [streamed.finish_reason] if streamed.finish_reason else []
+        for part in streamed.delta.tool_calls or []:
+            assert part.index == 0
+            ids += [part.id] if part.id else []
+            names += [part.function.name] if part.function.name else []
+            arguments += part.function.arguments or ""
+    assert (names, reasons, len(ids)) == (["get_weather"], ["tool_calls"], 1)
+    assert arguments == call.function.arguments
 
 
-def test_a_streamed_call_equals_the_whole_one(client: openai.OpenAI) -> None:
-    (whole,) = ask(client, tool_choice=NAMED).choices
-    (expected,) = whole.message.tool_calls
-    ids, names, arguments, reasons = [], [], "", []
-    for chunk in ask(client, tool_choice=NAMED, stream=True):
-        (choice,) = chunk.choices
-        reasons += [choice.finish_reason] if choice.finish_reason else []
-        assert not choice.delta.content
-        for call in choice.delta.tool_calls or []:
-            assert call.index == 0
-            ids += [call.id] if call.id else []
-            names += [call.function.name] if call.function.name else []
-            arguments += call.function.arguments or ""
-    assert (names, arguments, reasons) == ([expected.function.name], expected.function.arguments, ["tool_calls"])
-    assert len(ids) == 1
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_calls_and_results_are_read_back(client: openai.OpenAI, family: str) -> None:
+    function = {"name": "get_weather", "arguments": json.dumps({"city": "Rome"})}
+    history: Any = [
+        {"role": "user", "content": "How is Rome?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "abcdefghi", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "18 degrees"},
+    ]
+    first = ask(client, family, messages=history[:1], tool_choice="none", max_tokens=1)
+    answer = ask(client, family, messages=history, tool_choice="none", max_tokens=8)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content
+    assert answer.usage.prompt_tokens > first.usage.prompt_tokens + 20
 
 
 def test_several_texts_have_calls_of_their_own(client: openai.OpenAI) -> None:
     answer = ask(client, tool_choice=NAMED, n=3)
     for choice in answer.choices:
         (call,) = choice.message.tool_calls
-        check(call.function.name, call.function.arguments)
-
-
-def test_answers_of_tools_are_part_of_the_conversation(client: openai.OpenAI) -> None:
-    (choice,) = ask(client, tool_choice=NAMED).choices
-    (call,) = choice.message.tool_calls
-    history = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
-        {"role": "tool", "tool_call_id": call.id, "content": "rain"},
-    ]
-    answer = ask(client, messages=history, tool_choice="none", max_tokens=4)
-    assert answer.choices[0].message.tool_calls is None
-    assert answer.usage.prompt_tokens > ask(client, tool_choice="none", max_tokens=4).usage.prompt_tokens
+        jsonschema.validate(json.loads(call.function.arguments), PARAMETERS)
 
 
 def test_the_model_decides(client: openai.OpenAI) -> None:
-    (choice,) = ask(client, tool_choice="auto", max_tokens=6).choices
+    (choice,) = ask(client, tool_choice="auto", max_tokens=6, logit_bias={}).choices
     assert choice.message.content
-    assert choice.message.tool_calls is None
-    assert choice.finish_reason == "length"
+    assert (choice.message.tool_calls, choice.finish_reason) == (None, "length")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +101,6 @@ def test_the_model_decides(client: openai.OpenAI) -> None:
     [
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": NAMED, "response_format": {"type": "json_object"}}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
     ],
 )
@@ -114,3 +108,34 @@ def test_refusals(client: openai.OpenAI, fields: dict[str, Any], param: str) -> 
     with pytest.raises(openai.BadRequestError) as raised:
         ask(client, **fields)
     assert raised.value.param == param
+
+
+@pytest.mark.weights
+def test_a_real_model_calls_with_the_city_of_the_question_and_reads_the_result() -> None:
+    folder = folder_of("smollm2-135m-instruct")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # the model's own template reads no tools
+    tokenizer.chat_template = HERMES
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+    parameters = PARAMETERS | {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    fields: Any = {
+        "model": "real",
+        "tools": [{"type": "function", "name": "get_weather", "parameters": parameters, "strict": True}],
+        "temperature": 0,
+        "max_output_tokens": 60,
+        "parallel_tool_calls": False,
+    }
+    with (
+        running_server([ServedModel("real", AsyncLLM(model, "ngram", tokenizer=tokenizer))]) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for draft in ("none", "ngram"):
+            items: Any = [{"role": "user", "content": "What is the weather like in Paris today?"}]
+            fields["extra_body"] = {"draft": draft}
+            answer = client.responses.create(input=items, tool_choice="required", **fields)
+            (call,) = answer.output
+            assert json.loads(call.arguments) == {"city": "Paris"}
+            items += [item.model_dump() for item in answer.output]
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 18 degrees"})
+            final = client.responses.create(input=items, tool_choice="none", **fields)
+            assert "sunny" in final.output_text.lower()

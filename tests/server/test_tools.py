@@ -1,22 +1,79 @@
-"""Calls of tools: parsing of every family's format, in any pieces."""
+"""Calls of tools: refusals by field, grammars that force calls, and every family's format, parsed in any pieces."""
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree import SamplingParams
-from draftree.serve.tools.deltas import CallDelta, TextDelta, merged
+from draftree import LLM, SamplingParams
+from draftree.models.table import TableLM, hashed
+from draftree.serve.errors import ApiError
+from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta, merged
 from draftree.serve.tools.json_scan import JsonScan, State
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
+from grammar_samples import accepts
 from text_backends import byte_level
-from tool_samples import PARIS, TOOLS, parsed, plan_of
-from tool_templates import TEMPLATES
+from tool_templates import CHAT_ONLY, TEMPLATES
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "enum": ["Paris", "Rome", "12"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                "unit": {"enum": ["C", "F"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+TOOLS = [WEATHER, TIME]
+PARIS = {"city": "Paris", "unit": "C"}
+
+
+@functools.cache
+def tokenizer_of(template: str) -> Tokenizer:
+    return Tokenizer(byte_level(template), name="tiny")
+
+
+def plan_of(family: str, **options: Any) -> ToolPlan:
+    return ToolPlan.of(tokenizer_of(TEMPLATES[family]), TOOLS, **options)
+
+
+def parsed(plan: ToolPlan, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The text of an answer, and the names and arguments of its calls."""
+    parser = plan.parser()
+    deltas: list[Delta] = []
+    for piece in pieces:
+        deltas += parser.push(piece)
+    deltas += parser.finish()
+    text, calls = "", []
+    for delta in deltas:
+        if isinstance(delta, TextDelta):
+            text += delta.text
+        elif delta.name is not None:
+            assert delta.id
+            assert delta.index == len(calls)
+            calls.append([delta.name, delta.arguments])
+        else:
+            assert delta.id is None
+            calls[delta.index][1] += delta.arguments
+    assert parser.num_calls == len(calls)
+    return text, [(name, arguments) for name, arguments in calls]
+
 
 WRITTEN = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "unit": "C"}}\n</tool_call>',
@@ -36,19 +93,11 @@ SECOND = {
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_a_call_of_every_family_is_parsed(family: str) -> None:
-    plan = plan_of(family)
+def test_several_calls_are_parsed_or_limited_to_one(family: str) -> None:
+    plan, written = plan_of(family), WRITTEN[family] + SECOND[family]
     assert plan.family is not None
     assert plan.family.name == family
-    text, calls = parsed(plan, [WRITTEN[family]])
-    assert text == ""
-    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("get_weather", PARIS)]
-
-
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_several_calls_are_parsed_or_limited_to_one(family: str) -> None:
-    written = WRITTEN[family] + SECOND[family]
-    _, calls = parsed(plan_of(family), [written])
+    _, calls = parsed(plan, [written])
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [("get_weather", PARIS), ("time", {})]
     text, calls = parsed(plan_of(family, is_parallel=False), [written + " and text"])
     assert (text, [name for name, _ in calls]) == ("", ["get_weather"])
@@ -204,3 +253,126 @@ def test_the_scan_accepts_json_and_nothing_else(value: Any, data: st.DataObject)
 def test_deltas_of_one_kind_are_joined() -> None:
     deltas = [TextDelta("a"), TextDelta("b"), CallDelta(0, id="x", name="f"), CallDelta(0, "{"), CallDelta(0, "}")]
     assert merged(deltas) == [TextDelta("ab"), CallDelta(0, id="x", name="f"), CallDelta(0, "{}")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "options", "param"),
+    [
+        ([], {}, "tools"),
+        ("x", {}, "tools"),
+        ([{"type": "web_search"}], {}, "tools[0]"),
+        ([{"type": "function", "function": {"name": "a b"}}], {}, "tools[0].function.name"),
+        ([{"type": "function", "function": {"name": "a", "x": 1}}], {}, "tools[0].function.x"),
+        ([TIME, TIME], {}, "tools[1].function.name"),
+        ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], {}, None),
+        ([{"type": "function", "function": {"name": "a", "strict": True}}], {}, "tools[0].function.strict"),
+        (None, {"tool_choice": "auto"}, "tool_choice"),
+        (TOOLS, {"tool_choice": "some"}, "tool_choice"),
+        (TOOLS, {"tool_choice": {"type": "function", "function": {"name": "tim"}}}, "tool_choice"),
+        (TOOLS, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    ],
+)
+def test_wrong_tools_are_refused_by_field(tools: Any, options: dict[str, Any], param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        ToolPlan.of(tokenizer_of(TEMPLATES["hermes"]), tools, **options)
+    assert caught.value.status == 400
+    assert caught.value.param == (param or "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    "template", [CHAT_ONLY, "{{ tools }}{{ messages }}", "{{ tools }}<tool_call>x<arg_key>y", "{{ tools"]
+)
+def test_templates_without_tools_or_without_a_known_format_refuse_them(template: str) -> None:
+    with pytest.raises(ApiError, match="leave 'tools' out") as caught:
+        ToolPlan.of(tokenizer_of(template), TOOLS)
+    assert caught.value.param == "tools"
+
+
+def test_without_tools_the_answer_is_text() -> None:
+    for plan in (ToolPlan.of(None, None), plan_of("hermes", tool_choice="none")):
+        assert not plan.is_active
+        assert plan.tools is None
+        written = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
+        assert parsed(plan, list(written)) == (written, [])
+
+
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize(("choice", "is_parallel"), [("required", False), ("required", True), (NAMED, True)])
+def test_a_forced_call_follows_the_format_and_the_schema(family: str, choice: Any, is_parallel: bool) -> None:
+    plan = plan_of(family, tool_choice=choice, is_parallel=is_parallel)
+    schema = WEATHER["function"]["parameters"]
+    backend = byte_level(TEMPLATES[family])
+    llm = LLM(TableLM(hashed(len(backend), 1)), "ngram", tokenizer=backend)
+    done = 0
+    for seed in range(12):
+        params = plan.sampling(SamplingParams(max_tokens=400, seed=seed, logit_bias=likely_ends(backend)))
+        (answer,) = llm.generate("Hi", params)
+        text, calls = parsed(plan, [answer.text])
+        assert text == ""
+        assert calls
+        if answer.finish_reason != "stop":
+            continue
+        done += 1
+        assert len(calls) == 1 or (is_parallel and choice == "required")
+        for name, arguments in calls:
+            assert name == "get_weather" or choice == "required"
+            if name == "get_weather":
+                jsonschema.validate(json.loads(arguments), schema)
+            else:
+                assert arguments == "{}"
+    assert done >= 3
+
+
+def likely_ends(backend: Any) -> dict[int, float]:
+    return {backend.eos_token_id: 5.0, **dict.fromkeys(backend.encode('"}', add_special_tokens=False), 4.0)}
+
+
+def test_a_forced_call_excludes_another_format() -> None:
+    plan = plan_of("hermes", tool_choice="required")
+    with pytest.raises(ApiError) as caught:
+        plan.sampling(SamplingParams(regex="a"))
+    assert caught.value.param == "tool_choice"
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused_by_field() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {"type": "null"}}}}
+    with pytest.raises(ApiError) as caught:
+        ToolPlan.of(tokenizer_of(TEMPLATES["hermes"]), [TIME, tool], tool_choice="required")
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}, "maxLength"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "b"),
+        ({"type": "object", "properties": {"a>": {}}}, "a>"),
+        ({"type": "object", "properties": {}, "minProperties": 1}, "minProperties"),
+        ({"type": "object", "properties": {}, "required": ["a"]}, "required parameter 'a'"),
+    ],
+)
+def test_the_xml_format_refuses_what_it_cannot_enforce(parameters: Any, words: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(ApiError, match=words):
+        ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+
+
+def test_forced_xml_has_bare_text_and_json() -> None:
+    properties = {"text": {"type": "string"}, "list": {"type": "array", "items": {"type": "integer"}}, "any": {}}
+    parameters = {"type": "object", "properties": properties, "required": ["text", "list"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    plan = ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+    written = (
+        '<tool_call>\n<function=f>\n<parameter=text>\na < b\n"c"\n</parameter>\n'
+        "<parameter=list>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
+    )
+    assert plan.grammar is not None
+    assert accepts(plan.grammar, written)
+    assert accepts(plan.grammar, written.replace("</function>", "<parameter=any>\nx\n</parameter>\n</function>"))
+    assert not accepts(plan.grammar, written.replace("[1, 2]", "x"))
+    assert not accepts(plan.grammar, written.replace('<parameter=text>\na < b\n"c"\n</parameter>\n', ""))
+    (call,) = parsed(plan, list(written))[1]
+    assert json.loads(call[1]) == {"text": 'a < b\n"c"', "list": [1, 2]}

@@ -11,47 +11,30 @@ from draftree.core.errors import GenerationError
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Link, Patience
 from draftree.remote.transport import PostTransport, Transport, WebSocketTransport
-from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.settings import VerifySettings
 from faulty import faulty, proxied
-from operated import wait_for
 from serving import Running, running_server
-from verify_clients import device, plain_texts, texts_of
+from verify_clients import (
+    PARAMS,
+    PROMPTS,
+    check_empty,
+    connector,
+    device,
+    drop_sessions,
+    plain_texts,
+    service_of,
+    texts_of,
+)
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with running_server(verify=VerifySettings()) as running:
-        yield running
+@pytest.fixture
+def server(verify_server: Running) -> Running:
+    return verify_server
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     return plain_texts()
-
-
-def service_of(server: Running) -> VerifyService:
-    found = server.server.verify
-    assert found is not None
-    return found
-
-
-def check_empty(server: Running) -> None:
-    """No session, text or sequence is left, and the engine's bookkeeping is sound."""
-    service = service_of(server)
-    wait_for(lambda: not service.sessions and server.llm.num_running == server.llm.num_waiting == 0)
-    server.llm._driver.call(server.llm.llm.engine.check_integrity).result(30)
-
-
-def drop_sessions(server: Running) -> None:
-    service = service_of(server)
-    for session in list(service.sessions.values()):
-        asyncio.run_coroutine_threadsafe(service._drop(session), server.loop).result(30)
-
-
-def connector(server: Running, kind: type[Any]) -> Any:
-    address = RemoteAddress.parse(f"remote:{server.url}")
-    return lambda: kind(address, None, timeout=20.0)
 
 
 @pytest.mark.parametrize("kind", [WebSocketTransport, PostTransport])
@@ -85,8 +68,6 @@ def test_a_server_that_forgets_its_sessions(server: Running, expected: list[list
         if len(updates) in (2, 9, 20):
             drop_sessions(server)
 
-    from verify_clients import PARAMS, PROMPTS
-
     with device(server, draft) as llm:
         found = llm.generate(list(PROMPTS), list(PARAMS), on_update=forget)
         assert [list(one.token_ids) for one in found] == expected
@@ -106,8 +87,6 @@ def test_another_server_goes_on(server: Running, expected: list[list[int]]) -> N
         def leave(update: Any) -> None:
             if update.sequence.index == 0 and len(update.sequence.history) % 7 == 0:
                 opened[-1].close()
-
-        from verify_clients import PARAMS, PROMPTS
 
         with device(server, connector=connect) as llm:
             found = llm.generate(list(PROMPTS), list(PARAMS), on_update=leave)
@@ -151,16 +130,14 @@ def test_idle_texts_free_their_slots_and_leases_end(expected: list[list[int]]) -
     with running_server(verify=VerifySettings(lease=100.0, park=10.0)) as server:
         service, now = service_of(server), [0.0]
         service._clock = lambda: now[0]
-        sweep = lambda: asyncio.run_coroutine_threadsafe(service.sweep(), server.loop).result(30)  # noqa: E731
+        sweep = lambda: asyncio.run_coroutine_threadsafe(service.sweep(), server.loop).result()  # noqa: E731
         parked = []
 
         def idle(update: Any) -> None:
             now[0] += 11.0
             if len(parked) < 5:
                 sweep()
-                parked.append(server.llm._driver.call(lambda: len(server.llm.llm.engine.running)).result(30))
-
-        from verify_clients import PARAMS, PROMPTS
+                parked.append(server.llm._driver.call(lambda: len(server.llm.llm.engine.running)).result())
 
         with device(server) as llm:
             found = llm.generate(list(PROMPTS), list(PARAMS), on_update=idle)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftree import LLM, SamplingParams
-from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import RefusedError
@@ -22,20 +19,10 @@ from draftree.serve.listening import tls_options
 from draftree.serve.pool import ModelPool, ServedModel
 from draftree.serve.security import KeyRing
 from draftree.serve.verify.settings import VerifySettings
-from private_cache import private_cache
-from serving import ALIAS, NAME, Running, _serving, running_server, settings, tiny_async_llm
+from serving import ALIAS, NAME, Running, _serving, running_server, self_signed, settings, tiny_async_llm
 from verify_clients import device, plain_texts, texts_of
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
-
-
-def self_signed(folder: Path, name: str = "server") -> tuple[Path, Path]:
-    """A certificate for this machine that signs itself, and its key."""
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    return certificate, key
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +59,9 @@ def test_an_unknown_authority_is_refused_at_once(server: Running, kind: Any) -> 
     address = RemoteAddress.parse(f"remote:{server.url}")
     with pytest.raises(RefusedError, match=r"not trusted \(self.signed certificate\).*ca=FILE") as refusal:
         if kind is None:
-            fetch(address, "secret", "/v1/verify/tokenizer", timeout=20.0, max_bytes=1 << 20)
+            fetch(address, "secret", "/v1/verify/tokenizer", timeout=300.0, max_bytes=1 << 20)
         else:
-            kind(address, "secret", timeout=20.0).exchange(b"")
+            kind(address, "secret", timeout=300.0).exchange(b"")
     assert refusal.value.retry_ms is None, "the device does not try again"
 
 
@@ -86,7 +73,7 @@ def test_another_authority_and_another_name_are_refused(
         pass
     url = server.url.replace("127.0.0.1", "localhost")
     with pytest.raises(RefusedError, match="Hostname mismatch"):
-        WebSocketTransport(RemoteAddress.parse(f"remote:{url}?ca={files[0]}"), None, timeout=20.0)
+        WebSocketTransport(RemoteAddress.parse(f"remote:{url}?ca={files[0]}"), None, timeout=300.0)
 
 
 def test_files_of_authorities_are_checked(tmp_path: Path) -> None:
@@ -110,26 +97,3 @@ def test_certificate_and_key_are_checked_before_weights(files: tuple[Path, Path]
     for wrong in (str(other), str(tmp_path / "missing")):
         with pytest.raises(ConfigurationError, match="cannot be used"):
             tls_options(settings(tls_certificate=certificate, tls_key=wrong))
-
-
-def test_the_command_serves_https(
-    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from test_verify_process import Process, folder_of, free_port, wait_for
-
-    certificate, key = map(str, files)
-    monkeypatch.setenv("DRAFTREE_CACHE", private_cache(tmp_path / "cache"))
-    monkeypatch.delenv("DRAFTREE_API_KEY", raising=False)
-    options = ["--tls-certificate", certificate, "--tls-key", key]
-    process = Process(folder_of(tmp_path), free_port(), options=options, authority=certificate)
-    try:
-        wait_for(process.is_ready)
-        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
-        llm = LLM(f"remote:{process.url}?ca={certificate}", "suffix,min=1")
-        assert len(llm.generate("The quick brown", params)[0].token_ids) == 8
-        llm.model.disconnect()
-        assert run(["generate", f"remote:{process.url}", "The", "--max-tokens", "2"]) == 1
-        assert "not trusted" in capsys.readouterr().err
-    finally:
-        process.process.kill()
-        process.process.wait(60)

@@ -33,7 +33,7 @@ class Steps:
 
     def __call__(self, record: RoundRecord) -> None:
         if not self._is_over.is_set():
-            self._rounds.acquire(timeout=60)
+            self._rounds.acquire()
 
     def listener(self, client: ServerClient, add: Callable[[Any], None]) -> RoundListener:
         """As `RoundListener`."""

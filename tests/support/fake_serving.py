@@ -25,7 +25,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from draftree.serve.page import mount
 
-KEY = "right-key"
 TEXT = (
     "A cache keeps the results of earlier work close at hand. When a program needs the same result again, it reads the "
     "stored copy and skips the slow part. A cache is small, so it drops what was not used for a long time. A cache "
@@ -90,34 +89,28 @@ def _node(text: str, parent: int, *, accepted: bool) -> dict[str, Any]:
     return {"id": number, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
 
 
-def fake_app(*, delay: float, key: str | None, hides_metrics: bool = False) -> FastAPI:
-    """The application; with a key, requests without it are refused."""
+def fake_app(*, hides_metrics: bool) -> FastAPI:
     app = FastAPI()
     mount(app)
 
-    def refused(request: Request) -> JSONResponse | None:
-        if key is None or request.headers.get("authorization") == f"Bearer {key}":
-            return None
-        return _error(401, "The API key is wrong.", code="invalid_api_key")
-
     @app.get("/v1/models")
-    async def models(request: Request) -> Any:
-        return refused(request) or {"object": "list", "data": [{"id": MODEL["name"], "object": "model"}]}
+    async def models() -> Any:
+        return {"object": "list", "data": [{"id": MODEL["name"], "object": "model"}]}
 
     @app.get("/draftree/status")
-    async def status(request: Request) -> Any:
+    async def status() -> Any:
         queue = {"running": 1, "waiting": 3, "places": 4, "max_places": 32, "max_waiting": 64}
-        return refused(request) or {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
+        return {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
 
     readings = itertools.count(1)
 
     @app.get("/metrics")
-    async def metrics(request: Request) -> Any:
+    async def metrics() -> Any:
         if hides_metrics:
             return _error(403, "Metrics are for the operator.")
         n = next(readings)
         text = METRICS.format(requests=3 * n, tokens=60 * n, drafts=10 * n, drafted=50 * n, accepted=29 * n)
-        return refused(request) or PlainTextResponse(text)
+        return PlainTextResponse(text)
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
@@ -126,14 +119,14 @@ def fake_app(*, delay: float, key: str | None, hides_metrics: bool = False) -> F
         prompt = body["prompt"] if "prompt" in body else body["messages"][-1]["content"]
         if prompt == "busy":
             return _error(429, "The queue is full.", headers={"retry-after": "7"})
-        pause = 0.3 if prompt == "slow" else delay
-        return refused(request) or StreamingResponse(_events(body, prompt, pause), media_type="text/event-stream")
+        pause = 0.3 if prompt == "slow" else 0.0
+        return StreamingResponse(_events(body, prompt, pause), media_type="text/event-stream")
 
     return app
 
 
-def _error(status: int, message: str, *, code: str | None = None, headers: dict[str, str] | None = None) -> Any:
-    found = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+def _error(status: int, message: str, *, headers: dict[str, str] | None = None) -> Any:
+    found = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return JSONResponse({"error": found}, status, headers=headers)
 
 
@@ -169,12 +162,10 @@ def _event(data: dict[str, Any]) -> str:
 
 
 @contextmanager
-def fake_server(
-    *, delay: float = 0.0, key: str | None = None, port: int = 0, hides_metrics: bool = False
-) -> Iterator[str]:
+def fake_server(*, hides_metrics: bool = False) -> Iterator[str]:
     """Run the server in a thread and yield its URL."""
-    listener = socket.create_server(("127.0.0.1", port))
-    app = fake_app(delay=delay, key=key, hides_metrics=hides_metrics)
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = fake_app(hides_metrics=hides_metrics)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
@@ -182,5 +173,5 @@ def fake_server(
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join()
         listener.close()

@@ -141,9 +141,9 @@ def proxied(url: str, cuts: list[int]) -> Iterator[Proxy]:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert started.wait(30)
+    assert started.wait()
     try:
         yield proxy
     finally:
         loop.call_soon_threadsafe(task.cancel)
-        thread.join(30)
+        thread.join()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from draftree.core.types import RoundRecord
-from serving import NAME, Running
+from serving import HTTP, NAME, Running
 
 
 def body(**given: Any) -> dict[str, Any]:
@@ -20,18 +23,36 @@ def body(**given: Any) -> dict[str, Any]:
 
 
 def post(server: Running, headers: dict[str, str] | None = None, **given: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/completions", json=body(**given), headers=headers, timeout=60)
+    return HTTP.post(f"{server.url}/v1/completions", json=body(**given), headers=headers)
 
 
 def code_of(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["code"])
 
 
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 30
+def wait_for(condition: Callable[[], Any], what: str = "in time") -> None:
+    end = time.monotonic() + 600
     while not condition():
-        assert time.monotonic() < end, "in time"
+        assert time.monotonic() < end, what
         time.sleep(0.01)
+
+
+def children(process: int) -> list[int]:
+    """Return the processes that a process started."""
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        return int(bound.getsockname()[1])
 
 
 @contextmanager
@@ -50,7 +71,7 @@ def paused(running: Running, *, rounds: int = 0, texts: int = 1) -> Iterator[thr
             if len(record.sequences) < texts:
                 wait_for(lambda: goes_on.is_set() or num_calls(running))
             else:
-                goes_on.wait(60)
+                goes_on.wait()
 
     remove = running.llm.on_round(wait)
     try:
@@ -64,13 +85,13 @@ def paused(running: Running, *, rounds: int = 0, texts: int = 1) -> Iterator[thr
 def held(running: Running) -> Iterator[None]:
     """The engine's thread processes no call until the block ends."""
     goes_on = threading.Event()
-    holding = running.llm._driver.call(lambda: goes_on.wait(60))
+    holding = running.llm._driver.call(goes_on.wait)
     wait_for(lambda: num_calls(running) == 0)
     try:
         yield
     finally:
         goes_on.set()
-    assert holding.result(60)
+    assert holding.result()
 
 
 def num_calls(running: Running) -> int:

@@ -13,7 +13,7 @@ import httpx
 from draftree.serve.ray.serving import LoadedApp
 from draftree.serve.served import choose_models
 from draftree.serve.settings import ServerSettings
-from parallel_servers import children
+from operated import children
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 
@@ -23,7 +23,7 @@ async def main(folder: str, prompt: str) -> None:
     replica = await LoadedApp.load(settings, threads=1)
     before = len(children(os.getpid()))
     transport: Any = httpx.ASGITransport(replica.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=120) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=600) as client:
         answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **ASKED})
     await replica.check_health()
     await replica.close()

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,9 @@ from text_backends import byte_level
 
 NAME, ALIAS = "tiny", "tiny-alias"
 CONTEXT = 512
-START_SECONDS = 60.0
+START_SECONDS = 300.0
+HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
+"""A client of all servers, which reads the certificates of authorities once and keeps no connection."""
 
 
 @functools.cache
@@ -72,6 +75,12 @@ def tiny_model(seed: int = 1, context: int = CONTEXT) -> Any:
 def tiny_llm(draft: Any = "ngram", **options: Any) -> LLM:
     """The library's object with the served model."""
     return LLM(tiny_model(), draft, tokenizer=tiny_tokenizer(), **options)
+
+
+@functools.cache
+def plain_llm() -> LLM:
+    """The library's object without a drafter, for texts to compare with."""
+    return tiny_llm(None)
 
 
 def tiny_async_llm(draft: Any = "ngram", **options: Any) -> AsyncLLM:
@@ -129,6 +138,15 @@ def running_server(
         yield Running(url, app.state.server, pool, app, loop)
 
 
+def self_signed(folder: Path, name: str = "server") -> tuple[Path, Path]:
+    """A certificate for this machine that signs itself, and its key."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return certificate, key
+
+
 @contextmanager
 def slow_rounds(llm: AsyncLLM, *, seconds: float) -> Iterator[None]:
     """Let every round take longer, so that a request can be met while it runs."""
@@ -165,7 +183,15 @@ def _serving(
     bound, loop = socket.create_server(("127.0.0.1", 0)), asyncio.new_event_loop()
     secure: dict[str, Any] = {} if tls is None else {"ssl_certfile": tls[0], "ssl_keyfile": tls[1]}
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=5, ws=ws, **secure)
+        uvicorn.Config(
+            app,
+            log_level="warning",
+            lifespan="on",
+            timeout_graceful_shutdown=5,
+            timeout_keep_alive=600,
+            ws=ws,
+            **secure,
+        )
     )
 
     def run() -> None:

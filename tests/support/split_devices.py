@@ -55,10 +55,7 @@ def split_model(seed: int = 1) -> Any:
     return model.eval()
 
 
-@functools.cache
-def split_folder(where: Path, seed: int = 1) -> Path:
-    """The model's folder below another, made once."""
-    folder = where / f"split-{seed}"
+def save_split_model(folder: Path, seed: int = 1) -> Path:
     split_model(seed).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
@@ -100,11 +97,17 @@ def split_device(
         model.disconnect()
 
 
+@functools.cache
+def whole_llm(folder: Path, kernels: str = "auto") -> LLM:
+    """The whole model in this process, with plain decoding."""
+    return LLM(str(folder), None, kernels=kernels, dtype="float32")
+
+
 def whole_texts(
     folder: Path, prompts: Sequence[Any], params: Sequence[SamplingParams], *, kernels: str = "auto"
 ) -> list[list[int]]:
     """The texts by plain decoding of the whole model in this process, one by one."""
-    llm = LLM(str(folder), None, kernels=kernels, dtype="float32")
+    llm = whole_llm(folder, kernels)
     return [list(llm.generate([prompt], one)[0].token_ids) for prompt, one in zip(prompts, params, strict=True)]
 
 

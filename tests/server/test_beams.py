@@ -1,4 +1,4 @@
-"""Beam searches through the official client: texts, scores, usage, refusals, limits, other clients, metrics."""
+"""Beam searches through the official client: texts and options equal to the library, limits, metrics, and refusals."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from draftree import BeamResult, BeamSearchParams
+from draftree import BeamResult, BeamSearchParams, TokenTrie
 from draftree.async_beams import BeamCounts
 from operated import held, num_calls, wait_for
-from serving import NAME, Running, running_server, send, settings, tiny_llm
+from serving import HTTP, NAME, Running, running_server, send, settings, tiny_llm
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "hello"}]
@@ -33,7 +33,7 @@ def library() -> Any:
 
 
 def test_texts_are_those_of_the_library(client: openai.OpenAI, library: Any) -> None:
-    answer = client.completions.create(model=NAME, prompt=PROMPT, n=4, max_tokens=12, extra_body=BEAMS)
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=4, max_tokens=12, logprobs=0, extra_body=BEAMS)
     (expected,) = library.beam_search(PROMPT, vllm(beam_width=4, max_new_tokens=12))
     assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -41,18 +41,15 @@ def test_texts_are_those_of_the_library(client: openai.OpenAI, library: Any) -> 
     assert scores == pytest.approx([found.score for found in expected.hypotheses])
     assert scores == sorted(scores, reverse=True)
     assert [choice.finish_reason for choice in answer.choices] == [f.finish_reason for f in expected.hypotheses]
-
-
-def test_best_of_is_the_width(client: openai.OpenAI, library: Any) -> None:
-    answer = client.completions.create(model=NAME, prompt=PROMPT, n=2, best_of=6, max_tokens=10, extra_body=BEAMS)
-    (expected,) = library.beam_search(PROMPT, vllm(beam_width=6, num_return_sequences=2, max_new_tokens=10))
-    assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
-    assert len(answer.choices) == 2
+    for choice, found in zip(answer.choices, expected.hypotheses, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs == pytest.approx(list(found.token_logprobs))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
+        {"best_of": 6},
         {"length_penalty": 0.0},
         {"length_penalty": 2.0, "early_stopping": True},
         {"early_stopping": False},
@@ -65,8 +62,9 @@ def test_best_of_is_the_width(client: openai.OpenAI, library: Any) -> None:
     ids=json.dumps,
 )
 def test_fields_have_the_meaning_of_the_parameters(client: openai.OpenAI, library: Any, fields: dict[str, Any]) -> None:
-    given = {"min_new_tokens" if name == "min_tokens" else name: value for name, value in fields.items()}
-    (expected,) = library.beam_search(PROMPT, vllm(beam_width=3, max_new_tokens=14, **given))
+    names = {"min_tokens": "min_new_tokens", "best_of": "beam_width"}
+    given = {"beam_width": 3} | {names.get(name, name): value for name, value in fields.items()}
+    (expected,) = library.beam_search(PROMPT, vllm(num_return_sequences=3, max_new_tokens=14, **given))
     answer = client.completions.create(model=NAME, prompt=PROMPT, n=3, max_tokens=14, extra_body={**BEAMS, **fields})
     assert [choice.text for choice in answer.choices] == [found.text for found in expected.hypotheses]
 
@@ -133,14 +131,6 @@ def test_several_prompts_and_echo(client: openai.OpenAI, library: Any) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
 
 
-def test_log_probabilities_of_the_chosen_tokens(client: openai.OpenAI, library: Any) -> None:
-    answer = client.completions.create(model=NAME, prompt=PROMPT, n=2, max_tokens=6, logprobs=0, extra_body=BEAMS)
-    (expected,) = library.beam_search(PROMPT, vllm(beam_width=2, max_new_tokens=6))
-    for choice, found in zip(answer.choices, expected.hypotheses, strict=True):
-        assert choice.logprobs is not None
-        assert choice.logprobs.token_logprobs == pytest.approx(list(found.token_logprobs))
-
-
 @pytest.mark.parametrize(
     "field",
     [
@@ -173,28 +163,22 @@ def test_log_probabilities_of_the_chosen_tokens(client: openai.OpenAI, library: 
 )
 @pytest.mark.parametrize("url", [CHAT, PLAIN])
 def test_a_field_that_cannot_hold_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
+    check_refused(http, url, field)
+
+
+def check_refused(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
     prompt = {"messages": MESSAGES} if url == CHAT else {"prompt": PROMPT}
     answer = http.post(url, json={"model": NAME, **prompt, **BEAMS, **field})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] in field
 
 
-@pytest.mark.parametrize(
-    ("url", "field"),
-    [
-        (PLAIN, {"logprobs": 2}),
-        (PLAIN, {"logprobs": 0, "echo": True}),
-        (CHAT, {"logprobs": True, "top_logprobs": 2}),
-        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
-        (CHAT, {"tool_choice": "required"}),
-    ],
-    ids=json.dumps,
-)
-def test_a_field_of_one_endpoint_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
-    prompt = {"messages": MESSAGES} if url == CHAT else {"prompt": PROMPT}
-    answer = http.post(url, json={"model": NAME, **prompt, **BEAMS, **field})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] in field
+def test_a_field_of_one_endpoint_is_named(http: httpx.Client) -> None:
+    check_refused(http, PLAIN, {"logprobs": 2})
+    check_refused(http, PLAIN, {"logprobs": 0, "echo": True})
+    check_refused(http, CHAT, {"logprobs": True, "top_logprobs": 2})
+    check_refused(http, CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]})
+    check_refused(http, CHAT, {"tool_choice": "required"})
 
 
 def test_fields_that_ask_for_nothing_pass(http: httpx.Client) -> None:
@@ -230,7 +214,7 @@ def test_a_client_that_leaves_ends_its_search(long: Running, monkeypatch: pytest
 
     def one_step(*, is_alone: bool) -> None:
         step(is_alone=is_alone)
-        goes_on.wait(60)
+        goes_on.wait()
 
     monkeypatch.setattr(long.llm._beams, "step", one_step)
     connection = send(long, PLAIN, body)
@@ -263,7 +247,7 @@ def test_streams_go_on_beside_a_search(long: Running) -> None:
         wait_for(lambda: num_calls(long) == 1)
         reader.start()
         wait_for(lambda: num_calls(long) == 2)
-    reader.join(60)
+    reader.join()
     remove()
     assert chunks
     assert counts[-1].running, "the stream has ended before the search"
@@ -275,7 +259,7 @@ def test_streams_go_on_beside_a_search(long: Running) -> None:
 
 def test_a_server_may_refuse_searches() -> None:
     with running_server(settings_given=settings(max_beam_tokens=0)) as running:
-        answer = httpx.post(f"{running.url}{PLAIN}", json={"model": NAME, "prompt": PROMPT, **BEAMS})
+        answer = HTTP.post(f"{running.url}{PLAIN}", json={"model": NAME, "prompt": PROMPT, **BEAMS})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "use_beam_search"
 
@@ -290,3 +274,122 @@ def test_metrics_count_searches(http: httpx.Client, client: openai.OpenAI) -> No
     assert value("draftree_beam_searches_total") == finished + 1
     assert value("draftree_beam_steps_total") == steps + 5
     assert value("draftree_beam_searches_running") == 0
+
+
+WIDTH = 4
+
+
+def ids(library: Any, text: str) -> list[int]:
+    found: list[int] = library.prompts.encode_text(text, add_special_tokens=False)
+    return found
+
+
+def texts(client: openai.OpenAI, options: dict[str, Any], **fields: Any) -> list[tuple[str, float]]:
+    body = {"use_beam_search": True, "beam_options": options, **fields}
+    answer = client.completions.create(model=NAME, prompt=PROMPT, n=WIDTH, max_tokens=12, extra_body=body)
+    return [(choice.text, pytest.approx(choice.model_extra["score"], abs=1e-5)) for choice in answer.choices]  # type: ignore[index]
+
+
+def expected(library: Any, **given: Any) -> list[tuple[str, float]]:
+    (found,) = library.beam_search(
+        PROMPT, BeamSearchParams.preset("vllm", beam_width=WIDTH, max_new_tokens=12, **given)
+    )
+    return [(one.text, one.score) for one in found.hypotheses]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beam_groups": 2, "diversity_penalty": 2.0},
+        {"num_beam_groups": 2, "diversity_penalty": 2.0, "diversity_discount": 0.5},
+        {"sibling_penalty": 1.5},
+        {"force_words_ids": [[5], [7, 8]]},
+        {"force_words_ids": [[5], [7, 8]], "ordered": True, "strict": True},
+        {"length_basis": "generated"},
+        {"eos_rule": "walk", "force_eos": "model_score"},
+        {"unk_token_id": "likeliest", "unk_penalty": 3.0},
+        {"suppress_tokens": ["likeliest"]},
+        {"prefix_token_ids": [9, 4], "count_prefix": False},
+        {"prefix_token_ids": [9, 4], "prefix_bias_beta": 0.5},
+        {"length_bounds": [0, 2, 0, 5]},
+        {"match_source_len": True},
+        {"max_len_ratio": 0.5},
+        {"sampling": "beam", "top_k": 20},
+        {"sampling": "independent", "top_p": 0.9},
+    ],
+    ids=json.dumps,
+)
+def test_options_have_the_meaning_of_the_parameters(
+    client: openai.OpenAI, library: Any, options: dict[str, Any]
+) -> None:
+    draws = {"seed": 11} if "sampling" in options else {}
+    if options.get("sampling") == "independent":
+        options = options | {"eos_rule": "top_k"}
+    (plain,) = library.beam_search(PROMPT, BeamSearchParams(beam_width=1, max_new_tokens=1))
+    options = json.loads(json.dumps(options).replace('"likeliest"', str(plain.best.tokens[0])))
+    wanted = expected(library, **options, **draws)
+    assert texts(client, options, **draws) == wanted
+    assert wanted != expected(library)
+
+
+def test_phrases_and_allowed_texts_are_encoded(client: openai.OpenAI, library: Any) -> None:
+    found = texts(client, {"force_phrases": ["xy", "fox"], "strict": True})
+    assert found == expected(library, force_words_ids=[ids(library, "xy"), ids(library, "fox")], strict=True)
+    assert all("xy" in text and "fox" in text for text, _ in found)
+    names = ["red", "green", "blue"]
+    trie = TokenTrie([ids(library, name) for name in names])
+    assert texts(client, {"allowed_texts": names}) == expected(library, allowed_trie=trie)
+    assert {text for text, _ in texts(client, {"allowed_texts": names})} <= set(names)
+
+
+def test_chats_take_options(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "n": 2, "max_tokens": 12}
+    body |= {"use_beam_search": True, "beam_options": {"force_phrases": ["fox"], "strict": True}}
+    answer = http.post(CHAT, json=body).raise_for_status().json()
+    assert all("fox" in choice["message"]["content"] for choice in answer["choices"])
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"num_beam_group": 2}, "num_beam_group"),
+        ({"beam_width": 2}, "beam_width"),
+        ({"seed": 2}, "seed"),
+        ({"lm_model": "tiny"}, "lm_model"),
+        ({"num_beam_groups": 3}, "num_beam_groups"),
+        ({"num_beam_groups": 2, "sibling_penalty": 1.0}, "num_beam_groups"),
+        ({"force_phrases": "fox"}, "force_phrases"),
+        ({"force_phrases": []}, "force_phrases"),
+        ({"force_phrases": ["a"] * 65}, "force_phrases"),
+        ({"force_phrases": ["a"], "force_words_ids": [[3]]}, "force_words_ids"),
+        ({"force_phrases": ["a"], "num_beam_groups": 2}, "num_beam_groups"),
+        ({"force_words_ids": [[3]] * 65}, "force_words_ids"),
+        ({"force_words_ids": [[100000]]}, "force_words_ids"),
+        ({"length_basis": "words"}, "length_basis"),
+        ({"coverage_penalty": 1.0}, "coverage_penalty"),
+        ({"ordered": True}, "ordered"),
+        ({"top_k": 5}, "top_k"),
+    ],
+    ids=json.dumps,
+)
+def test_an_option_that_cannot_hold_is_named(http: httpx.Client, options: dict[str, Any], param: str) -> None:
+    body = {"model": NAME, "prompt": PROMPT, "n": WIDTH, "max_tokens": 12, "use_beam_search": True}
+    answer = http.post(PLAIN, json={**body, "beam_options": options})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == f"beam_options.{param}"
+
+
+def test_the_limit_of_the_server_holds_for_lengths_by_the_prompt(http: httpx.Client) -> None:
+    body = {"model": NAME, "prompt": PROMPT, "n": 16, "max_tokens": 12, "use_beam_search": True}
+    error = http.post(PLAIN, json={**body, "beam_options": {"max_len_ratio": 100}}).json()["error"]
+    assert (error["param"], "4096" in error["message"]) == ("beam_options.max_len_ratio", True)
+
+
+@pytest.mark.parametrize("url", [CHAT, PLAIN, "/v1/responses"])
+def test_options_without_beam_search_are_refused(http: httpx.Client, url: str) -> None:
+    prompt = {CHAT: {"messages": [{"role": "user", "content": "hello"}]}, PLAIN: {"prompt": PROMPT}}
+    body = {"model": NAME, **prompt.get(url, {"input": PROMPT}), "beam_options": {"sibling_penalty": 1.0}}
+    answer = http.post(url, json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "beam_options"
+    assert http.post(url, json=body | {"beam_options": {}}).status_code == 200
