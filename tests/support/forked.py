@@ -32,6 +32,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 LAUNCHER = Path(__file__).with_name("forked_launcher.py")
 IMPORTS = ("torch", "transformers", "draftree", "draftree.cli.main", "draftree.loading.load", "draftree.serve.app")
 
@@ -81,6 +83,8 @@ class _Program:
         os.umask(self.request["umask"])
         os.environ.clear()
         os.environ.update(self.request["environment"])
+        if threads := os.environ.get("OMP_NUM_THREADS"):  # which torch reads at import
+            torch.set_num_threads(int(threads))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
