@@ -31,7 +31,7 @@ from draftree.cli.made import takes
 from draftree.cli.options import AsJson, Chat, Model, Prompt, System
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
-from draftree.cli.running import Execution, execution_of
+from draftree.cli.running import Execution, execution_of, import_engine
 from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def beam(
     task = Task(read_prompt(prompt), system, chat, decoder)
     for name in (model, *material.model_names):
         require_sound(name)
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     from draftree.cli.report import dump
     from draftree.cli.writing import fetch_and_load
 

@@ -18,7 +18,7 @@ from draftree.cli.options import (
     When,
 )
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.cli.running import How, how_of
+from draftree.cli.running import How, how_of, import_engine
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
@@ -56,7 +56,7 @@ def chat(
 
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     require_sound(model)
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     from draftree.cli.chatting.commands import run_command
     from draftree.cli.chatting.conversation import Conversation
     from draftree.cli.chatting.drafting import Drafting

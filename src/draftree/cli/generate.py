@@ -26,7 +26,7 @@ from draftree.cli.options import (
 from draftree.cli.prompt import Request, Task, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.cli.running import How, how_of
+from draftree.cli.running import How, how_of, import_engine
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
 from draftree.parallel.options import ParallelOptions
@@ -102,7 +102,7 @@ def generate(
     batch = None if prompts is None else read_prompts(prompts)
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(model)
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen
 

@@ -26,12 +26,14 @@ from draftree.cli.options import (
     TrustRemoteCode,
     Verify,
 )
+from draftree.cli.render import waiting
+from draftree.core.collection import spare_collection, without_collection
 from draftree.drafters import AUTO_DRAFT
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Setup
 
-__all__ = ["Exact", "Execution", "How", "execution_of", "how_of"]
+__all__ = ["Exact", "Execution", "How", "execution_of", "how_of", "import_engine"]
 
 LOADING = ("dtype", "device", "kernels", "quantization", "kv_dtype", "trust_remote_code")
 
@@ -43,6 +45,13 @@ Exact = Annotated[
         rich_help_panel=RUNNING,
     ),
 ]
+
+
+def import_engine() -> None:
+    """Import torch and all modules that decode; to be called after all checks that need neither."""
+    with waiting("importing torch"), without_collection():
+        import draftree.cli.writing
+    spare_collection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import typer
 
 from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import SPECULATION, require_new
+from draftree.cli.running import import_engine
 from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
@@ -85,7 +86,7 @@ def serve(
     require_keys(settings, keys)
     for choice in settings.models:
         require_sound(choice.source)
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     settings.require_methods()
     status = fetch_and_run(settings, keys) if replicas is None else fetch_and_replicate(settings, keys, replicas)
     if status:

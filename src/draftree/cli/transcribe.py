@@ -15,7 +15,7 @@ from draftree.cli.generate import check_material
 from draftree.cli.made import takes
 from draftree.cli.options import OUTPUT, TEXT, Model
 from draftree.cli.render import note, say
-from draftree.cli.running import How, how_of
+from draftree.cli.running import How, how_of, import_engine
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -95,7 +95,7 @@ def transcribe(
     for file in files:
         if not file.is_file():
             raise InvalidRequestError(f"'{file}' is no file: give a sound file")
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     from draftree.cli.report import dump
     from draftree.cli.writing import fetch_and_load
     from draftree.serve.audio.sound import read_sound

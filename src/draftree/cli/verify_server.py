@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
+from draftree.cli.running import import_engine
 from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
@@ -108,7 +109,7 @@ def verify_server(
                 f"'draftree serve NAME={choice.source}'"
             )
         require_sound(choice.source)
-    # imported after all checks that need no torch: torch takes seconds to import
+    import_engine()
     settings.require_methods()
     status = fetch_and_run(settings, keys, limits)
     if status:
