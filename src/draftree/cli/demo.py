@@ -14,7 +14,8 @@ import typer
 
 from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import Device, Dtype, TrustRemoteCode, When
-from draftree.cli.render import Colour, Style, say, waiting
+from draftree.cli.progress import waiting
+from draftree.cli.render import Colour, Style, say
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import AUTO_DRAFT
 

@@ -136,8 +136,7 @@ def refuse_given(options: Mapping[str, object], reason: str) -> None:
 
 
 def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
-    from draftree.cli.models import resolve_with_bar
-    from draftree.cli.render import waiting
+    from draftree.cli.progress import resolve_with_bar, waiting
     from draftree.doctor.diagnosis import examine
 
     with waiting("measuring" if settings.measure else "looking"):

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from draftree.cli.streams import drop_output, open_standard_files, tame_log
-from draftree.core.collection import spare_collection
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.plain_text import harmless
 from draftree.core.signals import leaving_on_signals
@@ -33,7 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with leaving_on_signals():
         status = run(sys.argv[1:] if arguments is None else arguments)
         drop_output()
-    spare_collection()
     sys.exit(status)
 
 

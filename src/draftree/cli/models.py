@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from draftree.cli.completion import complete_cached, complete_model
@@ -21,6 +17,7 @@ from draftree.cli.layout import PlainCommand
 from draftree.cli.model_cache import show_cache
 from draftree.cli.model_part import write_part
 from draftree.cli.options import AsJson
+from draftree.cli.progress import resolve_with_bar
 from draftree.cli.sizes import short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
@@ -30,9 +27,8 @@ from draftree.loading.resolve import resolve_model
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
 from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_sums, is_block_description
-from draftree.weights.progress import Step
 
-__all__ = ["app", "resolve_with_bar"]
+__all__ = ["app"]
 
 app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
 app.command("part", cls=PlainCommand)(write_part)
@@ -40,9 +36,6 @@ app.command("part", cls=PlainCommand)(write_part)
 NAMES_HELP = "Names of the list, or 'all'."
 Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
 CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_cached)]
-
-SHOW_CURSOR = "\x1b[?25h"
-STEPS: dict[Step, str] = {"download": "downloading", "check": "reading", "convert": "unpacking"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,54 +133,6 @@ def remove_models(names: CachedNames) -> None:
 
 
 app.command("cache", cls=PlainCommand)(show_cache)
-
-
-def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
-    """Call `prepared_folder` with progress bars on standard error; bars appear only for slow steps."""
-    with progress_bars(name) as report:
-        return prepared_folder(name, fetch=fetch, progress=report)
-
-
-@contextmanager
-def progress_bars(name: str) -> Iterator[Callable[[Step, int, int], None]]:
-    """One bar per step, on standard error; a step's bar appears with its first report."""
-    bars = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        # a signal may arrive while rich writes: the message that follows must bypass it
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    tasks: dict[Step, int] = {}
-    was_started = False
-
-    def report(step: Step, done_bytes: int, total_bytes: int) -> None:
-        nonlocal was_started
-        if not was_started:
-            was_started = True
-            bars.start()
-        if step not in tasks:
-            tasks[step] = bars.add_task(escape(harmless(f"{name}: {STEPS[step]}")), total=total_bytes)
-        bars.update(tasks[step], completed=done_bytes)  # type: ignore[arg-type]
-
-    try:
-        yield report
-    finally:
-        # a stop without a start would still print an empty line
-        if was_started:
-            bars.stop()
-            show_cursor(bars.console)
-
-
-def show_cursor(console: Console) -> None:
-    """Show the cursor again, which a bar hides; rich leaves it hidden if a signal interrupts it."""
-    if console.is_terminal and sys.stderr is not None:
-        sys.stderr.write(SHOW_CURSOR)
-        sys.stderr.flush()
 
 
 def show_list(*, as_json: bool) -> None:

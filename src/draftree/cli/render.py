@@ -5,25 +5,21 @@ from __future__ import annotations
 import enum
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
-
-from draftree.core.plain_text import harmless
 
 if TYPE_CHECKING:
     from draftree.completion import CompletionStats
     from draftree.engine.sequence import Piece
 
-__all__ = ["Colour", "Style", "decoding_line", "is_terminal", "note", "say", "waiting"]
+__all__ = ["Colour", "Style", "decoding_line", "is_terminal", "note", "say"]
 
 GREEN = "\x1b[32m"
 BOLD = "\x1b[1m"
 DIM = "\x1b[2m"
 RESET = "\x1b[0m"
-CLEAR_LINE = "\r\x1b[K"
 
 
 class Colour(enum.StrEnum):
@@ -86,21 +82,6 @@ def note(text: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-
-
-@contextmanager
-def waiting(text: str) -> Iterator[None]:
-    """Show a line during a slow step if standard error is a terminal."""
-    shown = is_terminal(sys.stderr)
-    if shown:
-        sys.stderr.write(f"{harmless(text)} …")
-        sys.stderr.flush()
-    try:
-        yield
-    finally:
-        if shown:
-            sys.stderr.write(CLEAR_LINE)
-            sys.stderr.flush()
 
 
 def decoding_line(stats: Sequence[CompletionStats], seconds: float, *, drafted: bool) -> str:

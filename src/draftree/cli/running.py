@@ -26,7 +26,7 @@ from draftree.cli.options import (
     TrustRemoteCode,
     Verify,
 )
-from draftree.cli.render import waiting
+from draftree.cli.progress import waiting
 from draftree.core.collection import spare_collection, without_collection
 from draftree.drafters import AUTO_DRAFT
 
@@ -50,7 +50,7 @@ Exact = Annotated[
 def import_engine() -> None:
     """Import torch and all modules that decode; to be called after all checks that need neither."""
     with waiting("importing torch"), without_collection():
-        import draftree.cli.writing
+        pass
     spare_collection()
 
 

@@ -128,7 +128,7 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
 
 def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
     from draftree.bench.settings import apply_threads
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server
@@ -147,7 +147,7 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
 
 def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) -> int:
     require_extra("ray", "'draftree serve --replicas' needs", error=ConfigurationError)
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
     from draftree.serve.listening import listen
     from draftree.serve.ray.options import ReplicaOptions

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
 from draftree.cli.running import import_engine
+from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
 from draftree.cli.serving_flags import takes_settings
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
@@ -118,7 +118,7 @@ def verify_server(
 
 def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySettings) -> int:
     from draftree.bench.settings import apply_threads
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
     from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen

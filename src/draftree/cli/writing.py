@@ -12,9 +12,9 @@ from typing import Any
 from draftree.assembly import Methods, choose_methods
 from draftree.bench.settings import load_for, require_positive
 from draftree.choices import decide, learning_of
-from draftree.cli.models import resolve_with_bar
+from draftree.cli.progress import resolve_with_bar, waiting
 from draftree.cli.prompt import Task
-from draftree.cli.render import Style, decoding_line, is_terminal, note, say, waiting
+from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.affinity import require_affinity

@@ -38,6 +38,7 @@ from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
 from draftree.version import __version__
 from draftree.weights.block_kinds import KINDS
+from draftree.weights.progress import steps
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +185,7 @@ def _first_start(
     folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, copy: PackedCopy, quantization: str
 ) -> tuple[NativeModel, Record]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
+    steps.info("%s: comparing the first layers with those of transformers", folder.name)
     config, templates = _short_config(folder)
     short = _dequantized(config, source, dtype)
     eos_ids = eos_ids_from(folder, short)
@@ -203,6 +205,7 @@ def _first_start(
     _require_blocks(layers, source)
     _require_alike(few.layers, layers, templates, source)
     blueprint = replace(few, layers=layers, fingerprint=identity[:16])
+    steps.info("%s: packing weights for native kernels", folder.name)
     model = copy.build(blueprint, BlockWeights(source))
     _require_finite(model, folder)
     found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))

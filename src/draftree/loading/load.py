@@ -51,6 +51,7 @@ from draftree.models.native.weights import ModelWeights, places_in_files
 from draftree.models.torch.static.buckets import Shapes
 from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
+from draftree.weights.progress import steps
 from draftree.weights.sums import is_distrusted
 
 __all__ = ["LoadedModel", "eos_ids_in", "load_model", "lower_model", "wrap_model"]
@@ -128,6 +129,7 @@ def load_model(
     if key is not None and is_distrusted(folder, Cache().root):
         folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
         key = start_key(folder, kind, quantization)
+    steps.info("%s: reading weights through transformers", name)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
@@ -230,6 +232,7 @@ def lower_model(
         ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
             reference = reference_logits(model)
         blueprint = plan_model(model)
+        steps.info("%s: packing weights for native kernels", found)
         places = None if key is None or start is not None else places_in_files(model, blueprint.names, key.folder)
         build = NativeModel if start is None else start.build_compared
         ours = build(blueprint, ModelWeights(model), quantization=quantization)
@@ -242,6 +245,7 @@ def lower_model(
         if is_out_of_memory(error):
             raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
         raise NativeUnavailableError(first_line(error)) from error
+    steps.info("%s: comparing logits with those of transformers", found)
     tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
     result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
     if not (result.chains_ok and result.trees_ok):

@@ -28,7 +28,7 @@ def passes(
     require_new(output)
     counts = listed(rows, "--rows", kind=int, example="1,2,4")
     from draftree.bench.pass_times import PassSettings, measure
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
 
     settings = PassSettings(
         model=model,

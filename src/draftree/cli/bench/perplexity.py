@@ -45,7 +45,7 @@ def perplexity(
     """Measure the perplexity of a text; with several kinds of weights, compare each with the first."""
     require_new(output)
     from draftree.bench.perplexity import PerplexitySettings, measure
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
 
     settings = PerplexitySettings(
         model=model,

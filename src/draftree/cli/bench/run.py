@@ -112,7 +112,7 @@ def run(
 def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
     """Measure, write the results and print their tables; Ctrl-C keeps complete prompts."""
     from draftree.bench.benchmark import end_line, prepare
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.cli.recording import Recordings
 
     complete = False

@@ -111,7 +111,7 @@ def suite(
     from draftree.bench.suite.baseline import Tolerance, require_same_run
     from draftree.bench.suite.run import SuiteSettings, prepare_suite, resumed
     from draftree.bench.suite.submission import facts_of, read_submission
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
 
     tolerance = Tolerance(tokens_tolerance, score_tolerance)
     stored = None if baseline is None else read_submission(baseline)

@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from draftree.assembly import Methods
-from draftree.cli.models import resolve_with_bar
-from draftree.cli.render import waiting
+from draftree.cli.progress import resolve_with_bar, waiting
 from draftree.cli.writing import Setup, fetch_and_load
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import NO_DRAFT, drafts

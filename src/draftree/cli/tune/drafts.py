@@ -124,7 +124,7 @@ def drafts(
         return
     if model is None:
         raise typer.BadParameter("name a model", param_hint="MODEL")
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.tune.drafts import DraftSearch, DraftTuneSettings
 
     settings = DraftTuneSettings(

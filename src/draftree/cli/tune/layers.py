@@ -64,7 +64,7 @@ def layers(
 
     A set that is slower than plain decoding is not stored, and the exit status is 1.
     """
-    from draftree.cli.models import resolve_with_bar
+    from draftree.cli.progress import resolve_with_bar
     from draftree.tune.layers import LayerSearch, TuneSettings
 
     settings = TuneSettings(
