@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 __all__ = ["leaving_on_signals"]
 
 SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
+INTERRUPT_SECONDS = 0.01
 NAMES = ("SIGTERM", "SIGHUP")
 
 
@@ -19,9 +23,11 @@ NAMES = ("SIGTERM", "SIGHUP")
 def leaving_on_signals() -> Iterator[None]:
     """Raise `SystemExit` with the status that a shell would report on a termination or a lost terminal.
 
-    Handlers that the program has set stay in place; threads other than the main one are not affected.
+    Handlers that the program has set stay in place; threads other than the main one are not affected. Ctrl-C during a
+    finalizer, where Python drops exceptions, interrupts the main thread directly after it.
     """
-    taken = []
+    taken, hook = [], sys.unraisablehook
+    sys.unraisablehook = partial(_interrupt_again, hook)
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
         taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
@@ -30,8 +36,16 @@ def leaving_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt_again(hook: Callable[[Any], Any], dropped: Any) -> None:
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        threading.Timer(INTERRUPT_SECONDS, _thread.interrupt_main).start()  # at once, it would be dropped again
+    else:
+        hook(dropped)
 
 
 def _leave(number: int, frame: Any) -> None:
