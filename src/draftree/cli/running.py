@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,8 @@ Exact = Annotated[
 
 def import_engine() -> None:
     """Import torch and all modules that decode; to be called after all checks that need neither."""
+    if "torch" in sys.modules:
+        return  # the command was called by another program, whose objects are its own
     with waiting("importing torch"), without_collection():
         pass
     spare_collection()
