@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,9 +15,6 @@ import torch
 from draftree.core.tree import path
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
-from draftree.models.native import library as libraries
-from draftree.models.native.build import built_library
-from draftree.models.native.library import WITHOUT_TILES, Library, TilesRefusedError
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 from native_builds import BUILDS, built
@@ -202,23 +198,3 @@ def test_int8_rounds_weights_and_inputs_to_16_bits_or_8_in_groups(name: str, mon
     spread = rows[0].max() - rows[0].min()
     limit = 4e-2 if "int8 products" in library.instructions else 3e-4  # inputs of 8 bits in groups, or of 16
     assert (rows[1] - rows[0]).abs().max() < limit * spread
-
-
-@pytest.mark.skipif("no tiles" not in BUILDS, reason="tiles are of other processors")
-def test_where_the_system_refuses_tiles_passes_run_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Sequence[str]] = []
-
-    def building(*, extra_flags: Sequence[str] = ()) -> Any:
-        asked.append(extra_flags)
-        return built_library(extra_flags=extra_flags)
-
-    def loading(path: Any) -> Library:
-        if len(asked) == 1:
-            raise TilesRefusedError("not here")
-        return Library(path)
-
-    monkeypatch.setattr(libraries, "built_library", building)
-    monkeypatch.setattr(libraries, "Library", loading)
-    found = libraries.library.__wrapped__()
-    assert asked == [(), WITHOUT_TILES]
-    assert "AMX" not in found.instructions

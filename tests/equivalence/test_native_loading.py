@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,26 +110,6 @@ def test_without_a_compiler_passes_run_through_torch(
         LLM(folder, kernels="native")
     with pytest.raises(ConfigurationError, match="no-such-compiler"):
         LLM(folder, quantization="int8")
-
-
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "broken.c"
-    source.write_text("int main( {")
-    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
-    with pytest.raises(NativeUnavailableError, match="error"):
-        built_library([source])
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="these processors are x86-64's")
-def test_the_processor_to_build_for_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DRAFTREE_MARCH", raising=False)
-    usual = built_library()
-    monkeypatch.setenv("DRAFTREE_MARCH", "x86-64")
-    assert built_library() != usual
-    assert Library(built_library()).instructions == "plain vectors"
-    monkeypatch.setenv("DRAFTREE_MARCH", "no-such-processor")
-    with pytest.raises(NativeUnavailableError, match="no-such-processor"):
-        built_library()
 
 
 @pytest.mark.parametrize(

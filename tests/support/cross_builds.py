@@ -19,9 +19,10 @@ from torch import Tensor
 from draftree.models.native.build import FLAGS, SOURCES
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, CPass, Layout, parse_layout
+from draftree.models.native.variants import VARIANTS
 
 DRIVER = Path(__file__).with_name("cross_driver.c")
-UNUSED = ("search", "trees", "learning")
+UNUSED = ("search", "trees", "learning", "probe")
 """Sources that passes do not need."""
 ALIGNMENT = 64
 PASS, PACK, QUANTIZE, PACK_BLOCKS, UNPACK = range(5)
@@ -50,17 +51,14 @@ class Cross:
 
 
 ARM, EMULATOR = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-cpu", "max")
-CROSS = {
-    "NEON": Cross(ARM, ("-march=armv8-a",), EMULATOR),
-    "NEON with dot products": Cross(ARM, ("-march=armv8.2-a+dotprod",), EMULATOR),
-    "plain C": Cross(ARM, ("-march=armv8-a", "-U__ARM_NEON"), EMULATOR),
-}
+CROSS = {variant.name: Cross(ARM, variant.flags, EMULATOR) for variant in VARIANTS["aarch64"]}
+CROSS["plain C"] = Cross(ARM, ("-march=armv8-a", "-U__ARM_NEON"), EMULATOR)
 """The last one takes the branches without intrinsics; the compiler chooses its instructions."""
 
 
 def compiled(build: Cross, folder: Path) -> Path:
     """Compile the driver with the library; one process for each source."""
-    flags = [flag for flag in FLAGS if flag not in ("-shared", "-fPIC")]
+    flags = [flag for flag in FLAGS if flag not in ("-O3", "-fPIC")]
     sources = [DRIVER, *(path for path in SOURCES if path.stem not in UNUSED)]
 
     def compile_one(source: Path) -> Path:

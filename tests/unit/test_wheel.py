@@ -77,7 +77,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     expected = {name for name in files if "__pycache__" not in name}
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("draftree/")}
     assert held == expected
-    assert {"draftree/py.typed", "draftree/bench/probe.c", "draftree/cli/data/tell_story.md"} <= held
+    assert {"draftree/py.typed", "draftree/cli/data/tell_story.md"} <= held
     assert {f"draftree/models/native/csrc/{path.name}" for path in SOURCES} <= held
 
 

@@ -1,6 +1,6 @@
 """Measured memory bandwidth and arithmetic peak of this machine: the lower bounds of every pass.
 
-With a C compiler, both are measured by loops of the instructions that passes use, on as many threads; otherwise by
+With native kernels, both are measured by loops of the instructions that passes use, on as many threads; otherwise by
 torch's own sums and products.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from draftree.models.memory import free_memory
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.huge_pages import huge_pages
-from draftree.models.native.library import WITHOUT_TILES
+from draftree.models.native.library import library
 
-SOURCE = Path(__file__).with_name("probe.c")
 TORCH_FORMATS = ("float32", "bfloat16", "int8")
 FORMATS = (*TORCH_FORMATS, "int4")
 """Formats of weights with peaks of their own; int4 stands for all weights in groups, also those of GGUF files."""
@@ -75,7 +74,7 @@ def measure_speeds(device: torch.device, *, threads: int) -> Speeds:
         return Speeds(read_bandwidth(device, num_bytes=num_bytes), num_bytes, products, threads, "torch")
     with ThreadPoolExecutor(threads) as pool:
         read = _read(probe, pool, num_bytes, threads)
-        operations = {kind: _operations(getattr(probe, f"probe_{kind}"), pool, threads) for kind in FORMATS}
+        operations = {kind: _operations(getattr(probe, f"draftree_probe_{kind}"), pool, threads) for kind in FORMATS}
     return Speeds(read, num_bytes, operations, threads, "C")
 
 
@@ -102,24 +101,13 @@ def cache_sizes() -> list[int]:
 
 @functools.cache
 def _probe() -> Any:
-    library = _loaded()
-    if not library.probe_ready():  # passes run without tiles then
-        library = _loaded(WITHOUT_TILES)
-    library.probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    library.probe_read.restype = ctypes.c_int64
+    functions: Any = ctypes.CDLL(str(library().path))
+    functions.draftree_probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    functions.draftree_probe_read.restype = ctypes.c_int64
     for kind in FORMATS:
-        function = getattr(library, f"probe_{kind}")
+        function = getattr(functions, f"draftree_probe_{kind}")
         function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
-    return library
-
-
-def _loaded(extra_flags: Sequence[str] = ()) -> Any:
-    try:
-        library: Any = ctypes.CDLL(str(built_library([SOURCE], extra_flags=extra_flags)))
-    except OSError as error:
-        raise NativeUnavailableError(f"the measurements in C do not load: {error}") from error
-    library.probe_ready.argtypes, library.probe_ready.restype = [], ctypes.c_int64
-    return library
+    return functions
 
 
 def _read(probe: Any, pool: ThreadPoolExecutor, num_bytes: int, threads: int) -> float:
@@ -128,7 +116,7 @@ def _read(probe: Any, pool: ThreadPoolExecutor, num_bytes: int, threads: int) ->
     starts = [buffer.data_ptr() + share * thread for thread in range(threads)]
 
     def read() -> None:
-        list(pool.map(lambda start: probe.probe_read(start, share), starts))
+        list(pool.map(lambda start: probe.draftree_probe_read(start, share), starts))
 
     return share * threads / min(_seconds(read) for _ in range(READS))
 

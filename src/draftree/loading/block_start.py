@@ -31,8 +31,9 @@ from draftree.loading.warm_start.store import digest_of
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.groups import RowBlocks
+from draftree.models.native.library import library
 from draftree.models.native.lowering import DTYPES, plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
@@ -142,7 +143,7 @@ def start(
         raise NativeUnavailableError(f"keys and values of passes in C are float32 or bfloat16, not {kind}")
     versions = [__version__, digest_of(SOURCES), version("transformers")]
     settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
-    facts = {"dtype": kind, "identity": identity, "library": built_library().name, "versions": versions}
+    facts = {"dtype": kind, "identity": identity, "library": library().path.name, "versions": versions}
     facts |= {"settings": settings, "folder": str(folder.resolve()), "quantization": quantization}
     known, model = _recorded(record, facts), None
     copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from draftree.bench import speeds
-from draftree.bench.speeds import SOURCE, measure_speeds
-from draftree.models.native.build import FLAGS, OPTIMIZATION, SLOW_PAIRS, NativeUnavailableError, find_compiler
-from draftree.models.native.library import WITHOUT_TILES, library
+from draftree.bench.speeds import measure_speeds
+from draftree.models.native.build import FLAGS, SOURCES, NativeUnavailableError, find_compiler
+from draftree.models.native.library import library
+from draftree.models.native.variants import VARIANTS
 
-TILES = ["-march=sapphirerapids"]
-PAIRS = [*TILES, *WITHOUT_TILES]
-BUILDS = {
-    "tiles": (TILES, "vfmadd", "tdpbf16ps", "tdpbssd", "vpdpbusd"),
-    "pairs": (PAIRS, "vfmadd", "vdpbf16ps", "vpdpbusd", "vpdpbusd"),
-    "slow pairs": ([*PAIRS, SLOW_PAIRS], "vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
-    "AVX-512": (["-march=skylake-avx512"], "vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
-    "AVX-VNNI": (["-march=haswell", "-mavxvnni"], "vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
-    "AVX2": (["-march=haswell"], "vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
+SOURCE = next(source for source in SOURCES if source.stem == "probe")
+INSTRUCTIONS = {
+    "amx": ("vfmadd", "tdpbf16ps", "tdpbssd", "vpdpbusd"),
+    "avx512-bf16": ("vfmadd", "vdpbf16ps", "vpdpbusd", "vpdpbusd"),
+    "avx512-vnni": ("vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
+    "avx512": ("vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
+    "avx2-vnni": ("vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
+    "avx2": ("vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
 }
-"""Flags, and the instructions of float32, bfloat16, int8 and int4."""
+"""The instructions of float32, bfloat16, int8 and int4 by variant."""
 KINDS = ("float32", "bfloat16", "int8", "int4")
 LEAST_CHAINS = 12
 TILE_CHAINS = 4
@@ -33,28 +33,29 @@ TILE_CHAINS = 4
 
 @functools.cache
 def functions_of(name: str) -> dict[str, str]:
-    """The assembly of each function of a build."""
+    """The assembly of each function of a variant."""
+    (flags,) = (variant.flags for variant in VARIANTS["x86_64"] if variant.name == name)
     try:
-        command = [*find_compiler(), OPTIMIZATION, *FLAGS, *BUILDS[name][0], "-S", "-o", "-", str(SOURCE)]
+        command = [*find_compiler(), *FLAGS, *flags, "-S", "-o", "-", str(SOURCE)]
     except NativeUnavailableError as error:
         pytest.skip(str(error))
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
     if done.returncode and any(words in done.stderr for words in ("unrecognized", "unknown", "bad value")):
         pytest.skip(done.stderr.splitlines()[0])
     assert not done.returncode, done.stderr
-    parts = re.split(r"^(probe_\w+):$", done.stdout, flags=re.MULTILINE)
+    parts = re.split(r"^draftree_(probe_\w+):$", done.stdout, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's assembly")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_every_counted_product_is_computed_by_the_instruction_of_passes(name: str, kind: str) -> None:
     found = functions_of(name)
     body = found[f"probe_{kind}"]
-    if same := re.search(r"^\s+jmp\s+(probe_\w+)", body, flags=re.MULTILINE):  # of two equal functions
+    if same := re.search(r"^\s+jmp\s+draftree_(probe_\w+)", body, flags=re.MULTILINE):  # of two equal functions
         body = found[same[1]]
-    instruction = BUILDS[name][1 + KINDS.index(kind)]
+    instruction = INSTRUCTIONS[name][KINDS.index(kind)]
     count = len(re.findall(rf"\s{instruction}", body))
     assert count >= (TILE_CHAINS if instruction.startswith("tdp") else LEAST_CHAINS)
 
@@ -75,23 +76,3 @@ def test_products_of_bytes_are_faster_than_those_of_float32(monkeypatch) -> None
         if min(quad, groups) > 1.5 * one > 0.0:
             return
     pytest.fail(f"int8 has {quad:.3g} and int4 {groups:.3g} operations/s, float32 {one:.3g}")
-
-
-def test_without_permission_for_tiles_the_peaks_are_those_of_passes_without_them(monkeypatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    class Refused:
-        def __init__(self, path: str) -> None:
-            self.probe_ready = lambda: len(asked) > 1
-
-        def __getattr__(self, name: str) -> object:
-            return lambda: None
-
-    def built(sources: object, *, extra_flags: tuple[str, ...]) -> str:
-        asked.append(tuple(extra_flags))
-        return "library"
-
-    monkeypatch.setattr(speeds, "built_library", built)
-    monkeypatch.setattr(speeds.ctypes, "CDLL", Refused)
-    speeds._probe.__wrapped__()
-    assert asked == [(), WITHOUT_TILES]

@@ -17,14 +17,14 @@ from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.cli.main import run
 from draftree.models.native import decoder
-from draftree.models.native.build import built_library
+from draftree.models.native.build import HOW_TO_GET_KERNELS, built_library
 from draftree.models.native.library import Library
 from families import drafter_folder, fresh
 from native_samples import SIZES
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
-WHY = "no C compiler found: install gcc or clang"
+WHY = f"no C compiler was found: {HOW_TO_GET_KERNELS}"
 LINE = f"kernels: torch ({WHY})\n"
 GREEDY = ["--temperature", "0", "--max-tokens", "5"]
 

@@ -18,7 +18,8 @@ from draftree.loading.warm_start.store import Store, digest_of
 from draftree.models.base import Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import FileWeights, StoredWeight
 from draftree.version import __version__
@@ -67,7 +68,7 @@ def start_key(
             "folder": where,
             "dtype": kind,
             "quantization": quantization,
-            "library": built_library().name,
+            "library": library().path.name,
             "versions": [__version__, digest_of(SOURCES), torch.__version__, version("transformers")],
             "files": [[name, *facts] for name, facts in _files(folder)],
             "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),

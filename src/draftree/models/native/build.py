@@ -1,44 +1,64 @@
-"""Build of the C library for this processor, stored in the user's cache.
+"""Libraries of the native kernels: where they are found, and how they are compiled.
 
-It is built at first use, not at installation, so no compiler is needed to install. Without a compiler, passes run
-through torch. An existing library needs no compiler.
+A library in the wheel comes first, then one in the user's cache. Otherwise the C sources are compiled into the cache
+with `CC`, cc, gcc, clang or the zig compiler of the package `ziglang`. Without a compiler, passes run through torch.
+
+`python -m draftree.models.native.build --all` compiles every variant that this machine runs; `--to FOLDER` compiles
+every variant of this architecture into a folder, for a wheel.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import errno
 import hashlib
+import importlib.util
 import logging
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from draftree.core.errors import ConfigurationError
-from draftree.core.processor import cpu_info
-from draftree.models.native.library_files import private_folder, publish, usable, working_folder
-from draftree.models.native.trust import why_folder_untrusted
+from draftree.core.processor import usable_cores
+from draftree.models.native.library_files import (
+    make_folder,
+    private_folder,
+    publish,
+    usable,
+    why_folder_untrusted,
+    working_folder,
+)
+from draftree.models.native.variants import Variant, native_variants, preferred_variants, runnable_variants
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("csrc/*.c")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
+PACKAGED = Path(__file__).with_name("lib")
+"""Folder of the libraries in a wheel; missing elsewhere."""
 COMPILERS = ("cc", "gcc", "clang")
-OPTIMIZATION = "-O3"
-SLOW_PAIRS = "-DSLOW_PAIRS"
-"""Flag of processors whose products of pairs in bfloat16 are slower than those of float32; see structures.h."""
-FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")
-"""Flags of all builds. Contraction is off: fused products in only one copy of a loop would break exactness."""
-BUILD_SECONDS = 300
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w")
+"""Flags of all variants. Contraction is off: fused products in only one copy of a loop would break exactness."""
+LOCK = ".lock"
+POLL_SECONDS = 0.02
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 """Compiler messages about a folder that cannot be written."""
-PROCESSOR_VARIABLE = "DRAFTREE_MARCH"
-"""Environment variable with the value of `-march` or, on Arm, `-mcpu`; `native` if unset."""
+HOW_TO_GET_KERNELS = (
+    "PyTorch runs the passes at about a quarter of the speed; for native kernels, install gcc or clang, or run "
+    "pip install 'draftree[compiler]'"
+)
 
 
 class NativeUnavailableError(ConfigurationError):
@@ -57,148 +77,104 @@ class _FolderError(NativeUnavailableError):
     """The compiler cannot write to the output folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """Inputs of a build.
-
-    Attributes:
-        sources: C files.
-        flags: all compiler arguments except files.
-        command: words of `CC`; empty if unset.
-    """
-
-    sources: tuple[Path, ...]
-    flags: tuple[str, ...]
-    command: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Prefix of the library's name: a hash of everything except the compiler. Machines may share a cache."""
-        text = b"".join(file.read_bytes() for file in (*self.sources, *HEADERS))
-        options = [word for word in self.command if word.startswith("-")]
-        facts = (*options, "", *self.flags, platform.system(), platform.machine(), _processor())
-        return f"{self.sources[0].stem}-{hashlib.sha256(chr(0).join(facts).encode() + text).hexdigest()[:20]}-"
+_private: dict[str, Path] = {}
+"""Libraries that this process compiled in private folders, by variant."""
 
 
-_private: dict[tuple[str, tuple[str, ...]], Path] = {}
-"""Libraries that this process built in private folders, by name prefix and the words of `CC`."""
-
-
-def built_library(sources: Sequence[Path] = SOURCES, *, extra_flags: Sequence[str] = (), in_cache: bool = True) -> Path:
-    """Return the shared library for this processor; build it if there is no usable one.
+def built_library(variant: Variant | None = None, *, in_cache: bool = True) -> Path:
+    """Return the library of a variant; compile it if there is none.
 
     Args:
-        sources: C files.
-        extra_flags: compiler arguments after the others.
-        in_cache: whether the user's cache may be used; if not, or if it is unusable, the library is built in a private
-            folder that is removed when the process ends.
+        variant: the variant; None for the best one of this machine.
+        in_cache: whether existing libraries may be used; if not, or if the user's cache is unusable, the library is
+            compiled in a private folder that is removed when the process ends.
 
     Raises:
         NativeUnavailableError: there is no compiler, or it fails.
     """
-    command = _asked_compiler()
-    build = Build(tuple(sources), (*_flags(command), *extra_flags), command)
-    name = build.name
-    if (own := _private.get((name, command))) is not None and own.exists():
-        return own
+    variant = variant or preferred_variants()[0]
+    prefix = prefix_of(variant)
+    if in_cache and (path := next(PACKAGED.glob(f"{prefix}*"), None)) is not None:
+        return path
+    if (path := _private.get(prefix)) is not None and path.exists():
+        return path
     folder = Cache().root / "native"
     reason = _why_not_there(folder) if in_cache else f"the file in '{folder}' does not load"
-    try:
-        compiler = find_compiler()
-        prefix = f"{name}{_fingerprint(compiler)}"
-        found = usable(folder, prefix) if reason is None else None
-        return found or _built_somewhere(build, compiler, folder, prefix=prefix, reason=reason)
-    except NativeUnavailableError as error:  # a library of another compiler is as good
-        found = usable(folder, name) if reason is None else None
-        if found is None:
-            raise
-        logger.info("%s: using '%s', which was built before", error, found)
-        return found
-
-
-def _built_somewhere(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str, reason: str | None) -> Path:
-    """Build in the cache or, with a `reason` against it or if it cannot be written, in a private folder."""
     if reason is None:
+        if (path := usable(folder, prefix)) is not None:
+            return path
         try:
-            return _built(build, compiler, folder, prefix=prefix)
+            return _compiled_once([variant], folder)[variant]
         except (OSError, _FolderError) as error:
             reason = f"'{folder}' cannot be written ({first_reason(error)})"
-    logger.warning("the C library is built for this process only, which takes some seconds each time: %s", reason)
+    find_compiler()  # a missing one is the better reason
+    logger.warning("the native kernels are compiled for this process only, which takes a while each time: %s", reason)
     try:
         place = private_folder()
         if (danger := why_folder_untrusted(place)) is not None:
-            raise NativeUnavailableError(f"the C library could not be built: {reason}; {danger}")
-        found = _built(build, compiler, place, prefix=prefix)
+            raise NativeUnavailableError(f"the native kernels could not be compiled: {reason}; {danger}")
+        _private[prefix] = path = compile_variants([variant], place)[variant]
     except OSError as error:
-        raise NativeUnavailableError(f"the C library could not be built: {reason}; {first_reason(error)}") from error
-    _private[build.name, build.command] = found
-    return found
+        raise NativeUnavailableError(
+            f"the native kernels could not be compiled: {reason}; {first_reason(error)}"
+        ) from error
+    return path
+
+
+def build_all() -> dict[Variant, Path]:
+    """Return the libraries of the variants that this machine runs; compile those that are missing, all at once.
+
+    Variants that the compiler does not know are left out, with a warning.
+
+    Raises:
+        NativeUnavailableError: there is no compiler, or the cache is unusable.
+    """
+    folder = Cache().root / "native"
+    if (reason := _why_not_there(folder)) is not None:
+        raise NativeUnavailableError(f"the native kernels could not be compiled: {reason}")
+    try:
+        return _compiled_once(runnable_variants(), folder)
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"the native kernels could not be compiled: '{folder}' cannot be written ({first_reason(error)})"
+        ) from error
+
+
+def prefix_of(variant: Variant) -> str:
+    """Return the file name of a variant's library before its checksum: a hash of everything except the compiler."""
+    text = b"".join(file.read_bytes() for file in (*SOURCES, *HEADERS))
+    facts = (*FLAGS, *variant.flags, platform.system(), platform.machine())
+    return f"{variant.name}-{hashlib.sha256(chr(0).join(facts).encode() + text).hexdigest()[:20]}-"
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Return the command of the C compiler: `CC`, or the first compiler found.
+    """Return the command of the C compiler: `CC`, the first of cc, gcc and clang, or zig's if `ziglang` is installed.
 
     Raises:
         NoCompilerError: no compiler was found.
     """
-    asked = _asked_compiler()
-    for words in (asked,) if asked else tuple((name,) for name in COMPILERS):
-        if found := shutil.which(words[0]):
-            return (found, *words[1:])
+    if sys.platform == "win32":
+        raise NoCompilerError("native kernels need Linux or macOS; PyTorch runs the passes here")
+    asked = os.environ.get("CC", "")
     if asked:
-        raise NoCompilerError(f"the C compiler '{asked[0]}' of CC was not found: correct CC or unset it")
-    raise NoCompilerError("no C compiler found: install gcc or clang")
+        try:
+            words = [asked] if shutil.which(asked) else shlex.split(asked)  # a path may contain spaces
+        except ValueError as error:
+            raise NoCompilerError(f"CC is {asked!r}, which is not a command ({error}): correct or unset it") from error
+        if words and (path := shutil.which(words[0])):
+            return (path, *words[1:])
+        raise NoCompilerError(f"the C compiler '{asked}' of CC was not found: correct CC or unset it")
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return (path,)
+    if importlib.util.find_spec("ziglang") is not None:
+        return (sys.executable, "-m", "ziglang", "cc")
+    raise NoCompilerError(f"no C compiler was found: {HOW_TO_GET_KERNELS}")
 
 
 def first_reason(error: Exception) -> str:
     """Return the first line of an error message."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-
-
-def _asked_compiler() -> tuple[str, ...]:
-    asked = os.environ.get("CC", "")
-    if asked and shutil.which(asked):
-        return (asked,)  # a path may contain spaces
-    try:
-        return tuple(shlex.split(asked))
-    except ValueError as error:
-        raise NoCompilerError(f"CC is {asked!r}, which is not a command ({error}): correct it or unset it") from error
-
-
-def _flags(command: Sequence[str]) -> list[str]:
-    """Return the flags of all builds, except those that `CC` sets itself."""
-    flags = list(FLAGS)
-    if not any(word.startswith("-O") for word in command):
-        flags.insert(0, OPTIMIZATION)
-    if not any(word.startswith(("-march=", "-mcpu=")) for word in command):
-        flags.append(_for_this_processor())
-    if cpu_info("vendor_id") == "GenuineIntel":
-        flags.append(SLOW_PAIRS)
-    return flags
-
-
-def _for_this_processor() -> str:
-    option = "-march" if platform.machine().lower() in ("x86_64", "amd64", "i686") else "-mcpu"
-    return f"{option}={os.environ.get(PROCESSOR_VARIABLE) or 'native'}"
-
-
-def _fingerprint(compiler: Sequence[str]) -> str:
-    """Return a hash that identifies a compiler and its version, without running it."""
-    facts = list(compiler)
-    for word in compiler:
-        if path := shutil.which(word):
-            status = os.stat(path)
-            facts += [os.path.realpath(path), str(status.st_size), str(status.st_mtime_ns)]
-    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8] + "-"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    kept = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(kept)}))
 
 
 def _why_not_there(folder: Path) -> str | None:
@@ -208,43 +184,147 @@ def _why_not_there(folder: Path) -> str | None:
         return f"'{folder}' cannot be used ({first_reason(error)})"
 
 
-def _built(build: Build, compiler: Sequence[str], folder: Path, *, prefix: str) -> Path:
-    """Compile to a folder.
+def _compiled_once(variants: Sequence[Variant], folder: Path) -> dict[Variant, Path]:
+    """Return the libraries of a folder, where one process at a time compiles those that are missing."""
+    find_compiler()
+    with _locked(folder):
+        present = {variant: path for variant in variants if (path := usable(folder, prefix_of(variant))) is not None}
+        missing = [variant for variant in variants if variant not in present]
+        return present | compile_variants(missing, folder) if missing else present
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    make_folder(folder)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        logger.info("another process compiles native kernels: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def compile_variants(variants: Sequence[Variant], folder: Path) -> dict[Variant, Path]:
+    """Compile libraries into a folder, on all cores; variants that cannot be compiled are left out, with a warning.
 
     Raises:
-        NativeUnavailableError: the compiler fails.
+        NativeUnavailableError: there is no compiler, or no variant could be compiled.
         OSError, _FolderError: the folder cannot be written.
     """
+    compiler = find_compiler()
+    names = ", ".join(variant.name for variant in variants)
+    logger.info("compiling native kernels (%s) with %s", names, shlex.join(compiler))
     with working_folder(folder) as work:
-        fresh = work / "library.so"
-        _run([*compiler, *build.flags, "-o", os.fspath(fresh), *map(os.fspath, build.sources), "-lm"], work)
-        if not fresh.is_file() or not fresh.stat().st_size:
-            raise NativeUnavailableError(f"'{shlex.join(compiler)}' succeeded but wrote no library: correct CC")
-        library = publish(fresh, folder, prefix)
-    logger.info("built the C pass with %s: %s", shlex.join(compiler), library)
-    return library
+        sources = sorted(SOURCES, key=lambda source: -source.stat().st_size)
+        steps = [
+            (variant, source, work / f"{variant.name}-{source.stem}.o") for source in sources for variant in variants
+        ]
+        errors: dict[Variant, NativeUnavailableError] = {}
+        commands = [
+            [*compiler, *FLAGS, *_cpu_flags(variant, compiler), "-c", "-o", os.fspath(to), os.fspath(source)]
+            for variant, source, to in steps
+        ]
+        for (variant, _, _), error in zip(steps, _run_all(commands, work), strict=True):
+            if error is not None:
+                errors.setdefault(variant, error)
+        whole = [variant for variant in variants if variant not in errors]
+        outputs = {variant: work / f"{variant.name}.so" for variant in whole}
+        commands = [
+            [*compiler, *FLAGS, *_cpu_flags(variant, compiler), "-shared", "-o", os.fspath(output)]
+            + [os.fspath(to) for other, _, to in steps if other is variant]
+            + ["-lm"]
+            for variant, output in outputs.items()
+        ]
+        for (variant, output), error in zip(outputs.items(), _run_all(commands, work), strict=True):
+            if error is not None:
+                errors[variant] = error
+            elif not output.is_file() or not output.stat().st_size:
+                reason = f"'{shlex.join(compiler)}' succeeded but wrote no library: correct CC"
+                errors[variant] = NativeUnavailableError(reason)
+        if len(errors) == len(variants):
+            raise errors[variants[0]]
+        for variant, error in errors.items():
+            logger.warning("the native kernels have no variant '%s': %s", variant.name, error)
+        return {
+            variant: publish(output, folder, prefix_of(variant))
+            for variant, output in outputs.items()
+            if variant not in errors
+        }
 
 
-def _run(command: Sequence[str], work: Path) -> None:
-    said = {"TMPDIR": os.fspath(work), "LC_ALL": "C"}
+def _cpu_flags(variant: Variant, compiler: Sequence[str]) -> tuple[str, ...]:
+    is_zig = any(Path(word).stem in ("zig", "ziglang") for word in compiler)
+    return (f"-mcpu={variant.zig_cpu}",) if is_zig else variant.flags
+
+
+def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavailableError | None]:
+    """Run compilers, as many at once as there are cores; return the error of each, None for success.
+
+    There is no time limit, since other work may keep the cores busy. All compilers end with this call.
+    """
+    environment = os.environ | {"TMPDIR": os.fspath(work), "LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": f"{work}/zig"}
+    waiting = deque(enumerate(commands))
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    errors: list[NativeUnavailableError | None] = [None] * len(commands)
     try:
-        subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=BUILD_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | said,
-        )
-    except subprocess.CalledProcessError as error:
-        if any(reason in error.stderr for reason in NO_ROOM):
-            raise _FolderError(next(reason for reason in NO_ROOM if reason in error.stderr)) from error
-        first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr[:200]).strip()
-        why = first or f"it ended with status {error.returncode}"
-        raise NativeUnavailableError(f"'{command[0]}' could not build the C library: {why}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NativeUnavailableError(f"'{command[0]}' took more than {BUILD_SECONDS} s for the C library") from error
+        while waiting or running:
+            while waiting and len(running) < (usable_cores() or 1):
+                index, command = waiting.popleft()
+                with (work / f"{index}.log").open("wb") as log:
+                    running[index] = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                        start_new_session=True,
+                    )
+            for index in [index for index, process in running.items() if process.poll() is not None]:
+                status = running.pop(index).returncode
+                if status:
+                    said = (work / f"{index}.log").read_text("utf-8", errors="replace")
+                    errors[index] = _compiler_error(commands[index][0], status, said)
+            time.sleep(POLL_SECONDS)
     except OSError as error:
-        raise NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC") from error
+        if not isinstance(error.filename, str) or error.filename != commands[0][0]:
+            raise
+        raise NativeUnavailableError(f"'{commands[0][0]}' cannot be run ({error.strerror}): correct CC") from error
+    finally:
+        for process in running.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return errors
+
+
+def _compiler_error(compiler: str, status: int, said: str) -> NativeUnavailableError:
+    if reason := next((reason for reason in NO_ROOM if reason in said), None):
+        return _FolderError(reason)
+    first = next((line for line in said.splitlines() if "error" in line), said[:200]).strip()
+    why = first or f"it ended with status {status}"
+    return NativeUnavailableError(f"'{compiler}' could not compile the native kernels: {why}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compile kernels ahead of their use, and write the paths of the libraries."""
+    parser = argparse.ArgumentParser(prog="python -m draftree.models.native.build", description=main.__doc__)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--all", action="store_true", help="all variants that this machine runs")
+    choice.add_argument("--to", type=Path, metavar="FOLDER", help="all variants of this architecture, into a folder")
+    options = parser.parse_args(arguments)
+    try:
+        if options.to is not None:
+            paths = list(compile_variants(native_variants(), options.to.resolve()).values())
+        else:
+            paths = list(build_all().values()) if options.all else [built_library()]
+    except ConfigurationError as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.writelines(f"{path}\n" for path in paths)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import ACTIVATIONS, MAX_EXPERTS, NORM_KINDS
-from draftree.models.native.build import NativeUnavailableError, built_library
+from draftree.models.native.build import NativeUnavailableError, NoCompilerError, built_library
 from draftree.models.native.groups import KINDS, GroupFunctions
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.structures import STRUCTURES, CDecoder, CPass, CTrees, parse_layout, require_same_layout
+from draftree.models.native.variants import Variant, preferred_variants
 from draftree.sampling.logits import RowNoise, Top
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "grouped": 3})
 """Formats of products; `groups.py` has the kinds of grouped ones."""
 LANES = 16
-WITHOUT_TILES = ("-mno-amx-tile",)
 _size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
 
@@ -110,6 +110,7 @@ class Library:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         try:
             self._library: Any = ctypes.CDLL(str(path))
         except OSError as error:
@@ -257,24 +258,35 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Return the library for this processor, built and loaded once.
+    """Return the library of this machine's best variant that can be compiled and may run, loaded once.
 
     Raises:
-        NativeUnavailableError: it cannot be built or loaded.
+        NativeUnavailableError: there is none; the reason is that of the first variant.
+    """
+    first: NativeUnavailableError | None = None
+    for variant in preferred_variants():
+        try:
+            return load_library(variant)
+        except NoCompilerError:
+            raise
+        except NativeUnavailableError as error:  # an old compiler, or a sandbox without matrix tiles
+            logger.info("variant '%s': %s", variant.name, error)
+            first = first or error
+    assert first is not None, "every machine runs a variant"
+    raise first
+
+
+def load_library(variant: Variant) -> Library:
+    """Load the library of a variant.
+
+    Raises:
+        NativeUnavailableError: it cannot be compiled or loaded.
     """
     try:
-        return _loaded()
-    except TilesRefusedError as error:  # an old kernel or a sandbox on a new processor
-        logger.info("%s: passes run without them", error)
-        return _loaded(WITHOUT_TILES)
-
-
-def _loaded(extra_flags: Sequence[str] = ()) -> Library:
-    try:
-        return Library(built_library(extra_flags=extra_flags))
+        return Library(built_library(variant))
     except NotLoadableError as error:
-        logger.info("%s: building it in another folder", error)
-        return Library(built_library(extra_flags=extra_flags, in_cache=False))
+        logger.info("%s: compiling it in another folder", error)
+        return Library(built_library(variant, in_cache=False))
 
 
 def format_of(quantization: str | None, dtype: str) -> int:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from draftree.models.native.trust import why_untrusted
 from draftree.weights.cache import sync
 
 logger = logging.getLogger(__name__)
@@ -27,6 +26,7 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".so"
 SUM_LENGTH = 32
 WORK, PRIVATE, PACKING = ".build", "draftree-native", ".packing"
+OTHERS, GROUP = stat.S_IWOTH, stat.S_IWGRP
 DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
 """Age in seconds after which a working folder of another machine is abandoned."""
 
@@ -89,6 +89,16 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
     return place
 
 
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it, which only this user can write whatever the umask is.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
+        missing.mkdir(mode=0o755, exist_ok=True)
+
+
 @contextlib.contextmanager
 def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     """Create a folder of this user inside `folder`, which is created if needed; remove it at the end.
@@ -102,10 +112,7 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     Raises:
         OSError: it cannot be created.
     """
-    for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
-        missing.mkdir(
-            mode=0o755, exist_ok=True
-        )  # independent of the umask: a folder that others can write is not used again
+    make_folder(folder)
     remove_leftovers(folder, kind)
     work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_owner()}-", dir=folder))
     try:
@@ -163,3 +170,51 @@ def _lives(process: int) -> bool:
     except PermissionError:  # another user's
         return True
     return True
+
+
+def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str | None:
+    """Return why another user could have written this file or folder; None if none could.
+
+    Args:
+        status: status of the file or folder.
+        name: name in the message.
+    """
+    if not hasattr(os, "geteuid"):
+        return None  # systems without owners and modes
+    if status.st_uid not in (0, os.geteuid()):
+        return f"'{os.fspath(name)}' belongs to user {status.st_uid}, not to user {os.geteuid()} or root"
+    is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if is_sticky_folder:
+        return None  # sticky bit: others can add files, but neither remove nor rename ours
+    if status.st_mode & OTHERS or (status.st_mode & GROUP and not _is_private(status.st_gid)):
+        return f"'{os.fspath(name)}' can be written by others: chmod go-w '{os.fspath(name)}'"
+    return None
+
+
+def why_folder_untrusted(folder: Path) -> str | None:
+    """Return the same for a folder and all folders above it; missing ones are skipped.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    place = folder.resolve()
+    for one in (place, *place.parents):
+        try:
+            found = why_untrusted(one.stat(), one)
+        except FileNotFoundError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _is_private(group: int) -> bool:
+    """Return whether this user is the only member of a group, as on systems with user private groups."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == user.pw_name and user.pw_gid == group and set(found.gr_mem) <= {user.pw_name}

@@ -1,7 +1,6 @@
 /* Inputs of attention by tiles: queries, keys and values in the layout of tiles, and the keys
  * visible to each lane. */
 #pragma once
-#include "attention.h"
 #include "attention_weights.h"
 #if AMX
 

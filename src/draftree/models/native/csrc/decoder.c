@@ -13,8 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "attention.h"
-#include "attention_source.h"
-#include "attention_tiles.h"
 #include "experts.h"
 #include "memory.h"
 #include "products.h"
@@ -92,13 +90,6 @@ static void attention_part(Work *work, int64_t index, int64_t from, float *scrat
         int64_t chunk = pass->num_chunks - 1 - item / decoder->kv_heads;
         const int64_t first = pass->chunks[chunk], end = pass->chunks[chunk + 1];
         const int64_t kv_head = item % decoder->kv_heads;
-#if AMX
-        if (decoder->cache_format == BFLOAT16 && layer->score_cap == 0.0f && layer->sinks == NULL &&
-            layer->score_bias == NULL) {
-            attend_by_tiles(work, layer, scratch, first, end, kv_head);
-            continue;
-        }
-#endif
         attend(work, layer, scratch, first, end, kv_head);
     }
     meet(work, phase + ATTEND);

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include "attention.h"
-#include "attention_tiles.h"
 #include "structures.h"
 
 static struct {
@@ -36,13 +35,7 @@ static int64_t scratch_size(const Decoder *decoder, const Pass *pass) { /* of a 
     int64_t queries = 0;
     for (int64_t i = 0; i < pass->num_chunks; i++)
         queries = max_int(queries, (pass->chunks[i + 1] - pass->chunks[i]) * group);
-    const int64_t size = (attention_floats(dim, queries) + 127) / 16 * 16;
-#if AMX
-    const int64_t bytes = (int64_t)tiles_bytes(dim, blocks_of(queries, QUERIES));
-    return max_int(size, (bytes + 127) / 64 * 16);
-#else
-    return size;
-#endif
+    return attention_floats(dim, queries);
 }
 
 INLINE int64_t mixed_width(const Decoder *decoder) { /* of a row, in numbers */

@@ -5,8 +5,10 @@
 #include "products_tiles.h"
 #include "threads.h"
 
+#define CALLED static __attribute__((noinline)) /* compilers take long if it is inlined */
+
 /* `next`: the first block that the thread multiplies after these, as far as it is known */
-INLINE void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block,
+CALLED void product_of_group(const Work *work, const Linear *linear, int64_t rows, int64_t block,
                              int count, int target, int64_t next) {
     if (linear->format == GROUPED) {
         for (int64_t row = 0; row < rows; row += ROWS_PER_CALL)
@@ -49,7 +51,7 @@ INLINE void product_of_piece(const Work *work, const Linear *linear, int64_t row
 /* Distributes blocks over the threads, in groups. Blocks left of groups that the threads share
  * evenly are taken in pairs. A thread takes its next piece before it starts with one, so that it
  * knows which weights to prefetch. */
-INLINE void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
+CALLED void product(const Work *work, const Linear *linear, int64_t rows, int phase, int target) {
     const int64_t threads = work->pass->num_threads, blocks = blocks_of(linear->outputs, LANES);
     const int64_t groups = blocks / (GROUP * threads) * threads,
                   pieces = groups + blocks_of(blocks - groups * GROUP, 2);

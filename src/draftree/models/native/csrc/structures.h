@@ -27,9 +27,8 @@
 #endif
 
 /* Pairs of numbers in bfloat16 are multiplied without widening them, by rows and in attention, where
- * that is fast. Without tiles, Intel's processors take four times as long for it as for a product of
- * float32 numbers, which has half as many terms. */
-#if defined(__AVX512BF16__) && (AMX || !defined(SLOW_PAIRS))
+ * the variant has such products. */
+#if defined(__AVX512BF16__)
 #define HALF_PAIRS 1
 #else
 #define HALF_PAIRS 0

@@ -23,6 +23,8 @@ typedef vu vu_loose __attribute__((aligned(4), may_alias));
 typedef half_row half_loose __attribute__((aligned(2), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+/* of a function of another object of the library, which no other library sees */
+#define SHARED __attribute__((visibility("hidden")))
 
 INLINE vf splat(float x) { return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE vf load(const float *p) { return *(const vf_loose *)p; }

@@ -4,15 +4,8 @@
  * that nothing but the arithmetic is timed. They are functions of the kernels, whose headers choose the
  * instructions as they do for a pass.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <stdint.h>
-#include <unistd.h>
-#include "../models/native/csrc/products_groups_kernels.h"
-#if AMX
-#include <sys/syscall.h>
-#endif
+#include "products_groups_kernels.h"
 
 /* Products under way at once: enough to hide how long one takes, and no more than there are registers for. */
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -34,7 +27,7 @@ enum { CHAINS = 12 };
 
 static volatile float sink;
 
-int64_t probe_read(const char *memory, int64_t bytes) {
+int64_t draftree_probe_read(const char *memory, int64_t bytes) {
     typedef uint64_t vq __attribute__((vector_size(64)));
     vq sums[8] = {0};
     for (int64_t at = 0; at + 512 <= bytes; at += 512) {
@@ -103,18 +96,9 @@ static int64_t multiply_tiles(int64_t rounds, int is_int8) {
 }
 #endif
 
-/* whether the system lets this process use the instructions; needed once before all others */
-int64_t probe_ready(void) {
-#if AMX
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-    return 1;
-#endif
-}
+int64_t draftree_probe_float32(int64_t rounds) { return multiply_floats(rounds); }
 
-int64_t probe_float32(int64_t rounds) { return multiply_floats(rounds); }
-
-int64_t probe_bfloat16(int64_t rounds) {
+int64_t draftree_probe_bfloat16(int64_t rounds) {
 #if AMX
     return multiply_tiles(rounds, 0);
 #elif HALF_PAIRS
@@ -124,7 +108,7 @@ int64_t probe_bfloat16(int64_t rounds) {
 #endif
 }
 
-int64_t probe_int8(int64_t rounds) {
+int64_t draftree_probe_int8(int64_t rounds) {
 #if AMX
     return multiply_tiles(rounds, 1) / 2; /* an input of 16 bits takes two products, and counts once */
 #else
@@ -133,4 +117,4 @@ int64_t probe_int8(int64_t rounds) {
 }
 
 /* weights with a scale for each group of inputs: of 4 bits, and blocks of GGUF files */
-int64_t probe_int4(int64_t rounds) { return multiply_codes(rounds); }
+int64_t draftree_probe_int4(int64_t rounds) { return multiply_codes(rounds); }
