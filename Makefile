@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test test-all test-rest quick durations check bench peers docs site notebooks figures clean
+.PHONY: setup demo test test-all test-rest quick durations check bench peers docs site notebooks figures wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -84,6 +84,12 @@ figures: setup
 	test ! -e $(FIGURES)/traces || { echo "$(FIGURES) has figures already: remove it, or name another FIGURES="; exit 1; }
 	$(BIN)/draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --limit $(LIMIT) \
 	  $(patsubst %,--results benchmarks/results/%.jsonl,$(RECORDED)) --output $(FIGURES)
+
+# a wheel for this platform with the native kernels of every variant of its architecture, into dist/
+wheel: setup
+	rm -rf build/kernels
+	$(BIN)/python -m draftree.models.native.build --to build/kernels
+	HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(PIP) wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from pathlib import Path
 from typing import final
 
-if sys.platform != "win32":
+try:
     import fcntl
-else:  # there is no such lock: two processes are not kept apart
+except ImportError:  # not on Windows, where two processes are not kept apart
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["PathLock"]

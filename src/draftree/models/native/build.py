@@ -319,6 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if options.to is not None:
             paths = list(compile_variants(native_variants(), options.to.resolve()).values())
+            if len(paths) < len(native_variants()):
+                sys.exit("error: the compiler does not know all variants: take a newer one")
         else:
             paths = list(build_all().values()) if options.all else [built_library()]
     except ConfigurationError as error:

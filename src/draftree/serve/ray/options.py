@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.processor import usable_cores
 from draftree.drafters.learning.settings import parse_learning
 from draftree.serve.ray.prefixes import RoutingPolicy
 from draftree.serve.served import choose_models
@@ -104,7 +105,7 @@ class ReplicaOptions:
     def threads(self, settings: ServerSettings) -> int:
         """Return the CPU threads of a process: this machine's, divided among all, unless the settings name them."""
         processes = self.most_replicas * settings.parallel.num_processes
-        return settings.threads or max(1, len(os.sched_getaffinity(0)) // processes)
+        return settings.threads or max(1, (usable_cores() or 1) // processes)
 
     def cpus(self, settings: ServerSettings) -> float:
         """Return the CPUs that Ray reserves for a replica."""
