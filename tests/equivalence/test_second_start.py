@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,12 +163,16 @@ def test_other_options_are_another_start(folder: Path, reads: list[Path]) -> Non
     assert len(reads) == len(OPTIONS)
 
 
-@pytest.mark.parametrize("name", ["version", "__version__", "built_library"])
+@pytest.mark.parametrize("name", ["version", "__version__", "library"])
 def test_other_versions_are_another_start(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, reads: list[Path]
 ) -> None:
     load_model(folder)
-    other: Any = {"version": lambda _: "0", "__version__": "0", "built_library": lambda: Path("other.so")}[name]
+    other: Any = {
+        "version": lambda _: "0",
+        "__version__": "0",
+        "library": lambda: SimpleNamespace(path=Path("other.so")),
+    }[name]
     monkeypatch.setattr(load_start, name, other)
     load_model(folder)
     assert len(reads) == 2

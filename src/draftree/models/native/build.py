@@ -22,9 +22,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections import deque
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -52,7 +52,6 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w")
 """Flags of all variants. Contraction is off: fused products in only one copy of a loop would break exactness."""
 LOCK = ".lock"
-POLL_SECONDS = 0.02
 NO_ROOM = tuple(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)))
 """Compiler messages about a folder that cannot be written."""
 HOW_TO_GET_KERNELS = (
@@ -267,38 +266,42 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
     There is no time limit, since other work may keep the cores busy. All compilers end with this call.
     """
     environment = os.environ | {"TMPDIR": os.fspath(work), "LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": f"{work}/zig"}
-    waiting = deque(enumerate(commands))
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    errors: list[NativeUnavailableError | None] = [None] * len(commands)
-    try:
-        while waiting or running:
-            while waiting and len(running) < (usable_cores() or 1):
-                index, command = waiting.popleft()
-                with (work / f"{index}.log").open("wb") as log:
-                    running[index] = subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        start_new_session=True,
-                    )
-            for index in [index for index, process in running.items() if process.poll() is not None]:
-                status = running.pop(index).returncode
-                if status:
-                    said = (work / f"{index}.log").read_text("utf-8", errors="replace")
-                    errors[index] = _compiler_error(commands[index][0], status, said)
-            time.sleep(POLL_SECONDS)
-    except OSError as error:
-        if not isinstance(error.filename, str) or error.filename != commands[0][0]:
+    lock, running, has_ended = threading.Lock(), set[subprocess.Popen[str]](), False
+
+    def run(command: Sequence[str]) -> NativeUnavailableError | None:
+        with lock:  # no process starts unseen while the others are being ended
+            if has_ended:
+                return None
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return NativeUnavailableError(f"'{command[0]}' cannot be run ({error.strerror}): correct CC")
+            running.add(process)
+        output, _ = process.communicate()
+        running.discard(process)
+        return _compiler_error(command[0], process.returncode, output) if process.returncode else None
+
+    # threads, since an interrupt may arrive while a process starts, and is delivered to the main thread alone
+    with ThreadPoolExecutor(usable_cores() or 1) as pool:
+        try:
+            return list(pool.map(run, commands))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            with lock:
+                has_ended = True
+                for process in running:
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
             raise
-        raise NativeUnavailableError(f"'{commands[0][0]}' cannot be run ({error.strerror}): correct CC") from error
-    finally:
-        for process in running.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return errors
 
 
 def _compiler_error(compiler: str, status: int, said: str) -> NativeUnavailableError:
