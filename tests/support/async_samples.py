@@ -28,6 +28,7 @@ def alone(count: int = 12) -> list[tuple[int, ...]]:
 @asynccontextmanager
 async def opened(model: TableLM | None = None, draft: str | None = None, **options: Any) -> AsyncIterator[AsyncLLM]:
     """An AsyncLLM that must end without a thread, a slot or an integrity error left."""
+    before = set(threading.enumerate())
     async with AsyncLLM(model or TableLM(hashed(VOCAB, seed=5), order=3), draft, **options) as llm:
         yield llm
     engine = llm.llm.engine
@@ -35,7 +36,7 @@ async def opened(model: TableLM | None = None, draft: str | None = None, **optio
     engine.check_integrity()
     llm.llm.forget()
     assert llm.llm.model.num_open == 0
-    assert not [thread for thread in threading.enumerate() if thread.name == "draftree-engine"]
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "draftree-engine"]
 
 
 def asynchronous(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
