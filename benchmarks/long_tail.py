@@ -178,6 +178,7 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
 
     from draftree.bench.pass_times import time_passes
     from draftree.loading.load import load_model
+    from draftree.models.torch.cache_argument import cache_name
 
     for kind in given.kinds.split(","):
         model, peer = load_model(given.model, **weights(kind)).model, peer_of(given.model, kind)
@@ -190,11 +191,11 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
             if peer is None:
                 continue
             with torch.inference_mode():
-                cache = DynamicCache(config=peer.config)
-                peer(torch.tensor([token_ids(length)]), past_key_values=cache, logits_to_keep=1)
+                cache, name = DynamicCache(config=peer.config), cache_name(peer.forward)
+                peer(torch.tensor([token_ids(length)]), logits_to_keep=1, **{name: cache})
 
-                def step(cache: Any = cache, peer: Any = peer) -> None:
-                    peer(torch.tensor([[7]]), past_key_values=cache)
+                def step(cache: Any = cache, peer: Any = peer, name: str = name) -> None:
+                    peer(torch.tensor([[7]]), **{name: cache})
                     cache.crop(-1)
 
                 yield from timed({"transformers": step}, given.repeats, fields | {"rows": 1})

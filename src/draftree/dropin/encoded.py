@@ -9,8 +9,9 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.dropin.drafting import Drafting
-from draftree.dropin.refusals import WITHOUT
+from draftree.dropin.refusals import WITHOUT, refuse_cache
 from draftree.models.source import HiddenSource
+from draftree.models.torch.cache_argument import CACHE_NAMES
 
 _KNOWN = frozenset(
     {
@@ -19,8 +20,8 @@ _KNOWN = frozenset(
         "decoder_attention_mask",
         "encoder_outputs",
         "logits_to_keep",
-        "past_key_values",
         "use_cache",
+        *CACHE_NAMES,
     }
 )
 
@@ -44,11 +45,8 @@ def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_
             f"{', '.join(strange)} cannot be honoured: of an encoder-decoder model Draftree takes the encoder's output "
             f"with its attention mask; leave the others out, or {WITHOUT}"
         )
-    cache, decoder_mask = inputs.get("past_key_values"), inputs.get("decoder_attention_mask")
-    if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
-        raise InvalidRequestError(
-            f"past_key_values cannot be honoured: keys and values lie in memory of Draftree's own; {WITHOUT}"
-        )
+    refuse_cache(inputs)
+    decoder_mask = inputs.get("decoder_attention_mask")
     if decoder_mask is not None and not bool(decoder_mask.all()):
         raise InvalidRequestError(
             f"decoder_attention_mask hides tokens, and the decoder's prompts may have no padding: {WITHOUT}"

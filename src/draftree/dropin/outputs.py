@@ -15,7 +15,7 @@ from draftree.dropin.steps import Callbacks, Row, Steps
 class DraftreeOutput(GenerateDecoderOnlyOutput):
     """Return value of `generate` with `return_dict_in_generate=True`, and the statistics of each row.
 
-    `past_key_values`, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
+    The cache, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
     end of a row. `stats` is None where transformers wrote the text by itself.
     """
 

@@ -19,11 +19,12 @@ from draftree.dropin.refusals import WITHOUT
 from draftree.loading.reading import first_line
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.check import TOLERANCE
+from draftree.models.torch.cache_argument import CACHE_NAMES
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.own_forward import ReadPrompt
 
-NOT_READ = frozenset({"attention_mask", "past_key_values", "use_cache", "logits_to_keep"})
+NOT_READ = frozenset({"attention_mask", "use_cache", "logits_to_keep", *CACHE_NAMES})
 """Arguments of `generate` for its first pass that the first pass here does not read."""
 
 

@@ -1,6 +1,6 @@
 """Refusals of `generate` calls: each names the argument, the reason and an alternative.
 
-transformers (5.16 to 5.23) drops five arguments of `generate` if `custom_generate` is a callable. They are bound to
+transformers (5.16 to 5.24) drops five arguments of `generate` if `custom_generate` is a callable. They are bound to
 the callable instead (`functools.partial`). `refuse_unbound` makes an error of those that would be lost without effect.
 """
 
@@ -19,6 +19,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.models.torch.cache_argument import CACHE_NAMES
 
 WITHOUT = "leave custom_generate out for this call"
 
@@ -36,7 +37,7 @@ _UNSUPPORTED: dict[str, str] = {
 }
 """Settings of the generation config, off when None or False, and why they are refused."""
 
-_KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"})
+_KNOWN_INPUTS = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES})
 
 
 _TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
@@ -172,12 +173,7 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
         InvalidRequestError: names the input.
     """
     _refuse_strange(inputs)
-    cache = inputs.get("past_key_values")
-    if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
-        raise InvalidRequestError(
-            "past_key_values cannot be honoured: keys and values lie in memory of Draftree's own; give the whole "
-            f"prompt as input_ids without them, or {WITHOUT}"
-        )
+    refuse_cache(inputs)
     if inputs.get("logits_to_keep") not in (None, 1):
         raise InvalidRequestError("logits_to_keep cannot be honoured: what is needed is computed; leave it out")
     if input_ids.dim() != 2 or not input_ids.numel():
@@ -192,6 +188,21 @@ def refuse_inputs(input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: i
             f"prompt and output may have {longest} tokens, but the model's context holds {context}: "
             + (f"set max_new_tokens to {room} at most" if room > 0 else "shorten the prompt")
         )
+
+
+def refuse_cache(inputs: Mapping[str, Any]) -> None:
+    """Raise if the call passes a cache of its own; an empty one that `generate` created is ignored.
+
+    Raises:
+        InvalidRequestError: names the argument.
+    """
+    for name in CACHE_NAMES:
+        cache = inputs.get(name)
+        if getattr(cache, "_is_user_defined", False) or (cache is not None and cache.get_seq_length() > 0):
+            raise InvalidRequestError(
+                f"{name} is not supported: Draftree stores keys and values in its own memory; pass the whole prompt "
+                f"without it, or {WITHOUT}"
+            )
 
 
 def has_images(inputs: Mapping[str, Any]) -> bool:

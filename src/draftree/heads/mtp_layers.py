@@ -121,7 +121,5 @@ def run_layer(layer: nn.Module, states: Tensor, angles: Any, positions: Tensor, 
         attend: attention of the rows.
     """
     with announced(LayerPass(attend)):
-        found = layer(
-            states, attention_mask=None, position_embeddings=angles, position_ids=positions, past_key_values=None
-        )
+        found = layer(states, attention_mask=None, position_embeddings=angles, position_ids=positions)
     return found[0] if isinstance(found, tuple) else found

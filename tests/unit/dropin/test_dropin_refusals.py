@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig, GenerationMixin
 from transformers.generation import logits_process as theirs
 
 import draftree
@@ -22,6 +22,7 @@ from draftree.core.errors import (
 from draftree.dropin import refusals
 from draftree.dropin.drafting import draft_controls
 from draftree.dropin.refusals import refuse_sync
+from draftree.models.torch.cache_argument import cache_name
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
@@ -30,6 +31,7 @@ from families import fresh
 from spelling import tokenizer
 
 ONE = padded(8)
+CACHE = cache_name(GenerationMixin.prepare_inputs_for_generation)
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beams with a drafter": ({"num_beams": 2}, "num_beams=2"),
@@ -50,7 +52,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "planner alone": ({"draft": "none", "plan": "fixed"}, "there is no drafter"),
     "healing": ({"token_healing": True}, r"model\.heal_tokens"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
-    "cache": ({"past_key_values": DynamicCache()}, "past_key_values"),
+    "cache": ({CACHE: DynamicCache()}, CACHE),
     "too long": ({"max_new_tokens": 500}, "set max_new_tokens to 152 at most"),
     "prompt too long": ({"input_ids": torch.ones(1, 170, dtype=torch.long), "attention_mask": None}, "shorten"),
     "no rows": ({"input_ids": torch.ones(0, 3, dtype=torch.long), "attention_mask": None}, "input_ids has shape"),

@@ -16,6 +16,7 @@ from draftree.heads.dflash import DFlashHead
 from draftree.heads.medusa import MedusaHead
 from draftree.heads.peagle import ParallelEagle, PEagleHead
 from draftree.heads.target_parts import TargetParts
+from draftree.models.torch.cache_argument import cache_name
 from head_samples import causal
 
 FEATURES = 3
@@ -87,7 +88,7 @@ def test_dflash_computes_what_transformers_does_round_by_round(windows: tuple[in
             noise_embeds=parts.embedding[tokens],
             context_hidden_states=new.features.flatten(1)[None],
             position_ids=torch.arange(first, last + size)[None],
-            past_key_values=cache,
+            **{cache_name(model.forward): cache},
         ).last_hidden_state[0]
         ours = run(head, new, [kept])[0]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

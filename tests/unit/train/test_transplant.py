@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import spelling
 from draftree.core.errors import ConfigurationError
+from draftree.models.torch.cache_argument import cache_name
 from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
 from draftree.train.student import StudentOptions, keep_layers
 from draftree.train.transplant import mean_rows, spell_vocabulary, transplant
@@ -121,8 +122,9 @@ def test_kept_layers_are_evenly_spaced() -> None:
     assert student.config.num_hidden_layers == 4
     with torch.no_grad():
         whole = student(input_ids=torch.tensor([[1, 2, 3]])).logits
+        name = cache_name(student.forward)
         first = student(input_ids=torch.tensor([[1, 2]]), use_cache=True)
-        last = student(input_ids=torch.tensor([[3]]), past_key_values=first.past_key_values).logits
+        last = student(input_ids=torch.tensor([[3]]), **{name: first[name]}).logits
     torch.testing.assert_close(last[:, -1], whole[:, -1])
     with pytest.raises(ConfigurationError, match="kept_layers is 5, but the given model has 4 layers"):
         keep_layers(student, 5)

@@ -32,6 +32,7 @@ from draftree.models.kv.partial import LayerRange, require_capture
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.slot_ids import SlotIds
 from draftree.models.torch.attention import windows_of_masks
+from draftree.models.torch.cache_argument import cache_name
 from draftree.models.torch.context import context_length
 from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
 from draftree.models.torch.final_norm import FinalNorm
@@ -104,6 +105,7 @@ class CachedModel(LanguageModel):
         self._ids = SlotIds()
         self.device, self.dtype = model.device, next(model.parameters()).dtype
         self._rows_keyword = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._cache_name = cache_name(model.forward)
         self._takes_positions = takes_positions(model)
         self._layers = TorchLayers(model, int(config.num_hidden_layers))
         self._norm: FinalNorm | None = None
@@ -177,7 +179,7 @@ class CachedModel(LanguageModel):
         from transformers import DynamicCache
 
         cache: Any = DynamicCache()
-        inputs = prompt_inputs(self.model, input_ids, mask=mask, use_cache=True, past_key_values=cache, **given)
+        inputs = prompt_inputs(self.model, input_ids, mask=mask, cache=cache, use_cache=True, **given)
         logits = self.model(**inputs).logits[:, -1].float()
         width = input_ids.shape[1]
         lengths = [width] * len(logits) if mask is None else mask.sum(dim=1).tolist()
@@ -234,8 +236,8 @@ class CachedModel(LanguageModel):
         output = self.model(
             input_ids=torch.tensor([list(job.tokens)], device=self.device),
             attention_mask=seen,
-            past_key_values=slot.cache,
             use_cache=True,
+            **{self._cache_name: slot.cache},
             **({"logits_to_keep": rows} if self._rows_keyword else {}),
             **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
         )

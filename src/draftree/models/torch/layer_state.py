@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.models.torch.cache_argument import accepts_cache
 
 KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention"})
 """Layer types whose state is the keys and values of each token."""
@@ -35,11 +36,11 @@ def refuse_state(model: Any) -> None:
             f"{kind} keeps a recurrent state, which cannot be rolled back after a rejected draft: "
             "use a model whose layers all attend"
         )
-    parameters = inspect.signature(model.forward).parameters
-    if "input_ids" in parameters and "past_key_values" not in parameters:  # a wrapper with **kwargs hides the arguments
+    hides_arguments = "input_ids" not in inspect.signature(model.forward).parameters  # a wrapper with **kwargs
+    if not hides_arguments and not accepts_cache(model.forward):
         raise UnsupportedModelError(
             f"{kind} accepts no stored keys and values, so each token would recompute the whole text: "
-            "use a model that accepts past_key_values"
+            "use a model whose forward accepts a cache"
         )
     strange = _caches(config) - PLAIN_CACHES
     if any(INDEXED in name for name in strange):

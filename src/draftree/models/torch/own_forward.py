@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.models.torch.cache_argument import CACHE_NAMES, cache_name
 
 CHECKED_PADS, CHECKED_TOKENS = 3, 6
 """Padding and a short prompt, which show whether padding changes logits."""
@@ -45,13 +46,16 @@ def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters and not model.config.is_encoder_decoder
 
 
-def prompt_inputs(model: Any, input_ids: Tensor, *, mask: Tensor | None = None, **given: Any) -> dict[str, Any]:
+def prompt_inputs(
+    model: Any, input_ids: Tensor, *, mask: Tensor | None = None, cache: Any = None, **given: Any
+) -> dict[str, Any]:
     """Return the inputs of the first forward pass of `generate`.
 
     Args:
         model: a `…ForCausalLM` or `…ForConditionalGeneration`.
         input_ids: shape (batch, length).
         mask: False for padding, same shape; None for no padding.
+        cache: transformers' cache that the pass fills; None for none.
         **given: other inputs, such as images; `position_ids` if known, and `use_cache`.
     """
     if given.get("position_ids") is None and takes_positions(model):
@@ -59,10 +63,13 @@ def prompt_inputs(model: Any, input_ids: Tensor, *, mask: Tensor | None = None, 
         given["position_ids"] = positions_of(model, input_ids, known, given)
     prepare = getattr(model, "prepare_inputs_for_generation", None)
     if prepare is None:
-        return {"input_ids": input_ids, **({} if mask is None else {"attention_mask": mask}), **given}
-    given.setdefault("past_key_values", None)
-    inputs: dict[str, Any] = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **given)
-    return {name: value for name, value in inputs.items() if value is not None}
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, **given}
+    else:
+        given[cache_name(prepare)] = cache
+        inputs = prepare(input_ids, attention_mask=mask, is_first_iteration=True, **given)
+    # a model's own forward may use another name than the method that it inherits from transformers
+    inputs = {name: value for name, value in inputs.items() if value is not None and name not in CACHE_NAMES}
+    return inputs if cache is None else {**inputs, cache_name(model.forward): cache}
 
 
 def positions_of(model: Any, input_ids: Tensor, mask: Tensor, given: dict[str, Any]) -> Tensor:

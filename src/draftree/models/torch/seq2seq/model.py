@@ -19,6 +19,7 @@ from draftree.models.kv.slotted import requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.source import Source
 from draftree.models.sourced import SourcedModel
+from draftree.models.torch.cache_argument import cache_name
 from draftree.models.torch.context import UNBOUNDED
 from draftree.models.torch.dynamic import plan_pass
 from draftree.models.torch.identity import fingerprint
@@ -69,6 +70,7 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         use_in(model)
         places = replace_positions(model, self._decoder)
         self.max_length = UNBOUNDED if places is None else places
+        self._cache_name = cache_name(model.forward)
         self._takes_positions = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._tables = BiasTables()
         self._attended: list[np.ndarray] | None = None
@@ -223,6 +225,8 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         if self.function is not None:
             found = self.function.run(current, wanted)
             return found if found.dtype == torch.float64 else found.float()
-        given = {"decoder_position_ids": rows[1:]} if self._takes_positions else {}
-        logits = self._logits(self._stub, rows[:1], past_key_values=self._cache, use_cache=True, **given)
+        given = {self._cache_name: self._cache}
+        if self._takes_positions:
+            given["decoder_position_ids"] = rows[1:]
+        logits = self._logits(self._stub, rows[:1], use_cache=True, **given)
         return logits if wanted is None else logits[wanted]
