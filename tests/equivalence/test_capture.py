@@ -186,7 +186,7 @@ def test_fixed_shapes_capture_through_dynamic_passes() -> None:
     model.close(slot)
 
 
-@pytest.mark.parametrize("family", ["bloom", "falcon", "gptj", "mpt", "qwen2_moe"])
+@pytest.mark.parametrize("family", ["bloom", "falcon", "gpt_neo", "mpt", "qwen2_moe"])
 def test_chains_of_models_with_a_cache_of_their_own_equal_transformers(family: str) -> None:
     model, other = target(family), peer(family)
     assert isinstance(model, CachedModel)

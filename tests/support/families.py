@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -128,10 +130,6 @@ BART: dict[str, Any] = {
     "encoder_attention_heads": 4,
 }
 
-UNDIVIDED = frozenset({"gemma3n_text", "gemma4_text"})
-"""Slotted families of which no part can run alone, since layers read keys and values of others."""
-DIVIDED = frozenset(SLOTTED) - UNDIVIDED
-
 CACHED: dict[str, dict[str, Any]] = {
     "bart": BART,
     "pegasus": BART,
@@ -153,6 +151,14 @@ CACHED: dict[str, dict[str, Any]] = {
     },
 }
 """Families with an attention or a window of their own: transformers' cache, chains only."""
+
+if Version(transformers.__version__) >= Version("5.24"):
+    # these families call the registered attention from this version on
+    SLOTTED |= {name: CACHED.pop(name) for name in ("gptj", "codegen")}
+
+UNDIVIDED = frozenset({"gemma3n_text", "gemma4_text"})
+"""Slotted families of which no part can run alone, since layers read keys and values of others."""
+DIVIDED = frozenset(SLOTTED) - UNDIVIDED
 
 REFUSED: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 4},

@@ -1,4 +1,4 @@
-"""Models that do not call the registered attention (bloom, mpt, falcon, gptj, …): chains in transformers' own cache.
+"""Models that do not call the registered attention (bloom, mpt, falcon, …): chains in transformers' own cache.
 
 Each slot has its own cache; a tentative chain is appended to it, and rejected tokens are cropped. Each sequence is one
 forward pass, so a batch costs as much as its sequences one by one.
