@@ -135,7 +135,7 @@ def test_nothing_is_shown_through_a_pipe(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_ctrl_c_during_a_first_start_ends_cleanly_and_the_next_start_works(tmp_path: Path, moment: str) -> None:
     folder = save_tiny_model(tmp_path / "tiny", chat=False)
     command = ["generate", str(folder), "ab", "--max-tokens", "4", "--draft", "none"]
-    with terminal(command) as shown:
+    with terminal(command, is_forked=moment != "importing torch") as shown:
         shown.wait_for(moment)
         shown.type(CTRL_C)
         assert shown.end() == 130
