@@ -16,7 +16,7 @@ from draftree.models.native.groups import KINDS, RowBlocks, table_of
 from draftree.models.native.library import library
 from draftree.models.native.rows import plan_rows
 from draftree.models.native.structures import CLinear
-from native_builds import BUILDS, built
+from native_builds import BUILDS, EACH_BUILD, built
 from native_samples import in_c
 
 pytestmark = in_c
@@ -27,7 +27,7 @@ LONG = {"Q4_K": 512, "Q5_K": 512, "Q6_K": 512, "IQ4_XS": 512}
 """Inputs of kinds with blocks of 256; 352 of the others, which is no multiple of 256."""
 
 
-@pytest.fixture(params=BUILDS)
+@pytest.fixture(params=EACH_BUILD)
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     library = built(request.param)
     monkeypatch.setattr(decoders, "library", lambda: library)
@@ -63,6 +63,7 @@ def test_blocks_of_a_file_are_used_as_they_are(build: str, kind: str) -> None:
         assert torch.equal(product(decoder, inputs[:count]), found[:count]), count
 
 
+@pytest.mark.kernels
 def test_builds_agree_to_the_rounding_of_float32() -> None:
     rows = random_rows("Q4_K", VOCAB, 256)
     inputs = torch.randn(5, 256, generator=torch.Generator().manual_seed(2))

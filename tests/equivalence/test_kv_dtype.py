@@ -18,7 +18,7 @@ from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
 from draftree.models.native.model import NativeModel
 from families import fresh
-from native_builds import BUILDS, built
+from native_builds import EACH_BUILD, built
 from native_samples import DTYPES, in_c, lowered, text
 from native_seq2seq import model_of
 from second_starts import SIZES
@@ -46,7 +46,7 @@ def random_tree(nodes: int, seed: int) -> tuple[list[int], list[int]]:
     return text(nodes), parents
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_codes_are_numbers_by_the_largest_of_a_head(
     name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
@@ -76,7 +76,7 @@ def test_logits_stay_near_those_of_wider_keys(family: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mistral", "mixtral"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 def test_a_node_has_the_same_bits_in_every_tree_and_batch(
     name: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
-from native_builds import BUILDS, built
+from native_builds import EACH_BUILD, built
 from native_samples import DTYPES, FAMILIES, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
@@ -166,7 +166,7 @@ def test_passes_of_two_callers_at_once_on_more_threads_than_cores_keep_their_bit
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 def test_every_set_of_instructions_agrees(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)
@@ -187,7 +187,7 @@ def with_bytes_for_weights(family: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 def test_int8_rounds_weights_and_inputs_to_16_bits_or_8_in_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(name)
     monkeypatch.setattr(decoder, "library", lambda: library)

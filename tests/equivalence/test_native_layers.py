@@ -33,7 +33,7 @@ from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh
-from native_builds import BUILDS, built
+from native_builds import EACH_BUILD, built
 from native_samples import DTYPES, FAMILIES, QUANTIZED, SIZES, in_c, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
@@ -80,7 +80,7 @@ def test_a_model_of_parallel_layers_runs_without_its_attention(kind: str) -> Non
     assert torch.equal(whole, lm.run(Pass([Extend(slot, [5, 6], [-1, 0])])).logits.tensor())
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("family", ["gpt2", "qwen2_moe", "gpt_oss"])
 def test_every_set_of_instructions_agrees(family: str, kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

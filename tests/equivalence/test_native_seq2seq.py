@@ -20,7 +20,7 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.seq2seq.describing import read_decoder
 from draftree.models.source import FeatureSource, Source, TokenSource
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
-from native_builds import BUILDS, built
+from native_builds import EACH_BUILD, built
 from native_samples import in_c
 from native_seq2seq import CONTEXT, DTYPES, FAMILIES, folder_of, lowered, model_of, native
 from seq2seq_samples import VOCAB, sample
@@ -114,7 +114,7 @@ def test_a_node_has_the_same_bits_in_every_tree_and_batch(name: str, kind: str) 
     assert lm.num_open == 0 == lm.num_sources
 
 
-@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("build", EACH_BUILD)
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_every_set_of_instructions_agrees(name: str, build: str, monkeypatch: pytest.MonkeyPatch) -> None:
     library = built(build)

@@ -42,7 +42,7 @@ REFUSED_TEXT = {
     "lfm3": "recurrent state",
     "rwkv": "recurrent state",
     "whisper": "leave custom_generate out",
-    "xlm": "accepts no stored keys and values",
+    "xlm": "cannot continue from its stored keys and values",
 }
 INTERNALS = re.compile(r"size of tensor|out of range|Traceback|NoneType|KeyError|AttributeError|object has no")
 

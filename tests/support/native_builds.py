@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from draftree.models.native.build import build_all
+from draftree.models.native.build import build_all, built_library
 from draftree.models.native.library import Library, TilesRefusedError
-from draftree.models.native.variants import Variant, runnable_variants
+from draftree.models.native.variants import Variant, preferred_variants, runnable_variants
 
 BUILDS = {variant.name: variant for variant in runnable_variants()}
+OWN = preferred_variants()[0]
+EACH_BUILD = [pytest.param(name, marks=() if name == OWN.name else pytest.mark.kernels) for name in BUILDS]
+"""All variants as parameters; `make test` runs this machine's own alone, since the others take minutes to compile."""
 
 
 @functools.cache
@@ -21,7 +24,7 @@ def _paths() -> dict[Variant, Path]:
 
 def built(name: str) -> Library:
     """The library of a variant; skips if the compiler or the system does not support its instructions."""
-    path = _paths().get(BUILDS[name])
+    path = built_library() if name == OWN.name else _paths().get(BUILDS[name])
     if path is None:
         pytest.skip(f"the compiler does not know variant '{name}'")
     try:

@@ -93,15 +93,17 @@ def plain(text: str) -> str:
 
 
 @contextlib.contextmanager
-def terminal(arguments: Sequence[str], *, is_forked: bool = True, **environment: str) -> Iterator[Terminal]:
-    """Run `draftree` with arguments in a pseudo-terminal of 24 lines and 100 columns.
+def terminal(
+    arguments: Sequence[str], *, program: str = PROGRAM, is_forked: bool = True, **environment: str
+) -> Iterator[Terminal]:
+    """Run `draftree` with arguments, or another program, in a pseudo-terminal of 24 lines and 100 columns.
 
     A forked process has torch already; any other one imports it.
     """
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (24, 100))
     process = subprocess.Popen(
-        [*(forked.python() if is_forked else [sys.executable]), "-c", PROGRAM, *arguments],
+        [*(forked.python() if is_forked else [sys.executable]), "-c", program, *arguments],
         stdin=slave,
         stdout=slave,
         stderr=slave,

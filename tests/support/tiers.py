@@ -44,8 +44,8 @@ class Tier:
 
 
 TIERS = {
-    "quick": Tier(0.2, folders=("tests/unit/", "tests/exact/"), excluded=("weights", "install")),
-    "test": Tier(2.0, complete=COMPLETE, excluded=("weights", "install")),
+    "quick": Tier(0.2, folders=("tests/unit/", "tests/exact/"), excluded=("weights", "install", "kernels")),
+    "test": Tier(2.0, complete=COMPLETE, excluded=("weights", "install", "kernels")),
 }
 
 

