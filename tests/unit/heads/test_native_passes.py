@@ -24,7 +24,7 @@ from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError
 from head_samples import HIDDEN, VOCAB, head_config, random_head, random_parts
 from head_texts import HeadText
-from native_builds import BUILDS, built
+from native_builds import EACH_BUILD, built
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
 
@@ -164,7 +164,7 @@ def test_bits_are_the_same_alone_in_trees_and_in_batches(variant: str, kind: str
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", EACH_BUILD)
 def test_every_set_of_instructions_agrees(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = rows_of(in_c("eagle3-qwen3", kind))
     library = built(name)
