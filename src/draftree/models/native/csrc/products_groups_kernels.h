@@ -127,7 +127,7 @@ INLINE void add_packed(const PackedPiece *given, int num_rows, int count, int ki
         EACH_PART(i) total[PART_OF(r, i)] = piece.sums[r].value[piece.first_part + i];
     for (int64_t group = piece.from; group < piece.to; group++) {
         const RowGroup *rows = piece.rows + group;
-        for (int64_t line = 0; line < piece.next_lines; line++)
+        ROLLED for (int64_t line = 0; line < piece.next_lines; line++)
             __builtin_prefetch(piece.next + line * 64);
         piece.next += piece.next_lines * 64;
         UNROLLED for (int half = 0; half < halves; half++) {
