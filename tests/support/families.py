@@ -216,7 +216,8 @@ def fresh(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> A
     kind = KINDS.get(name, name.split("-")[0])
     common = {key: value for key, value in COMMON.items() if kind != "xlnet" or key in ("vocab_size", "pad_token_id")}
     config = AutoConfig.for_model(kind, **(common | FAMILIES.get(name, {}) | changes))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.random.fork_rng([]):  # a test's own seed stays as it is, whichever test makes the model
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     _fill(model)
     return model.to(dtype).eval()
 
