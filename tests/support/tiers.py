@@ -44,7 +44,7 @@ class Tier:
 
 
 TIERS = {
-    "quick": Tier(0.2, folders=("tests/unit/", "tests/exact/"), excluded=("weights", "install", "kernels")),
+    "quick": Tier(0.1, folders=("tests/unit/", "tests/exact/"), excluded=("weights", "install", "kernels")),
     "test": Tier(2.0, complete=COMPLETE, excluded=("weights", "install", "kernels")),
 }
 
