@@ -35,6 +35,12 @@ class Transcriber:
         self._extractor: Any = None
 
     @property
+    def reads_sound(self) -> bool:
+        """Whether the model reads features of sound."""
+        target = self.engine.parts.target
+        return isinstance(target, EncoderDecoder) and target.feature_shape is not None
+
+    @property
     def target(self) -> EncoderDecoder:
         """The model.
 

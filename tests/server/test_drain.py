@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-import forked
 from cli_samples import save_tiny_model
 from operated import wait_for
+from serve_process import process
 from serving import HTTP
 
 LONG = 20_000
@@ -26,36 +22,6 @@ LONG = 20_000
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model") / "tiny", chat=True, context=LONG + 100)
-
-
-class Process:
-    """A `draftree serve` process; its standard error is in a file."""
-
-    def __init__(self, folder: Path, log: Path, *options: str) -> None:
-        self.log = log
-        command = [*forked.python(), "-m", "draftree", "serve", str(folder), "--port", "0", *options]
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        assert self.process.stdout is not None
-        self.line = self.process.stdout.readline()
-        found = re.search(r"http://[0-9.:]+", self.line)
-        assert found is not None, log.read_text()
-        self.url = found[0]
-
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
-
-
-@contextmanager
-def process(folder: Path, log: Path, *options: str) -> Iterator[Process]:
-    running = Process(folder, log, *options)
-    try:
-        yield running
-    finally:
-        running.process.kill()
-        running.process.wait()
-        assert running.process.stdout is not None
-        running.process.stdout.close()
 
 
 class Reader(threading.Thread):

@@ -16,8 +16,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import uvicorn
 
+from draftree.core.errors import RankError
+from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
 from draftree.serve.app import create_app
 from draftree.serve.listening import TimedProtocol, tls_options, url_of
@@ -29,6 +32,7 @@ from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 from draftree.serve.verify.divisible import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
+from draftree.spoken import Speech
 
 __all__ = ["DrainingServer", "run_server"]
 
@@ -202,8 +206,7 @@ class Loading:
 
         def work() -> None:
             try:
-                models = self._load()
-                asyncio.run(warm_up(models))
+                models = asyncio.run(warm_up(self._load()))
                 exempt_from_collections()
             except BaseException as error:
                 self.error = error
@@ -220,16 +223,46 @@ class Loading:
         on_ready()
 
 
-async def warm_up(models: Sequence[ServedModel]) -> None:
-    """Generate a few tokens with every model: its first passes are slower than all others."""
+async def warm_up(models: Sequence[ServedModel]) -> list[ServedModel]:
+    """Run a short request on every model, because its first passes are slower than all others.
+
+    Returns:
+        The models whose request succeeded. The others are logged and closed.
+
+    Raises:
+        RankError: a process ended that computes a model with this one.
+        Exception: the failure of the last model, if no model succeeded.
+    """
+    ready, failure = [], None
     for model in models:
-        room = model.max_context
-        count = max(1, min(WARM_UP_TOKENS, room - 2))
-        params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
-        async with await model.llm.submit([0] * min(2, room - 1), params, owner=None) as submission:
-            async for _ in submission:
-                pass
-        await model.llm.forget(learned=False)
+        try:
+            await _short_request(model)
+        except Exception as error:  # kernels and checkpoints may raise anything
+            if isinstance(model.llm.failure, RankError):
+                raise
+            logger.error("'%s' is not served, because its warm-up failed: %s", model.name, error)
+            failure = error
+            await model.llm.close()
+        else:
+            ready.append(model)
+    if failure is not None and not ready:
+        raise failure
+    return ready
+
+
+async def _short_request(model: ServedModel) -> None:
+    room = model.max_context
+    count = max(1, min(WARM_UP_TOKENS, room - 2))
+    params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+    prompt: list[int] | FeatureSource = [0] * min(2, room - 1)
+    transcriber = model.llm.llm.transcriber
+    if transcriber.reads_sound:
+        silence = np.zeros(transcriber.sampling_rate, dtype=np.float32)
+        prompt, _ = await model.llm.detect_speech(silence, Speech())
+    async with await model.llm.submit(prompt, params, owner=None) as submission:
+        async for _ in submission:
+            pass
+    await model.llm.forget(learned=False)
 
 
 def exempt_from_collections() -> None:

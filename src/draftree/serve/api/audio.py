@@ -17,7 +17,7 @@ from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.engine.openings import WholeStart
 from draftree.long_speech import LongSpeech, Transcript
-from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.serve.api.common import ERRORS, model_of, running_job
 from draftree.serve.audio.forms import parse_form
@@ -78,8 +78,7 @@ class _Sound:
 
 async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request) -> Response:
     model = model_of(request, form.model)
-    target = model.llm.llm.model
-    if not isinstance(target, EncoderDecoder) or target.feature_shape is None:
+    if not model.llm.llm.transcriber.reads_sound:
         raise invalid(f"the model '{model.name}' reads text: use /v1/completions", "model")
     values = {"temperature": form.temperature, "seed": form.seed, "max_tokens": form.max_tokens}
     params = checked_params({**values, "logprobs": 0 if form.response_format == "verbose_json" else None}, NAMES)
