@@ -43,6 +43,12 @@ def require_fit(text: TextSearch, vocab_size: int, max_length: int, *, has_text:
             "set force_eos to 'none'",
             param="force_eos",
         )
+    if params.allowed_trie is not None and params.allowed_trie.has_inner_ends and not text.ends:
+        raise InvalidRequestError(
+            "allowed_trie has a sequence that begins another, and this search has no end token that could end it: give "
+            "stop_token_ids, or do not set ignore_eos",
+            param="allowed_trie",
+        )
     if params.stop and not has_text:
         raise InvalidRequestError("stop strings need a tokenizer: give stop_token_ids instead", param="stop")
     forced = params.prefix_token_ids

@@ -88,7 +88,13 @@ def _allow(logprobs: Tensor, text: TextSearch, beams: Sequence[Beam]) -> None:
     """Keep what the trie or the function allows."""
     params, vocab = text.params, logprobs.shape[-1]
     if params.allowed_trie is not None:
-        rows, tokens = params.allowed_trie.allowed([beam.trie_node for beam in beams], vocab)
+        nodes = [beam.trie_node for beam in beams]
+        rows, tokens = params.allowed_trie.allowed(nodes, vocab)
+        ending = params.allowed_trie.inner_ends(nodes)
+        if len(ending):
+            # one end token, so that no text is found twice
+            ends = text.end_ids[logprobs[ending][:, text.end_ids].argmax(dim=1)].cpu()
+            rows, tokens = torch.cat([rows, torch.from_numpy(ending)]), torch.cat([tokens, ends])
     elif params.prefix_allowed_tokens_fn is not None:
         allowed = [
             [int(token) for token in params.prefix_allowed_tokens_fn(text.index, [*text.prompt, *beam.tokens])]

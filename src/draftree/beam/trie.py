@@ -23,7 +23,8 @@ class TokenTrie:
     """The sequences that a text may be. Immutable; may be shared by any number of searches.
 
     Args:
-        sequences: token ids, each sequence with at least one. To allow a text to end, sequences contain the end token.
+        sequences: token ids, each sequence with at least one. A text ends after a sequence that begins no other; after
+            one that does, an end token is allowed beside the continuations.
 
     Raises:
         ConfigurationError: there is no sequence, or an empty one.
@@ -44,6 +45,7 @@ class TokenTrie:
         parents: list[int] = []
         path: list[int] = [0]
         last: tuple[int, ...] = ()
+        ends: list[int] = []
         for sequence in ordered:
             shared = next((i for i, pair in enumerate(zip(last, sequence, strict=False)) if pair[0] != pair[1]), None)
             shared = min(len(last), len(sequence)) if shared is None else shared
@@ -53,17 +55,30 @@ class TokenTrie:
                 parents.append(path[-1])
                 path.append(len(tokens))
             last = sequence
+            ends.append(path[-1])
         # node i + 1 has tokens[i]; rows of children are sorted by parent, then token
         order = np.lexsort((np.array(tokens), np.array(parents)))
         self._tokens = np.array(tokens, dtype=np.int64)[order]
         self._nodes = order.astype(np.int64) + 1
         counts = np.bincount(np.array(parents), minlength=len(tokens) + 1)
         self._starts = np.concatenate(([0], np.cumsum(counts)))
+        self._ends_inside = np.zeros(len(counts), dtype=bool)
+        self._ends_inside[ends] = counts[ends] > 0
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes, the root included."""
         return len(self._starts) - 1
+
+    @property
+    def has_inner_ends(self) -> bool:
+        """Whether a sequence begins another."""
+        return bool(self._ends_inside.any())
+
+    def inner_ends(self, nodes: Sequence[int]) -> np.ndarray:
+        """Return the indices of nodes at which a sequence ends and another goes on, int64."""
+        at = np.array(nodes, dtype=np.int64)
+        return np.flatnonzero((at != OUTSIDE) & self._ends_inside[np.maximum(at, 0)])
 
     def children(self, node: int) -> np.ndarray:
         """Return the allowed tokens after a node, ascending, int64."""

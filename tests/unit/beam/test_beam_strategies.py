@@ -11,7 +11,7 @@ import pytest
 from beam_oracles import logprobs, rescored, search
 from draftree.beam.strategies.phrases import UnorderedPhrases
 from draftree.beam.trie import TokenTrie
-from draftree.core.errors import GenerationError
+from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed, listed
 
 PROMPT = [1, 3]
@@ -185,6 +185,26 @@ def test_trie_returns_its_best_sequences(seed: int) -> None:
     result = search(TableLM(table), PROMPT, ends=[0], allowed_trie=TokenTrie(sequences), **given)
     assert [found.tokens for found in result.hypotheses] == ranked[:5]
     assert all(found.finish_reason == "stop" for found in result.hypotheses)
+
+
+@pytest.mark.parametrize("ends", [[0], [0, 8]])
+def test_sequences_that_begin_others_are_found(ends: list[int]) -> None:
+    sequences = [(1,), (1, 2), (1, 2, 3, 4), (5,), (6, 7)]
+    wanted = {
+        text: max(rescored(TABLE, PROMPT, (*text, end)) for end in ends) if text in {(1,), (1, 2)} else
+        rescored(TABLE, PROMPT, text) for text in sequences
+    }  # fmt: skip
+    given = {"beam_width": 8, "num_return_sequences": 8, "length_penalty": 0.0, "early_stopping": "never"}
+    result = search(TableLM(TABLE), PROMPT, ends=ends, allowed_trie=TokenTrie(sequences), **given)
+    found = [tuple(token for token in one.tokens if token not in ends) for one in result.hypotheses]
+    assert found == sorted(wanted, key=lambda text: -wanted[text])
+    assert [one.score for one in result.hypotheses] == pytest.approx(sorted(wanted.values(), reverse=True))
+    assert all(one.finish_reason == "stop" for one in result.hypotheses)
+
+
+def test_a_sequence_that_begins_another_needs_an_end_token() -> None:
+    with pytest.raises(InvalidRequestError, match="begins another"):
+        search(TableLM(TABLE), PROMPT, allowed_trie=TokenTrie([[1], [1, 2]]))
 
 
 def test_trie_equals_a_function() -> None:

@@ -130,13 +130,13 @@ def searched(llm: LLM, **given: Any) -> list[list[int]]:
 
 def test_results_are_lines_of_a_file(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "names.txt"
-    file.write_text("red\n\ngreen\nblue\n", "utf-8")
+    file.write_text("red\n\nredder\nblue\n", "utf-8")
     llm = LLM(base, dtype="float32")
-    trie = TokenTrie([llm.prompts.encode_text(name, add_special_tokens=False) for name in ("red", "green", "blue")])
+    trie = TokenTrie([llm.prompts.encode_text(name, add_special_tokens=False) for name in ("red", "redder", "blue")])
     wanted = searched(llm, allowed_trie=trie, beam_width=3, num_return_sequences=3)
     line = ["--allowed-texts", str(file), "--beam-width", "3", "--num-return-sequences", "3"]
     assert found(capsys, base, "abc", *line) == wanted
-    assert {llm.tokenizer.decode(one, True) for one in wanted} == {"red", "green", "blue"}  # type: ignore[union-attr]
+    assert {llm.tokenizer.decode(one, True) for one in wanted} == {"red", "redder", "blue"}  # type: ignore[union-attr]
 
 
 def test_further_models_take_part(base: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
