@@ -9,6 +9,7 @@ from jinja2.exceptions import SecurityError
 
 from cli_samples import TEMPLATE, save_tiny_model
 from draftree.core.errors import InvalidRequestError
+from draftree.text.chat import template_costs
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.templates import TemplateStoppedError, render_chat
 from draftree.text.tokenizer import Tokenizer
@@ -69,6 +70,7 @@ BOMBS = {
     "an indent of JSON": "{{ ([1] * 100000)|tojson(indent=1000000) }}",
     "tabs": "{{ ('\t' * 100000).expandtabs(1000000) }}",
     "a table": "{{ ('a' * 100000).translate({97: 'b' * 1000000}) }}",
+    "a table that is a list": "{{ ('a' * 100000).translate(['b' * 1000000] * 100) }}",
     "a precision": "{{ 1.5|round(900000000, 'ceil') }}",
     "slices of a filter": "{{ [1]|slice(9000000000)|list }}",
     "a batch": "{{ [1]|batch(9000000000, 'x')|list }}",
@@ -83,7 +85,61 @@ BOMBS = {
     "a macro that calls itself": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "output without end": "{% for i in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
     "a sum of lists": "{{ ([[1] * 1000] * 1000)|sum(start=[]) }}",
+    "a long comparison in a loop": (
+        "{% set a = 'a' * 1000000 %}{% set b = 'a' * 1000000 %}{% for i in range(99999) %}{{ a == b }}{% endfor %}"
+    ),
+    "a long search in a loop": (
+        "{% set a = 'a' * 1000000 %}{% for i in range(99999) %}{{ 'b' in a }}{{ a.find('b') }}{% endfor %}"
+    ),
+    "a search from the right": "{{ ('a' * 1000000).rfind('b' + 'a' * 500000) }}",
+    "an item of a long list": "{{ 'b' * 100000 in ['a' * 100000] * 100000 }}",
+    "a long body": "{% for i in range(99999) %}{% for j in range(9) %}"
+    + "{% set x = i %}" * 1000
+    + "{% endfor %}{% endfor %}",
+    "a long macro": "{% macro m() %}"
+    + "{% set x = 1 %}" * 9999
+    + "{% endmacro %}{% for i in range(99999) %}{{ m() }}{% endfor %}",
+    "a long block": "{% for i in range(99999) %}{{ self.b() }}{% endfor %}{% block b %}"
+    + "{% set x = 1 %}" * 9999
+    + "{% endblock %}",
+    "filters without a result": (
+        "{% for i in range(99) %}{% set x = 'a' * 1000000 %}{% endfor %}{% set r = range(99999) %}"
+        "{% for i in r %}{{ r|select('none')|list|length }}{{ r|map('int')|sum }}{% endfor %}"
+    ),
+    "a filter that copies the rest": "{{ ('(' * 100000 ~ 'a' ~ ')' * 100000)|urlize }}",
+    "breaks of a long word": "{{ ('a' * 1000000)|wordwrap(1) }}",
+    "a slow encoding": "{{ ('\u00e4' * 1000000).encode('punycode') }}",
+    "a long number": "{{ ('f' * 1000000)|int(base=16) // ('e' * 500000)|int(base=16) }}",
+    "a format as a test": "{{ '%900000000d' is odd }}",
+    "views of dictionaries": (
+        "{% set n = namespace(x={}) %}{% for i in range(60) %}{% set n.x = {'a': n.x, 'b': n.x}.values() %}{% endfor %}"
+        "{{ n.x }}"
+    ),
 }
+NESTED = (  # x and y hold themselves twice, 60 times over: as lists, as tuples, and as dictionaries
+    "{{% set n = namespace(x={0}, y={0}) %}}{{% for i in range(60) %}}{{% set n.x = {1} %}}"
+    "{{% set n.y = {2} %}}{{% endfor %}}{{% set x = n.x %}}{{% set y = n.y %}}"
+)
+LISTS = NESTED.format("[1]", "[n.x, n.x]", "[n.y, n.y]")
+TUPLES = NESTED.format("(1, 1)", "(n.x, n.x)", "(n.y, n.y)")
+OBJECTS = NESTED.format("{}", "{'a': n.x, 'b': n.x}", "{'a': n.y, 'b': n.y}")
+USES = {
+    LISTS: (
+        "x == y", "x != y", "x < y", "x <= y", "x > y", "x >= y", "0 < 1 != x == y", "x in [y]", "x not in [y]",
+        "x is eq y", "x is ne y", "x is lessthan y", "x is in [y]", "x is lower", "[x, y]|sort", "[x, y]|max",
+        "[x, y]|min", "[x, y]|map('list')|sort", "[y]|select('eq', x)|list", "[{'a': y}]|selectattr('a', 'eq', x)|list",
+        "[{'a': x}, {'a': y}]|groupby('a')", "{1: x, 2: y}|dictsort(by='value')", "[y].index(x)", "[y].count(x)",
+        "[{'a': x}]|map(attribute='a', default=y)|sort", "x in [y]|map('list')", "{1: x} == {1: y}", "(x,) == (y,)",
+        "{% for z in [x, y] %}{{ loop.changed(z) }}{% endfor %}",
+    ),
+    TUPLES: (
+        "{x: 1}", "{1: 2}[x]", "{1: 2}.get(x)", "x in {1: 2}", "[x]|unique|list", "dict([(x, 1)])",
+        "dict.fromkeys([x])",
+        "{'a': x}.items() == {'a': y}.items()", "{'a': x}.items() - {'a': y}.items()",
+        "{'a': 1}.keys().isdisjoint([x])",
+    ),
+    OBJECTS: ("x == y", "x in [y]", "x.values()"),
+}  # fmt: skip
 
 
 def render(template: str, messages: list[dict[str, str]] = MESSAGES, **changes: Any) -> str:
@@ -95,6 +151,20 @@ def render(template: str, messages: list[dict[str, str]] = MESSAGES, **changes: 
 def test_a_template_that_computes_too_much_is_stopped(name: str) -> None:
     with pytest.raises(TemplateStoppedError, match="the template was stopped, because"):
         render(BOMBS[name])
+
+
+@pytest.mark.parametrize(("values", "use"), [(values, use) for values, uses in USES.items() for use in uses])
+def test_a_use_of_values_nested_beyond_measure_is_stopped(
+    values: str, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_costs, "MAX_VISITS", 10_000)  # the default takes a second to count
+    with pytest.raises(TemplateStoppedError, match="it visits more than"):
+        render(f"{values}{use if use.startswith('{%') else '{{ ' + use + ' }}'}")
+
+
+def test_a_namespace_does_not_write_out_its_values() -> None:
+    doubled = "{% set n = namespace(x=1) %}{% for i in range(60) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}"
+    assert render(doubled + "{{ n }}") == "<Namespace>"
 
 
 def test_a_template_that_is_too_long_is_stopped() -> None:

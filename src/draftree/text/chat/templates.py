@@ -1,14 +1,16 @@
 """Chat template rendering in a sandbox with a bounded amount of work.
 
 A template is a program by the author of the model. The sandbox of jinja2 shields Python's internals, but allows
-unbounded allocation and loops. Here every operation that can lengthen a text or list, and every step of a loop, is
-charged to a budget before it runs.
+unbounded allocation and work. Here every operation whose work or result can exceed the template's own length is charged
+to a budget before it runs: loops and calls by the size of their bodies, comparisons and hashes by the nested size of
+their operands (a list that contains itself twice, 60 times over, has 2⁶⁰ elements to compare).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -19,18 +21,22 @@ from jinja2 import TemplateError, TemplateRuntimeError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.template_costs import (
+    COMPARES,
+    ITERATES,
     MAX_TEMPLATE_CHARS,
     Budget,
     LimitError,
     cost_of_call,
+    cost_of_comparison,
     cost_of_filter,
     cost_of_format,
     cost_of_operator,
+    cost_of_test,
     size_of,
     text_size,
 )
@@ -40,7 +46,18 @@ __all__ = ["BoundedEnvironment", "TemplateStoppedError", "render_chat"]
 OLDEST_JINJA = (3, 1, 6)
 """Older versions have sandbox escapes."""
 STEP, CALL = 10, 20
-"""Cost of one step of a loop, and of one call; a character costs 1."""
+"""Cost of one step of a loop, and of one call, besides the nodes of the body; a character or a node costs 1."""
+OPERATORS = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "lteq": operator.le,
+    "gt": operator.gt,
+    "gteq": operator.ge,
+    "in": lambda item, values: item in values,
+    "notin": lambda item, values: item not in values,
+}
+"""Comparisons by jinja2's names of their operators."""
 
 _budget: ContextVar[Budget] = ContextVar("budget")
 
@@ -108,7 +125,7 @@ def _compiled(template: str) -> Any:
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The sandbox for chat templates, with the globals and filters that transformers provides."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self) -> None:
         extensions = [Generation, loopcontrols]
@@ -122,7 +139,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         }
         self.filters["tojson"] = _to_json
         self.filters = {name: _paying(name, function) for name, function in self.filters.items()}
-        self.filters |= {"_counted": Counted, "_joined": self._joined, "_charged": _charged}
+        self.filters |= {
+            "_counted": Counted,
+            "_joined": self._joined,
+            "_charged": _charged,
+            "_compared": _compared,
+            "_hashed": _hashed,
+            "_begun": _begun,
+        }
+        self.tests = {name: _paying_test(name, function) for name, function in self.tests.items()}
 
     def _parse(self, source: str, name: Any, filename: Any) -> nodes.Template:
         tree = Counting().visit(super()._parse(source, name, filename))
@@ -152,6 +177,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         pay(CALL + cost_of_call(__obj, [*args, *kwargs.values()]))
         return _charged(super().call(__context, __obj, *args, **kwargs))
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Charge and perform `obj[argument]`, which hashes the argument."""
+        return super().getitem(obj, _hashed(argument))
+
     def wrap_str_format(self, value: Any) -> Any:
         """Wrap `str.format`, which can pad to any width, with a charge."""
         wrapped = super().wrap_str_format(value)
@@ -167,12 +196,45 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class Counting(NodeTransformer):
-    """Transformer that wraps loops, joined texts and slices of a parsed template in filters that charge for them."""
+    """Transformer that wraps what costs more than its own length in filters that charge for it."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802, by the node
         """Charge every step."""
+        step = STEP + _num_nodes(node)
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, "_counted")
+        node.iter = _filtered(node.iter, "_counted", step)
+        return node
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Macro:  # noqa: N802, by the node
+        """Charge every call."""
+        return self._charging_body(node)
+
+    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.CallBlock:  # noqa: N802, by the node
+        """Charge every call of `caller`."""
+        return self._charging_body(node)
+
+    def visit_Block(self, node: nodes.Block) -> nodes.Block:  # noqa: N802, by the node
+        """Charge every rendering, since a block can render itself again."""
+        return self._charging_body(node)
+
+    def _charging_body(self, node: Any) -> Any:
+        count = nodes.Const(_num_nodes(node), lineno=node.lineno)
+        self.generic_visit(node)
+        node.body.insert(0, nodes.ExprStmt(_filtered(count, "_begun"), lineno=node.lineno))
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Filter:  # noqa: N802, by the node
+        """Charge a comparison, or a chain of them, whose operands are then all evaluated."""
+        self.generic_visit(node)
+        operands = nodes.Tuple([node.expr, *(operand.expr for operand in node.ops)], "load", lineno=node.lineno)
+        return _filtered(operands, "_compared", tuple(operand.op for operand in node.ops))
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Dict:  # noqa: N802, by the node
+        """Charge keys, which are hashed."""
+        self.generic_visit(node)
+        for pair in node.items:
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = _filtered(pair.key, "_hashed")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802, by the node
@@ -187,14 +249,14 @@ class Counting(NodeTransformer):
 
 
 class Counted:
-    """The iterable of a loop with a charge per step. It has a length if the original has one."""
+    """Values with a charge per step of their iteration. They have a length if the original has one."""
 
-    def __init__(self, values: Any) -> None:
-        self._values = values
+    def __init__(self, values: Any, step: int = STEP) -> None:
+        self._values, self._step = values, step
 
     def __iter__(self) -> Iterator[Any]:
         for value in self._values:
-            pay(STEP)
+            pay(self._step)
             yield value
 
     def __len__(self) -> int:
@@ -218,10 +280,12 @@ class TemplateDict:
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         """Return `dict(...)`."""
+        pay(text_size([*args, kwargs]))
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
         """Return `dict.fromkeys(...)`."""
+        pay(text_size(args))
         return dict.fromkeys(*args)
 
 
@@ -239,26 +303,59 @@ class TemplateNamespace(Namespace):
         _require_public(name)
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<Namespace>"  # without the values: nested ones would be written out without a charge
+
 
 def _require_public(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace of a chat template has no attribute {name!r}: rename it")
 
 
-def _filtered(node: Any, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: Any, name: str, *arguments: Any) -> nodes.Filter:
+    constants = [nodes.Const(argument, lineno=node.lineno) for argument in arguments]
+    return nodes.Filter(node, name, constants, [], None, None, lineno=node.lineno)
+
+
+def _num_nodes(node: nodes.Node) -> int:
+    return sum(1 for _ in node.find_all(nodes.Node))
 
 
 def _written(value: Any) -> Any:
     """Charge a value that is about to be converted to text."""
-    if isinstance(value, list | tuple | dict | set):
+    if not isinstance(value, str):
         pay(text_size(value))
     return value
 
 
 def _listed(values: Any) -> Any:
-    """Return the operand of a join as a list, because only a list has a known length."""
+    """Return values as a list if their length is unknown."""
     return list(Counted(values)) if isinstance(values, Iterator) else values
+
+
+def _compared(operands: Sequence[Any], names: Sequence[str]) -> bool:
+    """Charge and evaluate a chain of comparisons."""
+    is_true = True
+    for left, right, name in zip(operands, operands[1:], names, strict=False):
+        values = _listed(right) if name in ("in", "notin") else right
+        pay(cost_of_comparison(name, left, values))
+        is_true = OPERATORS[name](left, values)
+        if not is_true:
+            break
+    return is_true
+
+
+def _hashed(key: Any) -> Any:
+    """Charge a key that is about to be hashed."""
+    if isinstance(key, tuple):
+        pay(text_size(key))
+    return key
+
+
+@pass_context  # a filter of the context is not evaluated when the template is compiled
+def _begun(_: Any, num_nodes: int) -> None:
+    """Charge the execution of a body."""
+    pay(num_nodes)
 
 
 def _charged(value: Any) -> Any:
@@ -270,12 +367,35 @@ def _paying(name: str, function: Any) -> Any:
     @wraps(function)  # keeps the marker of filters whose first argument is the context
     def paid(*args: Any, **kwargs: Any) -> Any:
         first = 1 if hasattr(function, "jinja_pass_arg") else 0
-        if name == "join" and len(args) > first:
-            args = (*args[:first], _listed(args[first]), *args[first + 1 :])
+        if len(args) > first:
+            args = (*args[:first], _iterated(name, args[first]), *args[first + 1 :])
         pay(1 + cost_of_filter(name, args[first:], kwargs))
         return _charged(function(*args, **kwargs))
 
     return paid
+
+
+def _paying_test(name: str, function: Any) -> Any:
+    @wraps(function)  # keeps the marker of tests whose first argument is the environment
+    def paid(*args: Any) -> Any:
+        first = 1 if hasattr(function, "jinja_pass_arg") else 0
+        if name == "in" and len(args) > 1:
+            args = (args[0], _listed(args[1]), *args[2:])
+        pay(1 + cost_of_test(name, args[first:]))
+        return function(*args)
+
+    return paid
+
+
+def _iterated(name: str, value: Any) -> Any:
+    """Return the value of a filter in a form whose iteration is charged."""
+    if name == "join" or name in COMPARES:
+        return _listed(value)
+    if isinstance(value, Iterator):
+        return iter(Counted(value))
+    if name in ITERATES and hasattr(value, "__len__"):
+        pay(STEP * len(value))
+    return value
 
 
 def _refuse(message: str) -> None:
