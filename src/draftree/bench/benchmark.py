@@ -30,6 +30,7 @@ from draftree.bench.runner import WARM_UP_TOKENS, Runner, grouped
 from draftree.bench.settings import ExecutionSettings, load_for, require_positive
 from draftree.bench.workload import SHIPPED, Workload, encode, read_workload
 from draftree.core.errors import ConfigurationError
+from draftree.core.processor import usable_cores
 from draftree.loading.load import LoadedModel
 from draftree.loading.prepared import prepared_folder
 from draftree.loading.targets import eos_ids_of
@@ -146,7 +147,7 @@ def prepare(
     if settings.peer:
         notes += _peer_notes(ours, peers, settings.batch)
     run_params = RunParams(settings.max_tokens, settings.temperature, settings.seed)
-    warnings = lossy_notes(ours, settings.temperature)
+    warnings = (*lossy_notes(ours, settings.temperature), *busy_notes(load_average(), usable_cores()))
     notes += warnings
     runner = Runner(
         methods=[*ours, *peers],
@@ -159,6 +160,13 @@ def prepare(
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
     header = _header(settings, target, workload, runner=runner, prompts=prompts)
     return Benchmark(header | {"notes": list(notes)}, notes, groups, runner, warnings)
+
+
+def busy_notes(load: Sequence[float] | None, cores: int | None) -> tuple[str, ...]:
+    """Return a warning if more processes wanted to run in the last minute than there are cores."""
+    if load is None or cores is None or load[0] <= cores:
+        return ()
+    return (f"the machine is busy (load {load[0]:g} on {cores} cores): rates are too low and ratios uncertain",)
 
 
 def tokenizer_of(target: LoadedModel) -> Tokenizer:

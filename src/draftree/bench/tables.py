@@ -14,6 +14,9 @@ from draftree.bench.records import PassRecord, PerplexityRecord, Results
 from draftree.bench.summary import PHASES, Parting, Ratio, Report, Row
 from draftree.bench.tree_tables import tree_grids
 
+TOLERANCE = 1.05
+"""A speed-up cannot exceed the tokens per round by more than this factor of noise."""
+
 
 def grids_of(results: Results) -> list[Grid]:
     """Return every table that a results file has data for."""
@@ -97,9 +100,23 @@ def _weights(header: Mapping[str, Any]) -> str:
     return str(header["dtype"]) if quantization is None else f"{quantization} weights, {header['dtype']} otherwise"
 
 
+def doubts(results: Results) -> list[str]:
+    """Return the speed-ups that acceptance cannot explain."""
+    rows = Report(results).rows() if results.records else []
+    return [
+        f"{row.method['name']} ran {row.against_plain.mean:.2f} times as fast as plain decoding at "
+        f"{row.acceptance_length:.2f} tokens per round: drafting cannot explain that, so the machine's speed changed "
+        "during the run"
+        for row in rows
+        if row.against_plain is not None and row.against_plain.mean > TOLERANCE * row.acceptance_length
+    ]
+
+
 def show(results: Results, console: Console) -> None:
     """Print all tables."""
     console.print(provenance_line(results), style="dim", highlight=False)
+    for reason in doubts(results):
+        console.print(f"warning: {reason}", style="bold", highlight=False)
     for grid in grids_of(results):
         console.print()
         console.print(grid.title, style="bold", highlight=False)
@@ -109,7 +126,7 @@ def show(results: Results, console: Console) -> None:
 def markdown(results: Results) -> str:
     """Return all tables as Markdown, with the provenance below."""
     tables = [grid.markdown() for grid in grids_of(results)]
-    return "\n\n".join([*tables, provenance_line(results)]) + "\n"
+    return "\n\n".join([*tables, *(f"**{reason}**" for reason in doubts(results)), provenance_line(results)]) + "\n"
 
 
 def _decoding_grid(rows: Sequence[Row]) -> Grid:

@@ -1,17 +1,23 @@
-"""Comparison of plain decoding with speculation: same prompt, same seed, texts compared."""
+"""Comparison of plain decoding with speculation: same prompt, same seed, texts compared.
+
+Plain decoding runs before and after speculation, so that a machine that warms up or slows down favours neither. Only
+decode time is compared: both read the prompt in the same way.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Sequence
 from itertools import takewhile
+from statistics import fmean
 
 from draftree.cli.writing import Run
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import VERIFIERS, Promise, Verifier
 
-__all__ = ["are_equal", "comparable", "difference", "speedup"]
+__all__ = ["are_equal", "comparable", "difference", "speedup", "verdict"]
 
 SHOWN = 30
 """Characters of each text in the report of a difference."""
@@ -46,9 +52,22 @@ def are_equal(plain: Run, fast: Run) -> bool:
     return [c.token_ids for c in plain.completions] == [c.token_ids for c in fast.completions]
 
 
-def speedup(plain: Run, fast: Run) -> float:
-    """Return the ratio of plain time to speculative time."""
-    return plain.seconds / fast.seconds
+def speedup(plain: Sequence[Run], fast: Run) -> float:
+    """Return the decode rate with speculation divided by the mean rate of the plain runs."""
+    return fast.decode_rate / fmean(run.decode_rate for run in plain)
+
+
+def verdict(plain: Sequence[Run], fast: Run) -> str:
+    """Return the result in one line."""
+    if not all(are_equal(run, fast) for run in plain):
+        other = next(run for run in plain if not are_equal(run, fast))
+        return f"THE TEXTS DIFFER {difference(other, fast)}"
+    ratio = speedup(plain, fast)
+    line = f"speed-up {ratio:.2f}, the texts are the same"
+    if any(completion.stats.accepted_tokens for completion in fast.completions):
+        return line
+    meaning = "the difference is noise" if ratio >= 1 else "drafting only cost time"
+    return f"{line}; no drafted token was accepted: {meaning}"
 
 
 def difference(plain: Run, fast: Run) -> str:

@@ -84,10 +84,17 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def decode_rate(stats: Sequence[CompletionStats]) -> float:
+    """Return decoded tokens per second of completions of one batch, the rounds that read the prompt excluded."""
+    longest = max(one.decode_seconds for one in stats)
+    if longest == 0:  # one round each
+        return max(one.tokens_per_second for one in stats)
+    return sum(one.tokens_per_second * one.decode_seconds for one in stats) / longest
+
+
 def decoding_line(stats: Sequence[CompletionStats], seconds: float, *, drafted: bool) -> str:
     """Return the statistics of one or several texts in one line."""
     tokens = sum(one.completion_tokens for one in stats)
     rounds = sum(one.rounds for one in stats)
-    speed = stats[0].tokens_per_second if len(stats) == 1 else tokens / seconds
-    line = f"{tokens} tokens in {seconds:.2f} s, {speed:.1f} tokens/s"
+    line = f"{tokens} tokens in {seconds:.2f} s, decode {decode_rate(stats):.1f} tokens/s"
     return f"{line}, acceptance length {tokens / rounds:.2f}, {rounds} rounds" if drafted else line

@@ -14,7 +14,7 @@ from draftree.bench.settings import load_for, require_positive
 from draftree.choices import decide, learning_of
 from draftree.cli.progress import resolve_with_bar, waiting
 from draftree.cli.prompt import Task
-from draftree.cli.render import Style, decoding_line, is_terminal, note, say
+from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, say
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
 from draftree.core.affinity import require_affinity
@@ -143,6 +143,11 @@ class Run:
     seconds: float
 
     @property
+    def decode_rate(self) -> float:
+        """Decoded tokens per second, all texts together."""
+        return decode_rate([completion.stats for completion in self.completions])
+
+    @property
     def summary(self) -> str:
         """Tokens, seconds and speed in one line."""
         stats = [completion.stats for completion in self.completions]
@@ -216,8 +221,14 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
     return loaded
 
 
-def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
-    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once."""
+def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | None = None) -> None:
+    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once.
+
+    Args:
+        llm: the model.
+        constraint: name and value of the grammar.
+        task: a task with `chat` decided, whose template and tokenizer are used, too.
+    """
     room = llm.model.max_length
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
     count = max(1, min(WARM_UP_TOKENS, room - 2))
@@ -225,6 +236,9 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None) -> None:
     for sequence in llm.requests.sequences([0] * min(2, room - 1), params, owner=None):
         for _ in llm.engine.stream(sequence):
             pass
+    if task is not None and llm.tokenizer is not None:
+        ids = llm.prompts.encode_chat(task.messages) if task.chat else llm.tokenizer.encode(task.text)
+        llm.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def save_learned(llm: LLM) -> None:

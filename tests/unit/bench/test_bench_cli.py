@@ -90,7 +90,7 @@ def test_prompts_longer_than_the_context_are_left_out_and_named(folder, tmp_path
     path.write_text(json.dumps({"id": "long", "prompt": "fox " * 200}) + "\n" + json.dumps({"prompt": "fox"}) + "\n")
     out = tmp_path / "out.jsonl"
     assert bench(folder, "--prompts", path, "--max-tokens", 4, "--repeats", 1, "--output", out) == 0
-    assert read_results(out).header["notes"] == ["1 prompts left out, longer than the context: long"]
+    assert "1 prompts left out, longer than the context: long" in read_results(out).header["notes"]
     path.write_text(json.dumps({"prompt": "fox " * 200}) + "\n")
     assert bench(folder, "--prompts", path) == 1
 

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from bench_samples import HEADER, VERSIONS, record
+from draftree.bench.benchmark import busy_notes
 from draftree.bench.records import Divergence, PassRecord, Record, RecordFile, Results, read_results
 from draftree.bench.summary import Rate, Ratio, Report, ratio
-from draftree.bench.tables import grids_of, markdown, provenance_line
+from draftree.bench.tables import doubts, grids_of, markdown, provenance_line
 from draftree.core.errors import ConfigurationError
 
 
@@ -98,6 +99,21 @@ def test_texts_of_one_round_have_no_decoding_speed():
     assert table["ngram"].decoding is None
     assert table["ngram"].against_plain is None
     assert "| – |" in markdown(results(record("plain", stats=alone)))
+
+
+def test_a_speed_up_beyond_the_acceptance_length_is_doubted():
+    cold = record("plain", stats=rate(10.0))
+    doubt = doubts(results(cold, record("ngram", stats=rate(12.0))))
+    assert [reason.partition(" per round")[0] for reason in doubt] == [
+        "ngram ran 1.20 times as fast as plain decoding at 1.00 tokens"
+    ]
+    assert doubt[0] in markdown(results(cold, record("ngram", stats=rate(12.0))))
+    assert doubts(results(cold, record("ngram", stats={**rate(12.0), "rounds": 15}))) == []
+
+
+def test_a_busy_machine_is_named():
+    assert busy_notes([2.0, 9.0, 9.0], 2) == busy_notes(None, 2) == ()
+    assert "load 2.5 on 2 cores" in busy_notes([2.5, 0.0, 0.0], 2)[0]
 
 
 def test_a_prompt_is_equal_only_if_it_is_in_every_repeat():
