@@ -54,15 +54,16 @@ def written(
     *,
     others: dict[str, str] | None = None,
     sizes: dict[str, Any] | None = None,
+    **header: Any,
 ) -> Path:
-    """A file of random weights; `others` are kinds of matrices whose name contains a word."""
+    """A file of random weights; `others` are kinds of matrices whose name contains a word, `header` as `write_gguf`."""
     model_type, changes, keys = FAMILIES[family]
     config = AutoConfig.for_model(model_type, **(SIZES | changes | (sizes or {})))
     model = random_weights(AutoModelForCausalLM.from_config(config), seed=5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.3)
-    write_gguf(model, folder / "plain.gguf", family, **keys)
+    write_gguf(model, folder / "plain.gguf", family, **keys, **header)
     given = others or {}
     write_in_blocks(
         folder / "plain.gguf",

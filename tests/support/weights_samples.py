@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,13 @@ def write_gguf(
     *,
     tokenizer_model: str = "llama",
     byte_level: str | None = None,
+    markers: Sequence[str] = (),
     **keys: Any,
 ) -> None:
     """Writes a transformers model as GGUF, in the layouts that llama.cpp's converter gives.
 
-    Its vocabulary is `PIECES`, or with `byte_level` as many byte-level pieces, cut by the rule of that name.
+    Its vocabulary is `PIECES`, or with `byte_level` as many byte-level pieces, cut by the rule of that name; `markers`
+    are control pieces of the latter, and the first of them is the end of a text.
     """
     writer = gguf.GGUFWriter(path, architecture)
     config = model.config
@@ -91,7 +94,7 @@ def write_gguf(
     if byte_level is None:
         add_sentencepiece(writer, tokenizer_model)
     else:
-        add_byte_level(writer, byte_level)
+        add_byte_level(writer, byte_level, markers or ["<|end|>"])
     for key, value in keys.items():
         getattr(writer, f"add_{key}")(*value if isinstance(value, tuple) else (value,))
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -125,9 +128,9 @@ def add_sentencepiece(writer: gguf.GGUFWriter, model: str) -> None:
     writer.add_unk_token_id(0)
 
 
-def add_byte_level(writer: gguf.GGUFWriter, cutting: str) -> None:
+def add_byte_level(writer: gguf.GGUFWriter, cutting: str, markers: Sequence[str]) -> None:
     merges = ["1 2", "a b", "Ġ 1"]
-    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in merges), "<|end|>"]
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in merges), *markers]
     pieces += [f"<|spare{index}|>" for index in range(len(PIECES) - len(pieces))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(cutting)

@@ -14,7 +14,7 @@ from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModel
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.config_check import check_sizes
 from draftree.weights.gguf_file import Dtype, GgufFile
-from draftree.weights.gguf_tokenizer import save_gguf_tokenizer
+from draftree.weights.gguf_tokenizer import end_ids, save_gguf_tokenizer, token_id
 from draftree.weights.plain_folder import parameter_shapes, save_configuration
 from draftree.weights.progress import Progress
 from draftree.weights.safetensors_file import write_safetensors
@@ -26,7 +26,7 @@ __all__ = ["GGUF_CONVERTER", "convert_gguf"]
 
 JOINED = "+"
 """Between the names of tensors that make one parameter."""
-GGUF_CONVERTER = "gguf-1"
+GGUF_CONVERTER = "gguf-2"
 """Changes whenever the same file would convert to a different folder."""
 
 EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
@@ -74,18 +74,20 @@ def save_description(
     num_values = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     check_sizes(file.path, settings, num_tensors=len(file.tensors), num_values=num_values)
     save_gguf_tokenizer(file, folder)
+    ends = end_ids(file)
     config = save_configuration(
         folder,
         model_type=architecture.model_type,
         model_class=architecture.model_class,
         settings=settings | special_ids(file),
         dtype=dtype,
+        stop_ids=ends if len(ends) > 1 else (),
     )
     return architecture, settings, parameter_shapes(config)
 
 
 def special_ids(file: GgufFile) -> dict[str, int]:
-    ids = {role: file.metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("bos", "eos", "padding")}
+    ids = {role: token_id(file, role) for role in ("bos", "eos", "padding")}
     return {
         f"{'pad' if role == 'padding' else role}_token_id": index for role, index in ids.items() if index is not None
     }

@@ -34,8 +34,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-CONVERTERS = {"gguf": GGUF_CONVERTER, "llama2c": LLAMA2C_CONVERTER, "whisper": WHISPER_CONVERTER}
-"""Version of the conversion of each form."""
+CONVERTERS = {"gguf": "gguf-1", "llama2c": LLAMA2C_CONVERTER, "whisper": WHISPER_CONVERTER}
+"""Version of the conversion of each form. The catalogue's files convert alike in `gguf-1` and `gguf-2`, except that the
+base model gemma3-270m also ends texts at the end of a turn."""
 BLOCK_FACTS = "gguf.json"
 """File of the description of a GGUF file: settings, and the GGUF tensor of every parameter."""
 TOKENIZER_BYTES = 48_000_000

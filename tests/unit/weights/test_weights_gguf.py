@@ -186,7 +186,9 @@ def test_the_natural_type_is_the_one_of_the_matrices(llama_file: Path) -> None:
         ("llama", {"key_value": ("split.count", 3, gguf.GGUFValueType.UINT16)}, "split into 3 files"),
         ("llama", {"rope_dimension_count": 8}, "rotates only part of each head"),
         ("llama", {"rope_scaling_type": gguf.RopeScalingType.YARN}, "scales positions by the rule 'yarn'"),
-        ("llama", {"pad_token_id": 9999}, "its metadata do not describe a model"),
+        ("llama", {"pad_token_id": 9999}, r"tokenizer\.ggml\.padding_token_id is 9999, and its vocabulary has"),
+        ("llama", {"eot_token_id": 9999}, r"tokenizer\.ggml\.eot_token_id is 9999"),
+        ("llama", {"byte_level": "gpt-2", "add_bos_token": True}, r"begin with a bos token, and .*bos_token_id"),
         ("qwen2", {}, r"lacks the tensor 'blk\.0\.attn_q\.bias'"),
     ],
 )
