@@ -108,7 +108,7 @@ def method_of(name: str, given: argparse.Namespace) -> Method:
     if name == "transformers":
         return transformers_search(folder, dtype)
     kernels = "native" if name == "C" else "torch"
-    return ours(LLM(given.model, dtype=given.dtype, kernels=kernels).model)
+    return ours(LLM(given.model, "none", dtype=given.dtype, kernels=kernels).model)
 
 
 def prompt_of(given: argparse.Namespace, length: int) -> list[int]:

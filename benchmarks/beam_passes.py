@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    llm = LLM(given.model, dtype="float32", kernels=given.kernels)
+    llm = LLM(given.model, "none", dtype="float32", kernels=given.kernels)
     lines: list[dict[str, Any]] = []
     header = {
         "kind": "header", "job": "beam_passes", "date": now(), "machine": machine(torch.device("cpu")),

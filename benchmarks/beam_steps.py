@@ -32,7 +32,7 @@ def measure_steps(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for step in range(1, given.tokens):
             times = [one.steps[step] - one.steps[step - 1] for one in runs]
             yield {**shared, "method": name, "step": step + 1, "ms": 1e3 * statistics.median(times)}
-    model = LLM(given.model, dtype=given.dtype, kernels="native").model
+    model = LLM(given.model, "none", dtype=given.dtype, kernels="native").model
     for step, beams in live_beams(model, prompt, width, given.tokens).items():
         if step % given.every == 0:
             for name, jobs in (("C, all again as a tree", as_tree), ("C, all again as rows", as_rows)):

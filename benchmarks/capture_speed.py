@@ -86,7 +86,7 @@ def measure(capture: Capture, llm: LLM, batch: int, kind: str, *, repeat: int, p
 def measure_all(name: str, batches: list[int], *, repeats: int, passes: int) -> Iterator[dict[str, object]]:
     """Yield a header and all measurements, kinds alternating."""
     loaded = load_model(name)
-    llm = LLM(loaded)
+    llm = LLM(loaded, "none")
     sets = [prompt_set("shipped"), prompt_set("expanded:2000")]
     yield {
         "kind": "header",

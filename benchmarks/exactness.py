@@ -109,7 +109,7 @@ def main() -> int:
         if not given.draft:
             return 0
     loaded = load_model(given.model, dtype=given.dtype, quantization=given.quantization, kv_dtype=given.kv_dtype)
-    plain = LLM(loaded)
+    plain = LLM(loaded, "none")
     prompts = [ids for ids in prompts_of(plain, given) if len(ids) + given.max_tokens <= plain.model.max_length]
     params = params_of(len(prompts), given.max_tokens)[number - 1 :: parts]
     prompts = prompts[number - 1 :: parts]

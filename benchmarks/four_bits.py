@@ -70,7 +70,7 @@ class Ours(Engine):
         start = time.perf_counter()
         self._loaded = load_model(model, quantization=quantization or None)
         self.load_seconds = time.perf_counter() - start
-        self._llm = LLM(self._loaded)
+        self._llm = LLM(self._loaded, "none")
 
     def _generate(self, count: int, turn: int, most: int) -> Any:
         params = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)

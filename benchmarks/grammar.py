@@ -175,7 +175,7 @@ def main() -> None:
             out.flush()
 
         keep(about)
-        keep({"masks": mask_cost(LLM(loaded))})
+        keep({"masks": mask_cost(LLM(loaded, "none"))})
         for repeat in range(given.repeats + 1):
             for name, write in methods.items():
                 done = write()

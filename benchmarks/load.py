@@ -86,7 +86,7 @@ def main() -> int:
             costs.draw(rows, given.plot)
         return 0
     loaded = load_model(given.model, dtype=given.dtype, kernels="auto")
-    tokenizer = LLM(loaded).tokenizer
+    tokenizer = LLM(loaded, "none").tokenizer
     lines = [header(given, loaded)]
     for entry in SCENARIOS[given.scenario].measure(given, loaded, tokenizer):
         lines.append({"kind": "load", **entry})

@@ -143,7 +143,7 @@ def prompts(given: Any) -> Iterator[dict[str, Any]]:
         llm.generate([ids], params)
 
     for kind in given.kinds.split(","):
-        llm, peer = LLM(given.model, **weights(kind)), peer_of(given.model, kind)
+        llm, peer = LLM(given.model, "none", **weights(kind)), peer_of(given.model, kind)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
         lengths = [length for length in given.lengths or PROMPTS if length < llm.model.max_length]
         for length in lengths:

@@ -28,7 +28,7 @@ def one_start(model: str, kind: str, engine: str) -> dict[str, Any]:
 def with_draftree(model: str, kind: str) -> float:
     from draftree import LLM, SamplingParams
 
-    llm = LLM(model, **weights(kind))
+    llm = LLM(model, "none", **weights(kind))
     pieces = llm.stream(PROMPT, SamplingParams(max_tokens=START_TOKENS, temperature=0, ignore_eos=True))
     next(pieces)
     first = time.perf_counter()

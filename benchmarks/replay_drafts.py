@@ -34,7 +34,7 @@ BATCH = 8
 
 def write_texts(file: Path, given: argparse.Namespace) -> None:
     """Greedy texts of a workload, in batches of prompts that are about as long."""
-    llm = LLM(given.write, max_batch_size=BATCH)
+    llm = LLM(given.write, "none", max_batch_size=BATCH)
     assert llm.tokenizer is not None, "named models have tokenizers"
     workload = read_workload(given.prompts) if given.prompts else read_workload()
     tasks = [(task.category, encode(task, llm.tokenizer)[0]) for task in workload.choose((), given.limit).tasks]

@@ -75,7 +75,7 @@ OURS: dict[str, dict[str, Any]] = {
 
 def ours(folder: Path, source: Any, options: dict[str, Any]) -> Search:
     """Return our search."""
-    llm = LLM(folder, **options)
+    llm = LLM(folder, "none", **options)
 
     def search(width: int, tokens: int) -> tuple[float, list[int]]:
         params = BeamSearchParams(beam_width=width, max_new_tokens=tokens, ignore_eos=True)

@@ -244,7 +244,7 @@ async def soak(given: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(given.seed)
     # loaded once, with the facts from its files, such as the end tokens
     model: Any = TableLM(hashed(12, seed=5), order=3) if given.model == "table" else load_model(given.model)
-    plain = LLM(model, prefix_cache_size=0)
+    plain = LLM(model, "none", prefix_cache_size=0)
     requests = [alone(plain, one) for one in requests_for(plain, rng, given.requests)]
     again = AsyncLLM(model, given.draft, max_batch_size=given.batch, max_waiting=8)
     async with again as llm:

@@ -142,7 +142,7 @@ def by_round_trip(url: str, given: argparse.Namespace, facts: dict[str, Any]) ->
             drafts = _Drafts()
             arms = {
                 "drafts": LLM(f"remote:{proxy.url}", given.draft, plan=given.plan, on_round=drafts),
-                "streams": LLM(f"remote:{proxy.url}"),
+                "streams": LLM(f"remote:{proxy.url}", "none"),
             }
             with closing(_Devices(arms.values())):
                 for llm in arms.values():

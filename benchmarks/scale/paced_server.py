@@ -284,7 +284,7 @@ def served(fixed: float, row: float, kept: int) -> Iterator[str]:
 def texts(patterns: Sequence[Pattern], count: int) -> list[Text]:
     """Texts of the tiny model with recorded patterns of drafts."""
     prompts = [[(place * 7 + token * 13) % VOCABULARY for token in range(PROMPT)] for place in range(count)]
-    return replayed(LLM(tiny()), prompts, TOKENS, patterns)
+    return replayed(LLM(tiny(), "none"), prompts, TOKENS, patterns)
 
 
 def main() -> None:

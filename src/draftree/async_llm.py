@@ -30,6 +30,7 @@ from draftree.async_speech import AsyncSpeech
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
+from draftree.drafters import AUTO_DRAFT
 from draftree.engine.given import GivenTrees
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import WritingSequence
@@ -68,7 +69,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | Sequence[str] | None = None,
+        draft: str | Sequence[str] | None = AUTO_DRAFT,
         *,
         max_waiting: int = MAX_WAITING,
         **options: Any,

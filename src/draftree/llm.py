@@ -28,7 +28,7 @@ from draftree.completion import Completion, completions_of
 from draftree.core.affinity import apply_threads
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.drafters import NO_DRAFT
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
@@ -56,9 +56,9 @@ class LLM(BeamSearching, Streams, Transcribes):
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
             `LanguageModel`, or a `LoadedModel`, which several may share.
-        draft: the drafter (`none`, `ngram`, `model:NAME`, options after commas); None is plain decoding, `auto` the
-            best one that is known for the model, named in `draft_note`. Several drafters are loaded side by side, and
-            each request chooses one of them; the first is the default.
+        draft: the drafter (`ngram`, `model:NAME`, options after commas). `auto` is the best one that is known for the
+            model, named in `draft_note`; "none" or None is plain decoding. Several drafters are loaded side by side,
+            and each request chooses one of them; the first is the default.
         verify: the verifier; the default never changes the text.
         plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
             on the draft.
@@ -100,7 +100,7 @@ class LLM(BeamSearching, Streams, Transcribes):
     def __init__(
         self,
         model: str | os.PathLike[str] | Any,
-        draft: str | Sequence[str] | None = None,
+        draft: str | Sequence[str] | None = AUTO_DRAFT,
         *,
         verify: str = "coupled",
         plan: str | None = None,

@@ -105,7 +105,7 @@ def tool_server() -> Iterator[Mapping[str, str]]:
 @contextmanager
 def verify_server(**limits: Any) -> Iterator[Running]:
     """A verify server of the small model."""
-    with running_server([ServedModel(MODEL, AsyncLLM(MODEL), ())], verify=VerifySettings(**limits)) as running:
+    with running_server([ServedModel(MODEL, AsyncLLM(MODEL, "none"), ())], verify=VerifySettings(**limits)) as running:
         yield running
 
 

@@ -57,7 +57,7 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("draft", ["repeat", "repeat,k=2+ngram,min=1", "features+repeat"])
 def test_a_drafter_in_one_file(added: None, build: Any, draft: str) -> None:
     llm = LLM(build(), draft=draft, plan="fixed")
-    assert texts(llm) == texts(LLM(build()))
+    assert texts(llm) == texts(LLM(build(), "none"))
     assert sum(one.stats.draft_tokens for one in llm.generate(PROMPTS, PARAMS)) > 0
 
 
@@ -66,7 +66,7 @@ def test_a_drafter_in_one_file(added: None, build: Any, draft: str) -> None:
 def test_a_drafter_that_reads_features_in_one_file(added: None, build: Any, draft: str) -> None:
     model = build()
     llm = LLM(model, draft=draft, plan="fixed", prefill_chunk_size=16)
-    assert texts(llm) == texts(LLM(build()))
+    assert texts(llm) == texts(LLM(build(), "none"))
     seen = importlib.import_module("draftree.drafters.features").FeaturesDrafter.seen
     assert len(seen) > 50
     for tokens, start, rows in seen[::7]:
@@ -106,7 +106,7 @@ def test_a_target_behind_a_socket_in_one_file(added: None, remote: ModuleType, b
     client = remote.RemoteModel(server.server_address)
     try:
         llm = LLM(client, draft=draft, **({} if draft is None else {"plan": "fixed"}))
-        assert texts(llm) == texts(LLM(build()))
+        assert texts(llm) == texts(LLM(build(), "none"))
         assert client.passes > 20
         llm.engine.check_integrity()
         llm.forget()

@@ -25,7 +25,7 @@ def test_texts_are_those_of_plain_decoding(pays: bool, tmp_path: Path, monkeypat
     folder = drafter_folder("llama", tmp_path)
     params = SamplingParams(max_tokens=20, temperature=0.8, seed=2, ignore_eos=True)
     model = fresh("llama")
-    plain = [one.token_ids for one in LLM(model).generate(prompts(5, 9), params)]
+    plain = [one.token_ids for one in LLM(model, "none").generate(prompts(5, 9), params)]
     llm = LLM(model, f"model:{folder},k=3,ahead=1", plan="fixed")
     assert [one.token_ids for one in llm.generate(prompts(5, 9), params)] == plain
     assert f"drafting ahead is {'on' if pays else 'off'}" in llm.draft_note
@@ -44,7 +44,7 @@ def test_texts_go_on_when_the_process_is_killed(option: str, tmp_path: Path, mon
     monkeypatch.setattr(apart.subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
     params = SamplingParams(max_tokens=40, temperature=0.8, seed=2, ignore_eos=True)
     model, texts = fresh("llama"), prompts(5, 9, 4, 7)
-    plain = [one.token_ids for one in LLM(model).generate(texts, params)]
+    plain = [one.token_ids for one in LLM(model, "none").generate(texts, params)]
     llm = LLM(model, f"model:{drafter_folder('llama', tmp_path)},k=3,{option}", plan="fixed")
     (process,) = started
 

@@ -34,7 +34,7 @@ def sampling(temperature: float, **more: Any) -> SamplingParams:
 
 @functools.cache
 def plain(temperature: float) -> list[tuple[int, ...]]:
-    return [done.token_ids for done in LLM(target("llama")).generate(PROMPTS, sampling(temperature))]
+    return [done.token_ids for done in LLM(target("llama"), "none").generate(PROMPTS, sampling(temperature))]
 
 
 def planner_specs() -> list[str]:
@@ -64,7 +64,7 @@ def test_places_in_the_batch_change_nothing(size: int, draft: str, drafter: Path
 @pytest.mark.parametrize("draft", ["ngram,min=1", "suffix+model:{}", "model:{}", "model:{},tree=best-6"])
 def test_n_texts_are_the_same_with_drafts(draft: str, drafter: Path) -> None:
     params = sampling(1.0, n=3)
-    plainly = LLM(target("llama")).generate(PROMPTS[:2], params)
+    plainly = LLM(target("llama"), "none").generate(PROMPTS[:2], params)
     done = LLM(target("llama"), draft.format(drafter), plan="fixed").generate(PROMPTS[:2], params)
     assert [(d.index, d.seed, d.token_ids) for d in done] == [(p.index, p.seed, p.token_ids) for p in plainly]
     assert len({d.token_ids for d in done}) == 6
@@ -114,7 +114,7 @@ def test_long_prompts_are_read_in_chunks(length: int, models: Path) -> None:
     model = wrap_model(long_context())
     done = LLM(model, f"model:{drafter},k=3").generate([prompt, short], params)
     assert list(done[0].token_ids) == transformers_greedy(fresh("llama", max_position_embeddings=1400), prompt, 10)
-    assert done[1].token_ids == LLM(model).generate([short], params)[0].token_ids
+    assert done[1].token_ids == LLM(model, "none").generate([short], params)[0].token_ids
     sampled = [LLM(model, draft).generate([prompt, short], sampling(1.0, max_tokens=10)) for draft in (None, "ngram")]
     assert [d.token_ids for d in sampled[0]] == [d.token_ids for d in sampled[1]]
 
@@ -156,7 +156,7 @@ def test_the_default_plan_drafts_and_prunes_where_drafts_pay(draft: str, tempera
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "deepseek_v3", "qwen3_moe"])
 def test_the_default_plan_keeps_texts_of_families(family: str, cost: Cost, models: Path) -> None:
     spec = f"ngram,min=1+model:{drafter_folder(family, models)},tree=2-2"
-    wanted = LLM(target(family)).generate(PROMPTS, sampling(1.0))
+    wanted = LLM(target(family), "none").generate(PROMPTS, sampling(1.0))
     done = paced_llm(target(family), spec, cost=cost).generate(PROMPTS, sampling(1.0))
     assert [d.token_ids for d in done] == [w.token_ids for w in wanted]
 

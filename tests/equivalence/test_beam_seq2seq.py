@@ -69,7 +69,7 @@ def ours(llm: LLM, prompts: Sequence[Any], **given: Any) -> list[tuple[tuple[int
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_equal_for_every_stop_rule_and_width(name: str, early_stopping: bool | str) -> None:
-    llm, peer, prompts = LLM(shared(name)), shared(name), prompts_of(name, 3)
+    llm, peer, prompts = LLM(shared(name), "none"), shared(name), prompts_of(name, 3)
     ended = 0
     for width, penalty in zip((2, 3, 4, 8, 16), PENALTIES, strict=True):
         given = {"max_new_tokens": 14, "length_penalty": penalty, "early_stopping": early_stopping}
@@ -82,7 +82,7 @@ def test_equal_for_every_stop_rule_and_width(name: str, early_stopping: bool | s
 
 @pytest.mark.parametrize("name", ALL)
 def test_width_one_is_greedy(name: str) -> None:
-    llm, peer = LLM(shared(name)), shared(name)
+    llm, peer = LLM(shared(name), "none"), shared(name)
     for prompt in prompts_of(name, 3):
         given = torch.from_numpy(prompt[None]) if name == "whisper" else torch.tensor([prompt])
         row = GenerationMixin.generate(peer, given, max_new_tokens=14, do_sample=False, num_beams=1)[0, 1:]
@@ -93,7 +93,7 @@ def test_width_one_is_greedy(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_equal_for_batches_of_sources(name: str, early_stopping: bool | str) -> None:
-    llm, peer, prompts = LLM(shared(name)), shared(name), prompts_of(name, 4)
+    llm, peer, prompts = LLM(shared(name), "none"), shared(name), prompts_of(name, 4)
     for width, returned in ((2, 2), (5, 1)):
         given = {"max_new_tokens": 20, "early_stopping": early_stopping, "num_return_sequences": returned}
         assert ours(llm, prompts, beam_width=width, **given) == theirs(peer, prompts, num_beams=width, **given)
@@ -125,13 +125,13 @@ def test_settings_of_the_generation_configuration_are_honoured(name: str, settin
     # one by one: transformers counts padding of a source as its tokens
     model = shared(name, **SETTINGS[setting])
     expected = [one for ids in prompts for one in theirs(model, [ids], num_beams=4, **given)]
-    assert ours(LLM(shared(name)), prompts, beam_width=4, **given) != expected, "the setting has an effect"
-    assert ours(LLM(model), prompts, beam_width=4, **given) == expected
+    assert ours(LLM(shared(name), "none"), prompts, beam_width=4, **given) != expected, "the setting has an effect"
+    assert ours(LLM(model, "none"), prompts, beam_width=4, **given) == expected
 
 
 def test_parameters_of_a_search_take_precedence() -> None:
     model = shared("bart", forced_bos_token_id=9, forced_eos_token_id=2, no_repeat_ngram_size=1)
-    (found,) = LLM(model).beam_search(
+    (found,) = LLM(model, "none").beam_search(
         sources(1), BeamSearchParams(prefix_token_ids=[7, 7, 8], no_repeat_ngram_size=4, max_new_tokens=9)
     )
     assert found.best.tokens[:3] == (7, 7, 8)
@@ -140,7 +140,7 @@ def test_parameters_of_a_search_take_precedence() -> None:
 
 @pytest.mark.parametrize("name", ["marian", "whisper"])
 def test_equal_after_a_decoder_prompt(name: str) -> None:
-    llm, peer, prompts = LLM(shared(name)), shared(name), prompts_of(name, 1)
+    llm, peer, prompts = LLM(shared(name), "none"), shared(name), prompts_of(name, 1)
     start = [2, 20, 21]
     given = {"max_new_tokens": 12, "num_return_sequences": 3}
     expected = theirs(peer, prompts, num_beams=3, decoder_input_ids=torch.tensor([start]), skip=3, **given)
@@ -152,7 +152,7 @@ def test_equal_after_a_decoder_prompt(name: str) -> None:
 def test_a_source_is_encoded_once_for_all_beams_and_forks(
     monkeypatch: pytest.MonkeyPatch, capacity: int | None
 ) -> None:
-    model = LLM(shared("bart")).model
+    model = LLM(shared("bart"), "none").model
     count, run = [], model._encode
     monkeypatch.setattr(model, "_encode", lambda source: count.append(source) or run(source))
     tokens = tuple(sources(3)[2])
@@ -168,7 +168,7 @@ def test_a_source_is_encoded_once_for_all_beams_and_forks(
 
 
 def test_models_with_chains_only_search_in_rows() -> None:
-    model = LLM(shared("t5")).model
+    model = LLM(shared("t5"), "none").model
     model.supports_trees = False
     tokens = tuple(sources(2)[1])
     prompt = BeamPrompt(model.rules.start_ids, TokenSource(tokens), len(tokens))
@@ -181,10 +181,10 @@ def test_models_with_chains_only_search_in_rows() -> None:
 
 def test_ensembles_and_fusion_with_a_source() -> None:
     """A model beside itself changes nothing; a causal language model reads the decoder's tokens."""
-    llm, prompts = LLM(shared("bart")), sources(2)
+    llm, prompts = LLM(shared("bart"), "none"), sources(2)
     given = {"beam_width": 3, "num_return_sequences": 3, "max_new_tokens": 9}
     alone = ours(llm, prompts, **given)
-    both = ours(llm, prompts, models=[LLM(shared("bart"))], **given)
+    both = ours(llm, prompts, models=[LLM(shared("bart"), "none")], **given)
     assert [tokens for tokens, _ in both] == [tokens for tokens, _ in alone]
     assert [score for _, score in both] == pytest.approx([score for _, score in alone], abs=1e-5)
     lm = TableLM(hashed(VOCAB, 3))
@@ -199,7 +199,7 @@ def test_ensembles_and_fusion_with_a_source() -> None:
 
 
 def test_lengths_relate_to_the_source() -> None:
-    llm, ids = LLM(shared("bart")), sources(3)[2]
+    llm, ids = LLM(shared("bart"), "none"), sources(3)[2]
     params = BeamSearchParams(max_new_tokens=2, max_len_ratio=1.0, ignore_eos=True)
     assert len(llm.beam_search(ids, params)[0].best.tokens) == len(ids) + 2
     bounded = BeamSearchParams(match_source_len=True)
@@ -207,29 +207,29 @@ def test_lengths_relate_to_the_source() -> None:
 
 
 def test_models_of_another_kind_are_refused() -> None:
-    llm = LLM(shared("bart"))
+    llm = LLM(shared("bart"), "none")
     causal = TableLM(hashed(VOCAB, 0))
     for name, value in (("models", [causal]), ("lm_model", llm)):
         with pytest.raises(InvalidRequestError, match="source") as caught:
             llm.beam_search(sources(1), BeamSearchParams(**{name: value}))
         assert caught.value.param == name
     with pytest.raises(InvalidRequestError, match="source"):
-        LLM(causal).beam_search([1, 2], BeamSearchParams(models=[llm]))
+        LLM(causal, "none").beam_search([1, 2], BeamSearchParams(models=[llm]))
     with pytest.raises(InvalidRequestError, match="features"):
-        LLM(shared("whisper")).beam_search([1, 2])
+        LLM(shared("whisper"), "none").beam_search([1, 2])
     with pytest.raises(InvalidRequestError, match="wrong kind"):
         llm.beam_search(prompts_of("whisper", 1))
     with pytest.raises(InvalidRequestError, match="decoder_prompt"):
-        LLM(causal).beam_search([1, 2], decoder_prompt=[1])
+        LLM(causal, "none").beam_search([1, 2], decoder_prompt=[1])
     with pytest.raises(InvalidRequestError, match="source_lang"):
-        LLM(shared("whisper")).beam_search(prompts_of("whisper", 1), source_lang="en")
+        LLM(shared("whisper"), "none").beam_search(prompts_of("whisper", 1), source_lang="en")
     with pytest.raises(TypeError, match="decode_prompt"):
         llm.beam_search(sources(1), decode_prompt=[3])
 
 
 def test_languages_are_given_as_to_generate() -> None:
     """NLLB: the token of the target language follows the decoder's start token."""
-    llm, own = LLM(translator("nllb"), tokenizer=tokenizer("nllb")), tokenizer("nllb")
+    llm, own = LLM(translator("nllb"), "none", tokenizer=tokenizer("nllb")), tokenizer("nllb")
     params = BeamSearchParams(beam_width=3, num_return_sequences=3, max_new_tokens=10)
     (found,) = llm.beam_search("ab cd", params, source_lang="eng_Latn", target_lang="deu_Latn")
     own.src_lang = "eng_Latn"
@@ -267,7 +267,7 @@ def expected(name: str, prompt: Any, tokens: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize("draft", [None, "suffix,min=1+runners-up"])
 @pytest.mark.parametrize("name", ["t5", "bart", "marian", "whisper"])
 def test_weights_equal_those_of_transformers(name: str, draft: str | None) -> None:
-    llm, prompt = LLM(sample(name)), prompt_of(name)
+    llm, prompt = LLM(sample(name), "none"), prompt_of(name)
     (result,) = llm.beam_search([prompt], BeamSearchParams(return_attention=True, **GIVEN), draft=draft)
     for found in result.hypotheses:
         wanted = expected(name, prompt, found.tokens)
@@ -283,7 +283,7 @@ def test_weights_equal_those_of_transformers(name: str, draft: str | None) -> No
 
 @pytest.mark.parametrize("draft", [None, "suffix,min=1"])
 def test_the_coverage_penalty_lowers_scores_of_texts_that_leave_source_tokens_out(draft: str | None) -> None:
-    llm, prompts, beta = LLM(sample("bart")), sources(4)[1:], 0.7
+    llm, prompts, beta = LLM(sample("bart"), "none"), sources(4)[1:], 0.7
     params = BeamSearchParams(coverage_penalty=beta, length_penalty=0.6, **GIVEN)
     differ = 0
     for prompt, result in zip(prompts, llm.beam_search(prompts, params, draft=draft), strict=True):
@@ -301,7 +301,7 @@ def test_the_coverage_penalty_lowers_scores_of_texts_that_leave_source_tokens_ou
 
 
 def test_batches_of_different_sources_have_their_own_weights() -> None:
-    llm, prompts = LLM(sample("marian")), sources(4)
+    llm, prompts = LLM(sample("marian"), "none"), sources(4)
     params = BeamSearchParams(return_attention=True, beam_width=3, max_new_tokens=8)
     for prompt, result in zip(prompts, llm.beam_search(prompts, params), strict=True):
         wanted = expected("marian", prompt, result.best.tokens)
@@ -311,7 +311,7 @@ def test_batches_of_different_sources_have_their_own_weights() -> None:
 @pytest.mark.parametrize("given", [{"coverage_penalty": 0.5}, {"return_attention": True}])
 def test_causal_models_have_no_cross_attention(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="cross-attention") as caught:
-        LLM(TableLM(hashed(5, 0))).beam_search([1], BeamSearchParams(**given))
+        LLM(TableLM(hashed(5, 0)), "none").beam_search([1], BeamSearchParams(**given))
     assert caught.value.param in given
     with pytest.raises(InvalidRequestError, match="coverage_penalty"):
         BeamSearchParams(coverage_penalty=-1.0)

@@ -136,7 +136,7 @@ def test_other_families_in_rows_and_trees(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_drafts_change_no_bit_of_a_score_in_c(family: str, draft: str) -> None:
     sizes: dict[str, Any] = SIZES | FAMILIES[family]
-    llm = LLM(lower(HFModel(fresh(family, **sizes))))
+    llm = LLM(lower(HFModel(fresh(family, **sizes))), "none")
     drafter: Any = lower(HFModel(fresh(family, **sizes))) if draft == "same" else draft
     prompts, used = [text(50), [7, 9, 7, 9, 7], text(9) * 3], 0
     for width in (1, 4, 9):

@@ -66,7 +66,7 @@ def given(choice: str | None, seed: int, **more: Any) -> SamplingParams:
 
 
 def plain(ids: list[int], params: SamplingParams) -> list[tuple[int, ...]]:
-    llm = LLM(model(), tokenizer=TOKENIZER)
+    llm = LLM(model(), "none", tokenizer=TOKENIZER)
     values = {name: getattr(params, name) for name in SamplingParams.__dataclass_fields__}
     without = SamplingParams(**{**values, "prediction": None})
     return [done.token_ids for done in llm.generate([ids], without)]
@@ -152,7 +152,7 @@ def test_a_cached_prefix_of_another_drafter_is_used_without_its_state() -> None:
 def test_log_probabilities_are_those_of_plain_decoding_with_every_choice_of_one_batch() -> None:
     llm, ids = opened(), PROMPTS[3]
     given_params = {choice: given(choice, 1, logprobs=2, prompt_logprobs=1) for choice in CHOICES}
-    (wanted,) = LLM(model(), tokenizer=TOKENIZER).generate([ids], given_params[None])
+    (wanted,) = LLM(model(), "none", tokenizer=TOKENIZER).generate([ids], given_params[None])
     added = [add(llm, ids, params, choice) for choice, params in given_params.items()]
     run(llm.engine)
     for done in completions_of(added):
@@ -185,7 +185,7 @@ async def test_concurrent_requests_choose_their_drafters() -> None:
 
 def test_parts_of_the_target_draft_beside_other_drafters_on_the_targets_own_slots() -> None:
     drafts = ("early-exit:1,k=3", "layer-skip,mlp=1,k=3", "ngram,min=1", "early-exit:1,tree=best-6,k=3", "suffix")
-    llm, slow = LLM(target("llama"), drafts, plan="fixed"), LLM(target("llama"))
+    llm, slow = LLM(target("llama"), drafts, plan="fixed"), LLM(target("llama"), "none")
     choices = [*drafts, "none", None]
     wanted = [SamplingParams(max_tokens=24, seed=seed, temperature=0.7 * (seed % 2)) for seed in range(4)]
     prompts = [[5, 6, 7 + seed, 5, 6] * 5 for seed in range(4)]
@@ -299,7 +299,7 @@ def test_a_real_model_writes_the_same_text_with_every_choice_of_one_batch() -> N
     drafts = ("ngram", "suffix", "early-exit:3,k=3", "lookahead")
     prompts = ["The cat ran. The cat sat. The cat ran. The", "Tom and Lily went to the park. Tom and"]
     loaded = loaded_float32("stories15m")
-    llm, slow = LLM(loaded, drafts, plan="fixed"), LLM(loaded)
+    llm, slow = LLM(loaded, drafts, plan="fixed"), LLM(loaded, "none")
     if not slow.is_exact:
         pytest.skip("passes of several rows may round otherwise")
     params = SamplingParams(max_tokens=24, temperature=0.8, seed=3)

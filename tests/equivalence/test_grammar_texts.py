@@ -105,7 +105,7 @@ def test_a_model_drafts_under_the_mask(tree: str, verify: str, monkeypatch: pyte
         check_record(done.text)
         assert done.stats.accepted_tokens > done.stats.accepted_by_source["grammar"] > 0
         if verify == "coupled":
-            assert texts_of([done]) == texts_of(LLM(model(), tokenizer=tokenizer()).generate([PROMPT], params))
+            assert texts_of([done]) == texts_of(LLM(model(), "none", tokenizer=tokenizer()).generate([PROMPT], params))
 
 
 def _loaded() -> Any:
@@ -123,7 +123,7 @@ def test_batches_and_several_texts_of_a_prompt_are_each_as_alone(draft: str) -> 
         SamplingParams(regex="(ab|cd)+;", max_tokens=40, seed=3, temperature=0.5),
     ]
     llm = LLM(model(), draft, plan=steady(draft), tokenizer=tokenizer())
-    plain = LLM(model(), tokenizer=tokenizer())
+    plain = LLM(model(), "none", tokenizer=tokenizer())
     together = llm.generate(prompts, wanted)
     alone = [one for prompt, given in zip(prompts, wanted, strict=True) for one in plain.generate([prompt], given)]
     assert texts_of(together) == texts_of(alone)

@@ -40,7 +40,7 @@ def test_texts_part_at_near_ties_only(family: str, dtype: torch.dtype, draft: st
     lm = model(family, dtype)
     assert lm.dtype is dtype
     params = SamplingParams(max_tokens=24, temperature=0)
-    plain = LLM(lm).generate(PROMPTS, params)
+    plain = LLM(lm, "none").generate(PROMPTS, params)
     done = LLM(lm, draft.format(drafter_folder(family, models)), plan="fixed").generate(PROMPTS, params)
     parted = 0
     for prompt, one, other in zip(PROMPTS, plain, done, strict=True):

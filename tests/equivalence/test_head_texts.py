@@ -66,7 +66,7 @@ def ids(llm: LLM, temperature: float, **more: Any) -> list[tuple[int, ...]]:
 
 @functools.cache
 def plain(llama: Path, temperature: float, **options: Any) -> list[tuple[int, ...]]:
-    return ids(LLM(llama, **({"dtype": "float32"} | options)), temperature)
+    return ids(LLM(llama, "none", **({"dtype": "float32"} | options)), temperature)
 
 
 @pytest.mark.essential
@@ -141,7 +141,7 @@ def test_a_head_that_c_does_not_support_runs_in_torch(
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "qwen3_moe"])
 def test_other_families(family: str, models: Path) -> None:
     folder = head_folder(models, target_hidden=32, hidden=32, features=(0, 1, -1))
-    assert ids(LLM(target(family), f"head:{folder}", plan="fixed"), 1.0) == ids(LLM(target(family)), 1.0)
+    assert ids(LLM(target(family), f"head:{folder}", plan="fixed"), 1.0) == ids(LLM(target(family), "none"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_rules_take_their_chains_and_draws(llama: Path, models: Path, verify: st
 )
 def test_controls_reach_the_drafts(llama: Path, models: Path, more: dict[str, Any]) -> None:
     fast = LLM(llama, f"head:{head_folder(models)},tree=best-9", plan="fixed", dtype="float32")
-    assert ids(fast, 0.8, **more) == ids(LLM(llama, dtype="float32"), 0.8, **more)
+    assert ids(fast, 0.8, **more) == ids(LLM(llama, "none", dtype="float32"), 0.8, **more)
 
 
 @pytest.mark.parametrize("plan", ["auto", "threshold:0.3"])
@@ -181,7 +181,7 @@ def test_chunks_cached_prefixes_and_windows(llama: Path, models: Path, variant: 
     """A long text in chunks, then others that begin alike; the window of the first head is much shorter."""
     long = prompts(70)[0]
     spec = f"head:{head_folder(models, variant, **values)},tree=best-9"
-    plain = LLM(llama, dtype="float32", prefix_cache_size=0)
+    plain = LLM(llama, "none", dtype="float32", prefix_cache_size=0)
     fast = LLM(llama, spec, plan="fixed", dtype="float32", prefill_chunk_size=16, prefix_cache_size=4)
     for text in (long, long[:50], [*long[:60], 5, 6, 7], long, [*long, 9]):
         for given in (params(0.0), params(1.0, n=2)):
@@ -208,7 +208,7 @@ def test_many_requests_leave_no_row_behind(llama: Path, models: Path) -> None:
     begin = prompts(33)[0]
     texts = [[*begin[: 5 + 4 * (i % 8)], *(1 + (i * j) % 90 for j in range(1, 4 + i % 5))] for i in range(20)]
     asked = [params(float(i % 2), max_tokens=4 + i % 9, seed=i) for i in range(20)]
-    plain = LLM(llama, dtype="float32", prefix_cache_size=0)
+    plain = LLM(llama, "none", dtype="float32", prefix_cache_size=0)
     limits: dict[str, Any] = {"max_batch_size": 4, "prefill_chunk_size": 8, "prefix_cache_size": 3}
     fast = LLM(llama, f"head:{head_folder(models)},tree=best-9", plan="fixed", dtype="float32", **limits)
     wanted = [done.token_ids for done in plain.generate(texts, asked)]
@@ -302,7 +302,10 @@ def target_with_mtp(values: dict[str, Any], folder: Path) -> Path:
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_mtp_layer_of_a_target_drafts_for_it(name: str, tree: str, tmp_path: Path) -> None:
     folder = target_with_mtp(TARGETS[name], tmp_path / "target")
-    plain, fast = LLM(folder, dtype="float32"), LLM(folder, f"head:{folder}{tree}", plan="fixed", dtype="float32")
+    plain, fast = (
+        LLM(folder, "none", dtype="float32"),
+        LLM(folder, f"head:{folder}{tree}", plan="fixed", dtype="float32"),
+    )
     for temperature in TEMPERATURES:
         assert ids(fast, temperature) == ids(plain, temperature)
     assert fast.generate(RAGGED[0], params(0.0))[0].stats.draft_tokens > 10

@@ -133,7 +133,9 @@ def test_a_token_takes_half_the_memory(folder: Path) -> None:
 def test_weights_that_are_streamed_have_such_keys_too(folder: Path) -> None:
     params = SamplingParams(max_tokens=30, temperature=0.0)
     found = [
-        LLM(folder, dtype="bfloat16", kv_dtype="int8", offload=offload).generate([text(20)], params)[0].token_ids
+        LLM(folder, "none", dtype="bfloat16", kv_dtype="int8", offload=offload)
+        .generate([text(20)], params)[0]
+        .token_ids
         for offload in (None, "1GB")
     ]
     assert found[0] == found[1]
@@ -157,8 +159,8 @@ def test_refusals(folder: Path, options: dict[str, Any], message: str) -> None:
 def test_encoder_decoder_and_loaded_models_are_refused(tmp_path: Path, folder: Path) -> None:
     model_of("t5").save_pretrained(tmp_path / "t5")
     with pytest.raises(ConfigurationError, match="encoder-decoder model"):
-        LLM(tmp_path / "t5", kv_dtype="int8", dtype="float32")
+        LLM(tmp_path / "t5", "none", kv_dtype="int8", dtype="float32")
     with pytest.raises(ConfigurationError, match="already loaded"):
-        LLM(load_model(folder), kv_dtype="int8")
+        LLM(load_model(folder), "none", kv_dtype="int8")
     with pytest.raises(ConfigurationError, match="already loaded"):
-        LLM(fresh("llama", **SIZES), kv_dtype="int8")
+        LLM(fresh("llama", **SIZES), "none", kv_dtype="int8")

@@ -46,7 +46,7 @@ GIVEN: list[dict[str, Any]] = [
 def options_and_texts(llama: Path, kernels: str) -> tuple[dict[str, Any], list[list[tuple[int, ...]]]]:
     """Options of a model, and what it writes without drafts."""
     options: dict[str, Any] = {"dtype": "float32", "kernels": kernels, "exact": kernels == "native"}
-    plain = LLM(llama, **options)
+    plain = LLM(llama, "none", **options)
     return options, [ids(plain, **given) for given in GIVEN]
 
 
@@ -106,7 +106,7 @@ def test_other_rules_write_the_target_s_text_when_greedy(llama: Path, models: Pa
     fast = LLM(llama, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
-    assert ids(fast, 0.0) == ids(LLM(llama, **THROUGH_TORCH), 0.0)
+    assert ids(fast, 0.0) == ids(LLM(llama, "none", **THROUGH_TORCH), 0.0)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -161,7 +161,7 @@ def test_a_damaged_file_of_a_head_is_set_aside(
 def test_owners_learn_apart(llama: Path, models: Path) -> None:
     spec = f"head:{head_folder(models)}+suffix"
     llm = LLM(llama, spec, plan="fixed", learn=f"key,{ALWAYS}", **THROUGH_TORCH)
-    plain = LLM(llama, **THROUGH_TORCH)
+    plain = LLM(llama, "none", **THROUGH_TORCH)
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=3)
     owners = ["a", "b", None]
     made = [llm.requests.sequences(ids, params, owner=owner)[0] for ids, owner in zip(RAGGED, owners, strict=True)]

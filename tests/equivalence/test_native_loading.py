@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_loaded_model_runs_in_c_and_reports_it(folder: Path) -> None:
-    llm = LLM(folder, exact=True)
+    llm = LLM(folder, "none", exact=True)
     assert llm.is_exact
     assert llm.kernels.startswith("native (")
     assert load_model(folder, kernels="torch").kernels == "torch"
@@ -75,7 +75,7 @@ def test_a_loaded_model_runs_in_c_and_reports_it(folder: Path) -> None:
 def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft: str, temperature: float) -> None:
     params = SamplingParams(max_tokens=80, temperature=temperature, seed=4)
     prompts = [text(9), text(60), text(3)]
-    plain = LLM(folder, dtype=dtype, exact=True).generate(prompts, params)
+    plain = LLM(folder, "none", dtype=dtype, exact=True).generate(prompts, params)
     drafter = drafter_folder("llama", tmp_path, **SIZES)
     done = LLM(folder, draft.format(drafter), dtype=dtype, exact=True, plan="fixed").generate(prompts, params)
     assert [one.token_ids for one in done] == [one.token_ids for one in plain]
@@ -105,11 +105,11 @@ def test_without_a_compiler_passes_run_through_torch(
     assert loaded.kernels == "torch"
     assert "no-such-compiler" in str(loaded.why_torch)
     with pytest.raises(ConfigurationError, match=r"exact was requested.*no-such-compiler"):
-        LLM(folder, exact=True)
+        LLM(folder, "none", exact=True)
     with pytest.raises(ConfigurationError, match="no-such-compiler"):
-        LLM(folder, kernels="native")
+        LLM(folder, "none", kernels="native")
     with pytest.raises(ConfigurationError, match="no-such-compiler"):
-        LLM(folder, quantization="int8")
+        LLM(folder, "none", quantization="int8")
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_impossible_requests_are_refused(folder: Path, options: dict[str, str], 
 
 def test_a_loaded_model_keeps_its_weights() -> None:
     with pytest.raises(ConfigurationError, match="already loaded"):
-        LLM(fresh("llama", **SIZES), kernels="native")
+        LLM(fresh("llama", **SIZES), "none", kernels="native")
 
 
 def test_int8_is_announced(folder: Path) -> None:
-    llm = LLM(folder, quantization="int8", exact=True)
+    llm = LLM(folder, "none", quantization="int8", exact=True)
     assert (llm.quantization, llm.is_exact) == ("int8", True)
     assert lower_model(fresh("llama", **SIZES), quantization="int8").quantization == "int8"
 

@@ -174,7 +174,7 @@ def test_no_draft_changes_a_text(draft: str, temperature: float, tmp_path: Path)
     folder = folder_of("marian", tmp_path)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=4)
     prompts = [tokens_of(count, count) for count in (4, 20, 70)]
-    plain = LLM(folder, dtype="float32", exact=True).generate(prompts, params)
+    plain = LLM(folder, "none", dtype="float32", exact=True).generate(prompts, params)
     done = LLM(folder, draft, dtype="float32", exact=True, plan="fixed").generate(prompts, params)
     assert [one.token_ids for one in done] == [one.token_ids for one in plain]
     assert sum(one.stats.draft_tokens for one in done) > 0
@@ -183,7 +183,7 @@ def test_no_draft_changes_a_text(draft: str, temperature: float, tmp_path: Path)
 def test_a_model_drafts_for_another_in_c(tmp_path: Path) -> None:
     folder = folder_of("t5", tmp_path)
     params, prompts = SamplingParams(max_tokens=30, temperature=0), [tokens_of(count, count) for count in (5, 40)]
-    plain = LLM(folder, dtype="float32").generate(prompts, params)
+    plain = LLM(folder, "none", dtype="float32").generate(prompts, params)
     done = LLM(folder, f"model:{folder}", dtype="float32", plan="fixed").generate(prompts, params)
     assert [one.token_ids for one in done] == [one.token_ids for one in plain]
     assert sum(one.stats.accepted_tokens for one in done) > 20
@@ -196,7 +196,7 @@ def test_beams_equal_those_through_torch(name: str, draft: str | None, tmp_path:
     params = BeamSearchParams(beam_width=4, max_new_tokens=20, num_return_sequences=4)
     prompts = [tokens_of(count, count) for count in (4, 33)]
     for kernels, own in (("torch", None), ("auto", None), ("auto", draft)):
-        llm = LLM(folder, dtype="float32", kernels=kernels)
+        llm = LLM(folder, "none", dtype="float32", kernels=kernels)
         results = llm.beam_search(prompts, params, draft=own)
         found.append([[(one.tokens, one.score) for one in result.hypotheses] for result in results])
         assert llm.model.num_open == 0

@@ -47,7 +47,7 @@ def test_no_draft_changes_a_text(family: str, weights: str, saved: Callable[[str
     loaded = load_model(saved(family, 0.0), kernels="native", **WEIGHTS[weights])
     assert loaded.model.is_exact
     draft = f"ngram,min=1+model:{saved(family, 0.06)},tree=2-2"
-    plain, fast = LLM(loaded, max_batch_size=1), LLM(loaded, draft, plan="fixed", prefill_chunk_size=7)
+    plain, fast = LLM(loaded, "none", max_batch_size=1), LLM(loaded, draft, plan="fixed", prefill_chunk_size=7)
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=24, temperature=temperature, seed=4, ignore_eos=True)
         wanted = [one.token_ids for one in plain.generate(PROMPTS, params)]

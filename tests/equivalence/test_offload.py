@@ -89,7 +89,7 @@ def test_every_pass_reads_the_streamed_layers_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("draft", ["quantized:int8", "quantized:int8,tree=best-8,k=3", "ngram", "early-exit:2"])
 def test_texts_are_those_of_plain_decoding(kind: str, draft: str, tmp_path: Path) -> None:
-    plain = LLM(lowered("llama", kind, **sizes("llama")))
+    plain = LLM(lowered("llama", kind, **sizes("llama")), "none")
     ours = LLM(streamed("llama", tmp_path / "model", kind), draft=draft)
     for params in (GREEDY, SAMPLED):
         wanted = [list(one.token_ids) for one in plain.generate(PROMPTS, params)]
@@ -99,7 +99,7 @@ def test_texts_are_those_of_plain_decoding(kind: str, draft: str, tmp_path: Path
 def test_a_draft_model_in_8_bits_needs_less_memory_and_changes_no_text(tmp_path: Path) -> None:
     target = lowered("llama", **sizes("llama"))
     drafter = drafter_folder("llama", tmp_path, **sizes("llama"))
-    wanted = [list(one.token_ids) for one in LLM(target).generate(PROMPTS, SAMPLED)]
+    wanted = [list(one.token_ids) for one in LLM(target, "none").generate(PROMPTS, SAMPLED)]
     weights = []
     for options in ("", ",bits=int8"):
         llm = LLM(target, f"model:{drafter},tree=best-12-3,k=3{options}")
@@ -229,7 +229,7 @@ def test_malformed_memory_is_refused_before_the_model_is_resolved() -> None:
     with pytest.raises(ConfigurationError, match="graphs"):
         load_model("/nowhere", offload="8GB", kernels="graphs")
     with pytest.raises(ConfigurationError, match="already loaded"):
-        LLM(lowered("llama"), offload="8GB")
+        LLM(lowered("llama"), "none", offload="8GB")
 
 
 def test_torch_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_torch_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_torch_passes_with_modules_placed_by_accelerate_write_the_same_texts(folder: Path) -> None:
     pytest.importorskip("accelerate")
-    plain = LLM(folder, dtype="float32", kernels="torch")
+    plain = LLM(folder, "none", dtype="float32", kernels="torch")
     ours = LLM(folder, dtype="float32", kernels="torch", offload="400KB", draft="ngram")
     assert "disk" in {str(place) for place in ours.model.model.hf_device_map.values()}
     for params in (GREEDY, SAMPLED):

@@ -89,7 +89,7 @@ def test_the_real_pairs_write_what_the_target_writes(name: str, draft: str) -> N
     prompts = ["Once upon a time, there was a little boat", "日本の首都は東京です。東京は"]
     greedy, sampled = (SamplingParams(max_tokens=12, temperature=heat, seed=5) for heat in (0.0, 0.8))
     params = [greedy, greedy, sampled, sampled]
-    plain = LLM(target_model).generate(prompts * 2, params)
+    plain = LLM(target_model, "none").generate(prompts * 2, params)
     done = LLM(target_model, f"model:{DRAFTER},{draft}", plan="fixed").generate(prompts * 2, params)
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) > 0

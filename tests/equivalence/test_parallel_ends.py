@@ -40,7 +40,7 @@ def test_a_killed_process_ends_the_other(tmp_path: Path, killed: int, mode: str)
 
 def plain_text(model: Path) -> list[int]:
     """Token ids of `never_end` and `never_close`, from one process without a drafter."""
-    llm = LLM(model, dtype="float32", device="cpu")
+    llm = LLM(model, "none", dtype="float32", device="cpu")
     return list(llm.generate("Hello", SamplingParams(**SAMPLED, seed=1))[0].token_ids)
 
 

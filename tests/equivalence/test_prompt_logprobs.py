@@ -57,7 +57,7 @@ def test_prompt_logprobs_equal_those_of_transformers(family: str, draft: str | N
     params = SamplingParams(max_tokens=6, temperature=0, prompt_logprobs=3)
     for done, prompt in zip(llm.generate(PROMPTS, params), PROMPTS, strict=True):
         check(done.prompt_logprobs, prompt, log_probs_of_peer(family, tuple(prompt)), top=3)
-    plain = LLM(target(family)).generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0))
+    plain = LLM(target(family), "none").generate(PROMPTS, SamplingParams(max_tokens=6, temperature=0))
     assert [done.token_ids for done in llm.generate(PROMPTS, params)] == [done.token_ids for done in plain]
 
 
@@ -186,7 +186,7 @@ def test_a_prompt_row_of_nan_fails_its_own_request() -> None:
     def table(context: tuple[int, ...]) -> Tensor:
         return torch.full((VOCAB,), math.nan, dtype=torch.float64) if context == (7, 7) else base(context)
 
-    llm = LLM(TableLM(table))
+    llm = LLM(TableLM(table), "none")
     with pytest.raises(Exception, match="prompt's token at position 2 is NaN") as caught:
         llm.generate([[7, 7, 1], [1, 2, 3]], SamplingParams(max_tokens=2, prompt_logprobs=0))
     error = caught.value
@@ -198,7 +198,7 @@ def test_asyncio_gives_prompt_logprobs() -> None:
     prompt = [1 + i * i % 9 for i in range(30)]
 
     async def ask() -> list[Completion]:
-        async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3)) as llm:
+        async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), "none") as llm:
             params = SamplingParams(max_tokens=3, prompt_logprobs=2)
             both = await asyncio.gather(llm.generate(prompt, params), llm.generate(prompt[:9], params))
             return [done for one in both for done in one]

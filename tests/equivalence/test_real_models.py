@@ -48,7 +48,7 @@ def test_the_default_drafter_writes_the_plain_text() -> None:
 def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     model = loaded_float32(SMOLLM2)
     conversations = [[{"role": "user", "content": talk}] for talk in TALKS]
-    plain = LLM(model).chat(conversations, params(0.0))
+    plain = LLM(model, "none").chat(conversations, params(0.0))
     done = LLM(model, draft, plan="fixed").chat(conversations, params(0.0))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
@@ -57,7 +57,7 @@ def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
 def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> None:
     model = loaded_float32(SMOLLM2)
     conversation = [{"role": "user", "content": TALKS[0]}]
-    (plain,) = LLM(model).chat(conversation, params(0.0))
+    (plain,) = LLM(model, "none").chat(conversation, params(0.0))
     expected = plain.text.replace("negative", "below zero")
     given = dataclasses.replace(params(0.0), prediction=expected)
     (done,) = LLM(model, "prediction", plan="fixed").chat(conversation, given)
@@ -69,7 +69,7 @@ def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> 
 @pytest.mark.parametrize("draft", ["ngram,min=1", "model:stories15m,k=4"])
 def test_a_story_model_as_target_and_as_its_own_drafter(draft: str, temperature: float) -> None:
     model = loaded_float32("stories15m")
-    plain = LLM(model).generate(TALES, params(temperature))
+    plain = LLM(model, "none").generate(TALES, params(temperature))
     done = LLM(model, draft, plan="fixed").generate(TALES, params(temperature))
     assert [(d.text, d.token_ids) for d in done] == [(p.text, p.token_ids) for p in plain]
     if draft.startswith("model"):
@@ -79,7 +79,7 @@ def test_a_story_model_as_target_and_as_its_own_drafter(draft: str, temperature:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_lookahead_leaves_the_story(temperature: float) -> None:
     model, params = loaded_float32("stories15m"), SamplingParams(max_tokens=40, temperature=temperature, seed=3)
-    (plain,) = LLM(model).generate(TALES[1], params)
+    (plain,) = LLM(model, "none").generate(TALES[1], params)
     for draft in ("lookahead,window=0", "lookahead,window=6,n=4"):
         (done,) = LLM(model, draft, plan="fixed").generate(TALES[1], params)
         assert done.token_ids == plain.token_ids
@@ -89,7 +89,7 @@ def test_lookahead_leaves_the_story(temperature: float) -> None:
 def test_a_story_that_fills_the_context_is_the_same() -> None:
     model = loaded_float32("stories15m")
     context = model.model.max_length
-    prompt = LLM(model).tokenizer.encode(TALES[0] * 20)[: context - NUM_TOKENS]  # type: ignore[union-attr]
+    prompt = LLM(model, "none").tokenizer.encode(TALES[0] * 20)[: context - NUM_TOKENS]  # type: ignore[union-attr]
     plain, done = (LLM(model, draft).generate([prompt], params(0.0))[0] for draft in (None, "model:stories15m"))
     assert done.token_ids == plain.token_ids
     assert done.stats.prompt_tokens + len(done.token_ids) <= context
@@ -100,8 +100,8 @@ def test_the_story_model_writes_what_transformers_writes() -> None:
     peer = AutoModelForCausalLM.from_pretrained(folder_of("stories15m"), dtype=torch.float32)
     model = loaded_float32("stories15m")
     for tale in TALES:
-        (done,) = LLM(model).generate([tale], params(0.0))
-        ids = torch.tensor([LLM(model).tokenizer.encode(tale)])  # type: ignore[union-attr]
+        (done,) = LLM(model, "none").generate([tale], params(0.0))
+        ids = torch.tensor([LLM(model, "none").tokenizer.encode(tale)])  # type: ignore[union-attr]
         theirs = peer.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
         assert list(done.token_ids) == theirs[0, ids.shape[1] :].tolist()
 
@@ -186,7 +186,7 @@ def alone(prompt: str, params: SamplingParams) -> tuple[int, ...]:
 
 @functools.cache
 def plain() -> LLM:
-    return LLM(loaded_float32(SMOLLM2), prefix_cache_size=0, max_batch_size=1)
+    return LLM(loaded_float32(SMOLLM2), "none", prefix_cache_size=0, max_batch_size=1)
 
 
 def same(texts: list[tuple[int, ...]], wanted: list[tuple[int, ...]]) -> bool:

@@ -102,7 +102,7 @@ def test_texts_are_the_same_with_every_kind_of_drafter(
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     prompts = [[5, 6, 7, 5, 6, 7, 5], [40, 2, 9]]
     texts = [[one.token_ids for one in LLM(folder, named).generate(prompts, params)] for _ in range(2)]
-    plain = [one.token_ids for one in LLM(folder).generate(prompts, params)]
+    plain = [one.token_ids for one in LLM(folder, "none").generate(prompts, params)]
     assert texts == [plain, plain]
     assert len(reads) == len(set(reads))
 

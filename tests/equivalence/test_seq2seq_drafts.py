@@ -54,7 +54,7 @@ def test_texts_do_not_depend_on_the_draft_model(
     folders: dict[str, Path], name: str, shape: str, params: SamplingParams
 ) -> None:
     prompts = sources(4)
-    wanted = [one.token_ids for one in LLM(sample(name)).generate(prompts, params)]
+    wanted = [one.token_ids for one in LLM(sample(name), "none").generate(prompts, params)]
     for draft in (f"other-{name}", "causal"):
         llm = LLM(sample(name), f"model:{folders[draft]},{shape}", plan="fixed")
         done = llm.generate(prompts, params)
@@ -91,7 +91,7 @@ def test_transcriptions_do_not_depend_on_the_draft_model(
 ) -> None:
     given: dict[str, Any] = {"language": "de", "timestamps": timestamps}
     for params in (GREEDY, SAMPLED):
-        wanted = LLM(whisper(), tokenizer=tokenizer()).transcribe(features(3), params, **given)
+        wanted = LLM(whisper(), "none", tokenizer=tokenizer()).transcribe(features(3), params, **given)
         llm = LLM(whisper(), f"model:{folders[draft]},k=3", plan="fixed", tokenizer=None)
         done = llm.transcribe(features(3), params, **given)
         assert [one.token_ids for one in done] == [one.token_ids for one in wanted]

@@ -55,7 +55,7 @@ def test_greedy_texts_equal_generate(name: str, draft: str | None) -> None:
 def test_sampled_texts_of_a_seed_do_not_depend_on_drafts(draft: str) -> None:
     prompts = sources(4)
     params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=LENGTH, seed=11, n=2)
-    plain = LLM(sample("bart")).generate(prompts, params)
+    plain = LLM(sample("bart"), "none").generate(prompts, params)
     llm = LLM(sample("bart"), draft=draft, plan="fixed")
     drafted = llm.generate(prompts, params)
     assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
@@ -76,7 +76,7 @@ def test_drafts_copy_from_the_source() -> None:
 
 
 def test_a_source_is_encoded_once_for_all_texts_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, count = LLM(sample("marian")), []
+    llm, count = LLM(sample("marian"), "none"), []
     run = llm.model._encode
     monkeypatch.setattr(llm.model, "_encode", lambda source: count.append(source) or run(source))
     llm.generate([sources(2)[1]], SamplingParams(n=6, max_tokens=LENGTH, seed=2))
@@ -85,7 +85,7 @@ def test_a_source_is_encoded_once_for_all_texts_of_a_request(monkeypatch: pytest
 
 def test_cached_prefixes_belong_to_one_source() -> None:
     model = sample("bart")
-    llm, prompts = LLM(model), sources(3)
+    llm, prompts = LLM(model, "none"), sources(3)
     params = SamplingParams(temperature=0, max_tokens=8)
     start = [5 + place for place in range(20)]
     sequences = []
@@ -138,7 +138,7 @@ def test_a_request_without_a_limit_ends_at_the_configured_length() -> None:
     model = sample("bart")
     model.generation_config.update(max_length=13, eos_token_id=None)
     model.config.eos_token_id = None
-    (done,) = LLM(model).generate([sources(1)[0]], SamplingParams(temperature=0, max_tokens=None))
+    (done,) = LLM(model, "none").generate([sources(1)[0]], SamplingParams(temperature=0, max_tokens=None))
     assert len(done.token_ids) == 12
 
 
@@ -147,19 +147,19 @@ def test_settings_that_are_not_supported_are_refused(name: str) -> None:
     model = sample("t5")
     setattr(model.generation_config, name, 2.0)
     with pytest.raises(UnsupportedModelError, match=name):
-        LLM(model)
+        LLM(model, "none")
 
 
 def test_settings_of_beam_search_are_told(caplog: pytest.LogCaptureFixture) -> None:
     model = sample("t5")
     model.generation_config.num_beams = 4
     with caplog.at_level("WARNING"):
-        LLM(model)
+        LLM(model, "none")
     assert "num_beams=4" in caplog.text
 
 
 def test_statistics_count_the_tokens_of_the_source() -> None:
-    (done,) = LLM(sample("t5")).generate([sources(3)[2]], GREEDY)
+    (done,) = LLM(sample("t5"), "none").generate([sources(3)[2]], GREEDY)
     assert done.stats.prompt_tokens == 11
 
 
@@ -181,7 +181,7 @@ def test_folders_are_read_and_auto_chooses_a_drafter_without_a_model(tmp_path: A
         with pytest.raises(ConfigurationError, match="cannot run on native kernels: its size of a head of 8"):
             LLM(tmp_path, **options)
     with pytest.raises(ConfigurationError, match="no fixed shapes"):
-        LLM(tmp_path, kernels="graphs")
+        LLM(tmp_path, "none", kernels="graphs")
 
 
 def test_streams_and_batches_that_change_keep_their_sources() -> None:
@@ -203,7 +203,7 @@ def test_streams_and_batches_that_change_keep_their_sources() -> None:
 
 
 def test_prompts_of_the_wrong_kind_are_refused() -> None:
-    llm = LLM(sample("bart"))
+    llm = LLM(sample("bart"), "none")
     with pytest.raises(InvalidRequestError, match="encoder reads 64 at most"):
         llm.generate([[5] * 65], GREEDY)
     with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
@@ -216,7 +216,7 @@ def test_prompts_of_the_wrong_kind_are_refused() -> None:
 
 def test_asynchronous_requests_continue_a_decoder_prompt() -> None:
     prompts, start = sources(3), [7, 9]
-    wanted = LLM(sample("m2m100")).generate(prompts, GREEDY, decoder_prompt=start)
+    wanted = LLM(sample("m2m100"), "none").generate(prompts, GREEDY, decoder_prompt=start)
 
     async def run() -> list[list[int]]:
         async with AsyncLLM(sample("m2m100"), draft="suffix") as llm:

@@ -40,7 +40,7 @@ def static(family: str) -> LoadedModel:
 def test_texts_are_those_of_dynamic_passes(family: str, models: Path) -> None:
     draft = f"ngram,min=1,k=3+model:{drafter_folder(family, models)},tree=2-2"
     llm = LLM(static(family), draft, plan="fixed")
-    wanted = LLM(target(family))
+    wanted = LLM(target(family), "none")
     assert llm.kernels == "graphs (there are no graphs on cpu)"
     for temperature in (0.0, 1.0):
         params = SamplingParams(max_tokens=16, temperature=temperature, seed=5)
@@ -199,13 +199,13 @@ def test_names_and_refusals(tmp_path: Path) -> None:
     loaded = load_model(folder, dtype="float32", kernels="graphs")
     assert loaded.kernels == "graphs (there are no graphs on cpu)"
     assert not loaded.model.is_exact, "float32 products add up another way with more rows"
-    assert LLM(fresh("llama"), kernels="graphs").kernels.startswith("graphs")
+    assert LLM(fresh("llama"), "none", kernels="graphs").kernels.startswith("graphs")
     with pytest.raises(ConfigurationError, match="needs native kernels"):
-        LLM(folder, kernels="graphs", quantization="int8")
+        LLM(folder, "none", kernels="graphs", quantization="int8")
     with pytest.raises(ConfigurationError, match="already loaded"):
-        LLM(target("llama"), kernels="graphs")
+        LLM(target("llama"), "none", kernels="graphs")
     with pytest.raises(ConfigurationError, match="exact was requested"):
-        LLM(folder, kernels="graphs", dtype="float32", exact=True)
+        LLM(folder, "none", kernels="graphs", dtype="float32", exact=True)
     with pytest.raises(UnsupportedModelError, match="use kernels 'torch'"):
         wrap_model(fresh(sorted(CACHED)[0]), shapes=SMALL)
     with pytest.raises(ConfigurationError, match="max_graphs"):

@@ -66,7 +66,7 @@ def test_streams_and_asynchronous_requests_take_languages() -> None:
     assert "".join(opened("nllb").stream(TEXTS[0], GREEDY, **given)) == wanted.text
 
     async def run() -> tuple[str, str, str]:
-        async with AsyncLLM(copy.deepcopy(translator("nllb")), tokenizer=tokenizer("nllb")) as llm:
+        async with AsyncLLM(copy.deepcopy(translator("nllb")), "none", tokenizer=tokenizer("nllb")) as llm:
             streamed = [piece async for piece in llm.stream(TEXTS[0], GREEDY, **given)]
             updates = [one async for one in llm.stream_updates(TEXTS[0], GREEDY, **given)]
             (done,) = await llm.generate(TEXTS[0], GREEDY, **given)
@@ -89,8 +89,8 @@ def test_options_that_cannot_be_honoured_are_refused() -> None:
     with pytest.raises(TypeError, match="'target_language'"):
         llm.generate("fox", GREEDY, target_language=other)  # type: ignore[call-arg]
     with pytest.raises(InvalidRequestError, match="needs a tokenizer"):
-        LLM(sample("bart")).generate([5], GREEDY, target_lang="de")
-    causal = LLM(tiny_model(), tokenizer=tiny_tokenizer())
+        LLM(sample("bart"), "none").generate([5], GREEDY, target_lang="de")
+    causal = LLM(tiny_model(), "none", tokenizer=tiny_tokenizer())
     for options in ({"source_lang": "en"}, {"target_lang": "en"}, {"decoder_prompt": "a"}):
         with pytest.raises(InvalidRequestError, match=f"{next(iter(options))} is for encoder-decoder models"):
             causal.generate("fox", GREEDY, **options)  # type: ignore[arg-type]

@@ -74,13 +74,13 @@ def test_a_text_before_the_audio_equals_prompt_ids(timestamps: bool) -> None:
     wanted = generated(
         whisper(), given, language="de", prompt_ids=torch.tensor(ids), return_timestamps=timestamps or None
     )
-    found = ours(LLM(whisper(), tokenizer=tokenizer()), [given], prompt="a fox", timestamps=timestamps)
+    found = ours(LLM(whisper(), "none", tokenizer=tokenizer()), [given], prompt="a fox", timestamps=timestamps)
     assert found == [wanted]
-    assert found != ours(LLM(whisper(), tokenizer=tokenizer()), [given], timestamps=timestamps)
+    assert found != ours(LLM(whisper(), "none", tokenizer=tokenizer()), [given], timestamps=timestamps)
 
 
 def test_samples_are_read_by_the_feature_extractor_of_the_folder(tmp_path: Any) -> None:
-    llm, sound = LLM(saved(tmp_path), dtype="float32"), samples(0.6)
+    llm, sound = LLM(saved(tmp_path), "none", dtype="float32"), samples(0.6)
     extractor = WhisperFeatureExtractor.from_pretrained(tmp_path)
     given = extractor(sound, sampling_rate=RATE, return_tensors="np")["input_features"][0]
     assert ours(llm, [sound]) == ours(llm, [given]) == [generated(whisper(), given, language="de")]
@@ -89,7 +89,7 @@ def test_samples_are_read_by_the_feature_extractor_of_the_folder(tmp_path: Any) 
 
 
 def test_the_language_is_detected() -> None:
-    llm, model = LLM(whisper(), tokenizer=tokenizer()), whisper()
+    llm, model = LLM(whisper(), "none", tokenizer=tokenizer()), whisper()
     for given in features(3):
         (spoken,) = model.detect_language(input_features=torch.from_numpy(given)[None]).tolist()
         wanted = llm.transcribe(given, GREEDY, language=tokenizer().decode(spoken))
@@ -97,14 +97,16 @@ def test_the_language_is_detected() -> None:
 
 
 def test_a_language_is_named_by_code_token_or_english_name() -> None:
-    llm, given = LLM(whisper(), tokenizer=tokenizer()), features(1)
+    llm, given = LLM(whisper(), "none", tokenizer=tokenizer()), features(1)
     texts = [llm.transcribe(given, GREEDY, language=name)[0].token_ids for name in ("de", "<|de|>", "German")]
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_sampled_texts_with_timestamps_keep_the_rules() -> None:
     params = SamplingParams(temperature=1.0, max_tokens=40, seed=3, n=6)
-    plain = LLM(whisper(), tokenizer=tokenizer()).transcribe(features(2), params, language="en", timestamps=True)
+    plain = LLM(whisper(), "none", tokenizer=tokenizer()).transcribe(
+        features(2), params, language="en", timestamps=True
+    )
     drafted = LLM(whisper(), "suffix", tokenizer=tokenizer()).transcribe(
         features(2), params, language="en", timestamps=True
     )
@@ -122,7 +124,7 @@ def _threes(ids: tuple[int, ...]) -> list[tuple[int, int, int]]:
 
 
 def test_segments_are_the_parts_between_timestamps(tmp_path: Any) -> None:
-    llm = LLM(saved(tmp_path), dtype="float32")
+    llm = LLM(saved(tmp_path), "none", dtype="float32")
     first, text = token("notimestamps") + 1, tokenizer().encode("ab", add_special_tokens=False)
     ids = [first, *text, first + 5, first + 5, *text, first + 20, first + 25, *text, token("endoftext")]
     found = llm.transcriber.segments(ids, seconds=0.9)
@@ -137,7 +139,7 @@ def test_segments_are_the_parts_between_timestamps(tmp_path: Any) -> None:
 
 
 def test_what_cannot_be_transcribed_is_refused() -> None:
-    llm, (given,) = LLM(whisper(), tokenizer=tokenizer()), features(1)
+    llm, (given,) = LLM(whisper(), "none", tokenizer=tokenizer()), features(1)
     with pytest.raises(InvalidRequestError, match="unknown language 'dd'"):
         llm.transcribe(given, GREEDY, language="dd")
     with pytest.raises(InvalidRequestError, match="unknown task 'sing'"):
@@ -149,15 +151,15 @@ def test_what_cannot_be_transcribed_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="use transcribe"):
         llm.generate([[5, 6]], GREEDY)
     with pytest.raises(ConfigurationError, match="use generate"):
-        LLM(sample("t5")).transcribe(given, GREEDY)
+        LLM(sample("t5"), "none").transcribe(given, GREEDY)
     english = sample("whisper")
     english.generation_config.no_timestamps_token_id, english.generation_config.is_multilingual = 55, False
     with pytest.raises(InvalidRequestError, match="English only"):
-        LLM(english).transcribe(given, GREEDY, language="de")
+        LLM(english, "none").transcribe(given, GREEDY, language="de")
 
 
 def test_settings_without_a_token_are_refused() -> None:
-    llm, given = LLM(sample("whisper")), [np.zeros(SHAPE, np.float32)]
+    llm, given = LLM(sample("whisper"), "none"), [np.zeros(SHAPE, np.float32)]
     with pytest.raises(InvalidRequestError, match="writes no timestamps"):
         llm.transcribe(given, GREEDY, timestamps=True)
     with pytest.raises(InvalidRequestError, match="no token for a prompt"):

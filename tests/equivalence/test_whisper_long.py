@@ -78,7 +78,7 @@ def test_texts_equal_generate(frames: int, draft: str | None) -> None:
 
 def test_the_language_is_detected_once_and_audios_form_batches() -> None:
     given = [long_features(frames, seed=frames) for frames in (150, 301)]
-    llm = LLM(whisper(), tokenizer=tokenizer())
+    llm = LLM(whisper(), "none", tokenizer=tokenizer())
     found = llm.transcribe_long(given, GREEDY)
     for one, features in zip(found, given, strict=True):
         require_equal(one, generated(whisper(), features, task="transcribe"))
@@ -93,7 +93,7 @@ def test_windows_may_continue_earlier_text(prompt: str | None) -> None:
     told = {} if prompt is None else {"prompt_ids": torch.tensor(ids)}
     for seed in range(4):
         model = whisper(seed=seed)
-        llm = LLM(whisper(seed=seed), tokenizer=tokenizer())
+        llm = LLM(whisper(seed=seed), "none", tokenizer=tokenizer())
         (found,) = llm.transcribe_long(given, GREEDY, language="fr", prompt=prompt, condition_on_previous=True)
         require_equal(found, generated(model, given, language="fr", condition_on_prev_tokens=True, **told))
         (plain,) = llm.transcribe_long(given, GREEDY, language="fr", prompt=prompt)
@@ -103,7 +103,7 @@ def test_windows_may_continue_earlier_text(prompt: str | None) -> None:
 
 
 def test_samples_of_any_length_are_read(tmp_path: Any) -> None:
-    llm = LLM(saved(tmp_path), dtype="float32")
+    llm = LLM(saved(tmp_path), "none", dtype="float32")
     sound = samples(2.5)
     extractor = llm.transcriber._feature_extractor()
     given = extractor(sound, sampling_rate=RATE, truncation=False, padding="longest", return_tensors="np")
@@ -119,8 +119,8 @@ def test_samples_of_any_length_are_read(tmp_path: Any) -> None:
 def test_what_cannot_be_cut_is_refused() -> None:
     shape = (sample("whisper").config.num_mel_bins, 500)
     with pytest.raises(InvalidRequestError, match="no timestamps at which"):
-        LLM(sample("whisper")).transcribe_long(np.zeros(shape, np.float32))
-    llm = LLM(whisper(), tokenizer=tokenizer())
+        LLM(sample("whisper"), "none").transcribe_long(np.zeros(shape, np.float32))
+    llm = LLM(whisper(), "none", tokenizer=tokenizer())
     with pytest.raises(InvalidRequestError, match="one text"):
         llm.transcribe_long(long_features(150), SamplingParams(n=2), language="en")
     with pytest.raises(InvalidRequestError, match="shape"):
@@ -128,7 +128,7 @@ def test_what_cannot_be_cut_is_refused() -> None:
 
 
 def test_sampled_windows_repeat_with_a_seed_and_differ() -> None:
-    llm, same = LLM(whisper(), tokenizer=tokenizer()), np.tile(long_features(100), 3)
+    llm, same = LLM(whisper(), "none", tokenizer=tokenizer()), np.tile(long_features(100), 3)
     params = SamplingParams(temperature=1.0, max_tokens=LENGTH, seed=3)
     found, again = (llm.transcribe_long(same, params, language="en")[0] for _ in range(2))
     assert found.token_ids == again.token_ids

@@ -29,7 +29,7 @@ def test_texts_are_those_of_the_target_alone(
     monkeypatch.setattr(Overlap, "pays", lambda self, hits=0.0: True)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True)
     target = wrap_model(fresh("llama").cuda())
-    plain = [one.token_ids for one in LLM(target).generate(PROMPTS, params)]
+    plain = [one.token_ids for one in LLM(target, "none").generate(PROMPTS, params)]
     llm = LLM(target, f"model:{drafter_folder('llama', tmp_path)},k=3,{option}", plan="fixed")
     drafter = llm.engine.parts.drafter
     assert drafter is not None

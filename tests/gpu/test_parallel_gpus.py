@@ -81,7 +81,7 @@ def test_the_end_of_a_rank_ends_requests_that_wait_for_it(tmp_path: Path) -> Non
         assert processes[0].stdout is not None
         line = processes[0].stdout.readline()
         assert line, ended(processes)
-        plain = LLM(tmp_path / "llama", **SETTINGS).generate([[4, 5, 6]], SamplingParams(**SAMPLED, seed=1))[0]
+        plain = LLM(tmp_path / "llama", "none", **SETTINGS).generate([[4, 5, 6]], SamplingParams(**SAMPLED, seed=1))[0]
         assert json.loads(line)[1] == [list(plain.token_ids)] * 3
         processes[1].send_signal(signal.SIGKILL)
         errors, is_alive, failure = json.loads(processes[0].stdout.readline())

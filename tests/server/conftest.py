@@ -37,7 +37,7 @@ def families() -> Iterator[Running]:
         ServedModel(name, AsyncLLM(tiny_model(context=2048), "ngram", plan="fixed", tokenizer=byte_level(template)))
         for name, template in TEMPLATES.items()
     ]
-    models.append(ServedModel("mute", AsyncLLM(tiny_model(), tokenizer=byte_level(None))))
+    models.append(ServedModel("mute", AsyncLLM(tiny_model(), "none", tokenizer=byte_level(None))))
     with running_server([ServedModel(NAME, tiny_async_llm(plan="fixed"), (ALIAS,)), *models]) as running:
         yield running
 

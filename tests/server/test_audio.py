@@ -86,7 +86,7 @@ def running(folder: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def library(folder: Path) -> LLM:
-    return LLM(folder, dtype="float32")
+    return LLM(folder, "none", dtype="float32")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def server() -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def answers() -> dict[str, str]:
     """What the library answers, without a server and without drafts."""
-    llm, params = LLM(loaded_float32(MODEL)), SamplingParams(max_tokens=24, temperature=0)
+    llm, params = LLM(loaded_float32(MODEL), "none"), SamplingParams(max_tokens=24, temperature=0)
     brief = [{"role": "system", "content": "You are brief."}, *QUESTION]
     (plain,), (with_system,) = llm.chat(QUESTION, params), llm.chat(brief, params)
     return {"plain": plain.text, "with system": with_system.text}

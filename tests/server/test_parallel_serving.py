@@ -133,7 +133,7 @@ def text_of(chunks: Any) -> str:
 
 def test_requests_signals_and_clients_that_leave(folder: Path, tmp_path: Path) -> None:
     options = [{"max_tokens": 40, "temperature": 0.7 * (place % 2), "seed": place} for place in range(len(PROMPTS))]
-    alone = LLM(folder, dtype="float32", device="cpu")
+    alone = LLM(folder, "none", dtype="float32", device="cpu")
     params = [SamplingParams(**one, ignore_eos=True) for one in options]
     wanted = [done.text for done in alone.generate(PROMPTS, params)]
     long = alone.generate(PROMPTS[:1], SamplingParams(max_tokens=600, temperature=0, ignore_eos=True))[0].text
@@ -182,6 +182,6 @@ def test_a_replica_starts_the_other_ranks(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, env=without_rank(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     text, before, after = json.loads(done.stdout.splitlines()[-1])
-    alone = LLM(folder, dtype="float32", device="cpu")
+    alone = LLM(folder, "none", dtype="float32", device="cpu")
     assert text == alone.generate(PROMPTS[1], SamplingParams(**replica_ranks.ASKED))[0].text
     assert (before, after) == (1, 0), "the other rank is a child, and ends with the replica"

@@ -26,7 +26,7 @@ def url() -> Iterator[str]:
 
 
 def expected() -> list[str]:
-    llm = LLM(written_model(tiny_tokenizer()), tokenizer=tiny_tokenizer())
+    llm = LLM(written_model(tiny_tokenizer()), "none", tokenizer=tiny_tokenizer())
     return [done.text for done in llm.generate(PROMPTS, SamplingParams(max_tokens=12, temperature=0))]
 
 
@@ -56,7 +56,7 @@ CHAT = {"model": NAME, "messages": [{"role": "user", "content": "fox"}], "max_to
 
 
 def test_a_decoder_prompt_begins_completions_and_answers(url: str) -> None:
-    llm = LLM(written_model(tiny_tokenizer()), tokenizer=tiny_tokenizer())
+    llm = LLM(written_model(tiny_tokenizer()), "none", tokenizer=tiny_tokenizer())
     params = SamplingParams(max_tokens=12, temperature=0)
     wanted = [done.text for done in llm.generate(PROMPTS, params, decoder_prompt="The ")]
     (answer,) = llm.chat(CHAT["messages"], params, decoder_prompt="The ")  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ def test_options_that_the_model_does_not_have_are_refused(url: str) -> None:
 def test_translations_take_the_languages_of_the_request() -> None:
     source, target = CODES["nllb"]
     wanted = translated("nllb", "the fox", source=source, target=target, length=12)
-    served = AsyncLLM(copy.deepcopy(translator("nllb")), tokenizer=tokenizer("nllb"))
+    served = AsyncLLM(copy.deepcopy(translator("nllb")), "none", tokenizer=tokenizer("nllb"))
     body = {"prompt": "the fox", "source_lang": source, "target_lang": target, "max_tokens": 12, "temperature": 0}
     with running_server([ServedModel(NAME, served)]) as running, httpx.Client(base_url=running.url) as http:
         answer = http.post("/v1/completions", json={**body, "return_token_ids": True}).raise_for_status().json()

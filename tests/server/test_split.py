@@ -339,7 +339,11 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
 
 
 def test_a_part_writes_no_texts_of_its_own(part: Path, folder: Path) -> None:
-    for load in (lambda: LLM(str(part)), lambda: LLM(str(folder), f"model:{part}"), lambda: LLM(str(part), tp=1)):
+    for load in (
+        lambda: LLM(str(part), "none"),
+        lambda: LLM(str(folder), f"model:{part}"),
+        lambda: LLM(str(part), "none", tp=1),
+    ):
         with pytest.raises(ModelLoadError, match=r"first layers of a model of 4 layers.*split=N&weights="):
             load()
 

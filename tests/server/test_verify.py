@@ -166,7 +166,7 @@ def test_the_name_of_a_server_is_enough(server: Running) -> None:
         assert texts_of(llm) == plain_texts()
         assert llm.tokenizer is not None
         assert llm.tokenizer.vocabulary() == server.llm.llm.tokenizer.vocabulary()
-        local = LLM(tiny_model(), tokenizer=tiny_tokenizer())
+        local = LLM(tiny_model(), "none", tokenizer=tiny_tokenizer())
         talk = [{"role": "user", "content": "the dog"}]
         params = SamplingParams(max_tokens=16, temperature=0.8, seed=9, n=3)
         assert [one.token_ids for one in llm.chat(talk, params)] == [one.token_ids for one in local.chat(talk, params)]

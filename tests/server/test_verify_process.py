@@ -169,7 +169,7 @@ def test_a_server_that_is_killed_during_a_round_and_stays_away_is_an_error(folde
     # a launcher does not pass SIGSTOP on
     with running(folder, python=[sys.executable]) as server:
         url = f"remote:{server.url}?wait=1.5"
-        devices = [LLM(url, "suffix,min=1", plan="fixed"), LLM(url)]
+        devices = [LLM(url, "suffix,min=1", plan="fixed"), LLM(url, "none")]
         transports: list[Any] = [llm.model.link._transport for llm in devices]
         killers: list[threading.Thread] = []
 
@@ -255,7 +255,7 @@ def test_a_killed_server_of_the_last_layers_costs_a_pause(
     split_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params = SamplingParams(**PARAMS)
-    expected = LLM(str(split_folder), dtype="float32").generate(PROMPT, params)[0].text
+    expected = LLM(str(split_folder), "none", dtype="float32").generate(PROMPT, params)[0].text
     with running(split_folder, "--split", str(SPLIT)) as server:
         for picks in ("device", "server"):
             updates: list[Any] = []
@@ -333,7 +333,7 @@ def test_a_server_without_layers_of_its_own_is_refused_before_weights_are_read(
 
 
 def test_offloaded_layers_are_not_divided(split_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = LLM(str(split_folder), dtype="float32", kernels="torch").model
+    whole = LLM(str(split_folder), "none", dtype="float32", kernels="torch").model
     kilobytes = ((split_folder / "model.safetensors").stat().st_size - 4 * whole.input_embedding().numel()) // 1000 - 10
     options = ["--draft", "none", "--port", "0", "--dtype", "float32", "--offload", f"{kilobytes}KB"]
     assert run(["verify-server", f"tiny={split_folder}", *options, "--split", "2"]) == 1

@@ -37,16 +37,16 @@ def test_every_catalogue_model_is_served(name: str, tmp_path: Path) -> None:
 def test_a_model_that_fails_to_warm_up_is_reported_and_the_others_serve(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    speech = ServedModel("speech", AsyncLLM(saved(tmp_path / "speech"), dtype="float32"))
+    speech = ServedModel("speech", AsyncLLM(saved(tmp_path / "speech"), "none", dtype="float32"))
     folder = saved(tmp_path / "broken")
     (folder / "preprocessor_config.json").unlink()
-    broken = ServedModel("broken", AsyncLLM(folder, dtype="float32"))
+    broken = ServedModel("broken", AsyncLLM(folder, "none", dtype="float32"))
     chat = ServedModel(NAME, tiny_async_llm())
     assert asyncio.run(warm_up([speech, broken, chat])) == [speech, chat]
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
     assert "'broken' is not served" in record.getMessage()
     assert "preprocessor_config.json" in record.getMessage()
     with pytest.raises(ConfigurationError, match="preprocessor_config"):
-        asyncio.run(warm_up([ServedModel("broken", AsyncLLM(folder, dtype="float32"))]))
+        asyncio.run(warm_up([ServedModel("broken", AsyncLLM(folder, "none", dtype="float32"))]))
     for model in (speech, chat):
         asyncio.run(model.llm.close())

@@ -20,7 +20,7 @@ OPTIONS = (*COMMON, "--max-tokens", "12")
 
 @functools.cache
 def loaded(folder: str) -> LLM:
-    return LLM(folder)
+    return LLM(folder, "none")
 
 
 def answers(folder: str, *messages: str, max_tokens: int = 12, system: str | None = None) -> list[str]:

@@ -77,4 +77,4 @@ def generating(capfd: pytest.CaptureFixture[str]) -> Generate:
 @functools.cache
 def expected(folder: str, prompt: str, **params: Any) -> str:
     """The text that the library writes."""
-    return LLM(folder).generate(prompt, SamplingParams(**params))[0].text
+    return LLM(folder, "none").generate(prompt, SamplingParams(**params))[0].text

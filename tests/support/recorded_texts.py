@@ -36,7 +36,7 @@ COSTS = MeasuredCosts({1: 1.0})
 
 def write() -> None:
     """Record texts of the model on shipped prompts, and what each method does with them."""
-    llm = LLM(MODEL, dtype="float32", max_batch_size=1)
+    llm = LLM(MODEL, "none", dtype="float32", max_batch_size=1)
     assert llm.tokenizer is not None
     lines: list[dict[str, Any]] = []
     for task in read_workload().choose((), LIMIT).tasks:

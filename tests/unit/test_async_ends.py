@@ -89,7 +89,7 @@ async def test_an_engine_failure_is_reported_to_all_requests() -> None:
     def listen(record: object) -> None:
         raise KeyboardInterrupt
 
-    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5)), on_round=listen)
+    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5)), "none", on_round=listen)
     done = await asyncio.gather(*(llm.generate([1], params(seed)) for seed in range(3)), return_exceptions=True)
     assert all(isinstance(one, Exception) for one in done)
     with pytest.raises(EngineClosedError):
@@ -147,7 +147,7 @@ def test_a_lost_process_ends_all_requests(is_blocked: bool, monkeypatch: pytest.
 
 
 def test_a_closed_event_loop_frees_its_slot() -> None:
-    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), prefix_cache_size=0)
+    llm = AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), "none", prefix_cache_size=0)
 
     async def ask() -> None:
         sequences = llm.llm.requests.sequences([1], params(1, 4000))

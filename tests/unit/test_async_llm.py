@@ -102,7 +102,7 @@ async def test_cached_state_can_be_dropped() -> None:
 def test_max_waiting_is_a_whole_number(count: Any) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ConfigurationError, match="max_waiting is"):
-        AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), max_waiting=count)
+        AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), "none", max_waiting=count)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "draftree-engine"]
 
 
@@ -111,7 +111,7 @@ async def test_a_chat_is_answered_as_by_the_synchronous_front() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = save_tiny_model(Path(place), chat=True)
         talks = [[{"role": "user", "content": text}] for text in ("ab", "a longer question", "b")]
-        wanted = LLM(folder).chat(talks, params(3))
+        wanted = LLM(folder, "none").chat(talks, params(3))
         async with AsyncLLM(folder, "ngram") as llm:
             done = await asyncio.gather(*(llm.chat(talk, params(3)) for talk in talks))
             assert [texts[0].token_ids for texts in done] == [text.token_ids for text in wanted]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli_samples import save_tiny_model
-from draftree import LLM, SamplingParams
+from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.bench.methods import our_methods
 from draftree.choices import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError
@@ -33,12 +33,17 @@ def test_auto_stands_alone(loaded: LoadedModel, draft: str) -> None:
 def test_it_is_one_of_several_drafters_and_can_be_chosen_by_a_request(loaded: LoadedModel) -> None:
     llm = LLM(loaded, ["ngram", "auto"])
     assert llm.drafts == ("ngram", "suffix")
-    plain = LLM(loaded).generate("ab", GREEDY)[0].token_ids
+    plain = LLM(loaded, "none").generate("ab", GREEDY)[0].token_ids
     for draft in ("auto", "suffix", "ngram", None):
         assert llm.generate("ab", GREEDY, draft=draft)[0].token_ids == plain
     assert llm.requests.named_draft("auto") == "suffix"
     with pytest.raises(InvalidRequestError, match="not loaded: give 'ngram' or 'none'"):
         LLM(loaded, "ngram").generate("ab", GREEDY, draft="auto")
+
+
+def test_it_is_the_default_and_none_is_plain_decoding(loaded: LoadedModel) -> None:
+    assert LLM(loaded).drafts == AsyncLLM(loaded).llm.drafts == ("suffix",)
+    assert LLM(loaded, None).drafts == LLM(loaded, "none").drafts == ()
 
 
 def test_the_same_drafter_twice_is_one(loaded: LoadedModel) -> None:

@@ -59,11 +59,11 @@ def test_each_request_of_a_batch_is_judged_by_its_own_temperature(base: str) -> 
 
 def test_without_a_drafter_a_lossy_rule_accepts_nothing(base: str) -> None:
     params = SamplingParams(max_tokens=8, seed=1)
-    plain, soft = LLM(base), LLM(base, verify="soft")
+    plain, soft = LLM(base, "none"), LLM(base, "none", verify="soft")
     assert soft.is_lossless
     assert soft.generate("ab", params)[0].token_ids == plain.generate("ab", params)[0].token_ids
     assert soft.generate("ab", params)[0].lossless
-    assert LLM(base, verify="token").promise(1.0) is Promise.SAME_DISTRIBUTION
+    assert LLM(base, "none", verify="token").promise(1.0) is Promise.SAME_DISTRIBUTION
 
 
 @pytest.mark.parametrize("rule", ["soft,tolerance=0.5", "typical"])

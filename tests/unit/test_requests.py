@@ -96,7 +96,7 @@ def test_none_among_parameters_is_the_defaults(llm: LLM) -> None:
 )
 def test_only_the_last_tokens_of_a_prompt_are_kept(count: int, max_tokens: int | None, kept: int) -> None:
     """A context of ten tokens: -1 leaves room for max_tokens, or for one token where there is no limit."""
-    short = LLM(TableLM(hashed(VOCAB, seed=5), max_length=10 if count == -1 else 4096))
+    short = LLM(TableLM(hashed(VOCAB, seed=5), max_length=10 if count == -1 else 4096), "none")
     ids = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
     given = SamplingParams(max_tokens=max_tokens, seed=1, truncate_prompt_tokens=count, prompt_logprobs=0)
     (done,) = short.generate([ids], given)
@@ -146,7 +146,7 @@ def test_a_priority_is_a_whole_number(llm: LLM, priority: Any) -> None:
 
 def test_a_tokenizers_name_is_not_a_tokenizer(llm: LLM) -> None:
     with pytest.raises(ConfigurationError, match="give a loaded one"):
-        LLM(llm.model, tokenizer="gpt2")
+        LLM(llm.model, "none", tokenizer="gpt2")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_refused_request_names_the_argument_at_fault(prompt: Any, given: dict[
 
 
 def test_a_grammar_without_a_text_in_the_vocabulary_names_its_parameter() -> None:
-    llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), tokenizer=tokenizer())
+    llm = LLM(TableLM(hashed(VOCAB_SIZE, seed=5), order=3), "none", tokenizer=tokenizer())
     with pytest.raises(InvalidRequestError) as refused:
         llm.generate([[1]], SamplingParams(regex="\u4e2d{4}"))
     assert refused.value.param == "regex"

@@ -265,7 +265,7 @@ def test_drafters_of_texts_serve_every_beam(spec: str) -> None:
         row = hashed(VOCAB, len(ids) % 4, scale=3.0)(())
         return row + hashed(VOCAB, 77, scale=0.2)(ids[-2:])
 
-    llm = LLM(TableLM(table))
+    llm = LLM(TableLM(table), "none")
     params = BeamSearchParams(beam_width=3, num_return_sequences=3, max_new_tokens=40)
     expected = llm.beam_search(PROMPTS, params)
     found = llm.beam_search(PROMPTS, params, draft=spec)
@@ -276,7 +276,7 @@ def test_drafters_of_texts_serve_every_beam(spec: str) -> None:
 
 def test_loaded_models_draft() -> None:
     table = hashed(VOCAB, 4, scale=2.0)
-    llm, small = LLM(TableLM(table)), LLM(TableLM(near(table, 1, distance=0.1)))
+    llm, small = LLM(TableLM(table), "none"), LLM(TableLM(near(table, 1, distance=0.1)), "none")
     params = BeamSearchParams(beam_width=3, num_return_sequences=3, max_new_tokens=30)
     expected = llm.beam_search(PROMPTS, params)
     for draft in (small, small.model):
@@ -301,5 +301,5 @@ def test_loaded_models_draft() -> None:
 )
 def test_what_cannot_draft_for_beams_is_refused(draft: Any, part: str) -> None:
     with pytest.raises(InvalidRequestError, match=part) as caught:
-        LLM(TableLM(hashed(VOCAB, 0))).beam_search([1], draft=draft)
+        LLM(TableLM(hashed(VOCAB, 0)), "none").beam_search([1], draft=draft)
     assert caught.value.param == "draft"

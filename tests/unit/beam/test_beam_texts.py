@@ -19,14 +19,14 @@ def test_texts_are_those_of_generate_with_and_without_asyncio(backend: object) -
     spaces = 0
     for seed in range(8):
         model = TableLM(hashed(len(tokenizer), seed))
-        llm, prompt = LLM(model, tokenizer=tokenizer), [5, 7]
+        llm, prompt = LLM(model, "none", tokenizer=tokenizer), [5, 7]
         greedy = llm.generate([prompt], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))[0]
         found = llm.beam_search([prompt], PARAMS)[0].best
         assert found.tokens == greedy.token_ids
         assert found.text == greedy.text
 
         async def search() -> str | None:
-            async with AsyncLLM(TableLM(hashed(len(tokenizer), seed)), tokenizer=tokenizer) as other:  # noqa: B023
+            async with AsyncLLM(TableLM(hashed(len(tokenizer), seed)), "none", tokenizer=tokenizer) as other:  # noqa: B023
                 return (await other.beam_search(prompt, PARAMS)).best.text  # noqa: B023
 
         assert asyncio.run(search()) == greedy.text
@@ -37,7 +37,7 @@ def test_texts_are_those_of_generate_with_and_without_asyncio(backend: object) -
 def test_lookahead_drafts_from_the_texts_of_the_beams() -> None:
     model = TableLM(hashed(5, 3), order=1)
     params = BeamSearchParams(beam_width=2, max_new_tokens=40)
-    plain = LLM(model).beam_search([[1, 2]], params)[0]
-    drafted = LLM(model).beam_search([[1, 2]], params, draft="lookahead")[0]
+    plain = LLM(model, "none").beam_search([[1, 2]], params)[0]
+    drafted = LLM(model, "none").beam_search([[1, 2]], params, draft="lookahead")[0]
     assert drafted.hypotheses == plain.hypotheses
     assert drafted.num_used > 0

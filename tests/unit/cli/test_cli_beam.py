@@ -18,7 +18,7 @@ def test_json_equals_the_library(base: str, capsys: pytest.CaptureFixture[str]) 
     assert run([*line, "--dtype", "float32", "--length-penalty", "0.5"]) == 0
     found = json.loads(capsys.readouterr().out)
     params = BeamSearchParams(beam_width=3, num_return_sequences=2, max_new_tokens=9, length_penalty=0.5)
-    (expected,) = LLM(base, dtype="float32").beam_search("abc", params)
+    (expected,) = LLM(base, "none", dtype="float32").beam_search("abc", params)
     assert found["prompt_tokens"] == 3
     assert [(one["tokens"], one["text"]) for one in found["hypotheses"]] == [
         (list(one.tokens), one.text) for one in expected.hypotheses
@@ -79,7 +79,7 @@ def test_refusals(base: str, given: list[str], part: str, capsys: pytest.Capture
 
 
 def test_conversations_and_batches(chat: str) -> None:
-    llm = LLM(chat)
+    llm = LLM(chat, "none")
     talk = [{"role": "user", "content": "hi"}]
     params = BeamSearchParams(beam_width=2, max_new_tokens=6)
     (one,) = llm.beam_search(talk, params)
@@ -90,7 +90,7 @@ def test_conversations_and_batches(chat: str) -> None:
 
 
 def test_stop_strings_end_a_text(base: str) -> None:
-    llm = LLM(base)
+    llm = LLM(base, "none")
     plain = llm.beam_search("abc", BeamSearchParams(beam_width=1, max_new_tokens=12))[0].best
     assert plain.text is not None
     assert END not in plain.text
@@ -105,7 +105,7 @@ def test_stop_strings_end_a_text(base: str) -> None:
 
 
 def test_generation_goes_on_after_a_search(base: str) -> None:
-    llm = LLM(base)
+    llm = LLM(base, "none")
     params = SamplingParams(temperature=0, max_tokens=20)
     before = llm.generate("abc", params)[0].token_ids
     llm.beam_search(["abc", "xy"], BeamSearchParams(beam_width=5))
@@ -131,7 +131,7 @@ def searched(llm: LLM, **given: Any) -> list[list[int]]:
 def test_results_are_lines_of_a_file(base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "names.txt"
     file.write_text("red\n\nredder\nblue\n", "utf-8")
-    llm = LLM(base, dtype="float32")
+    llm = LLM(base, "none", dtype="float32")
     trie = TokenTrie([llm.prompts.encode_text(name, add_special_tokens=False) for name in ("red", "redder", "blue")])
     wanted = searched(llm, allowed_trie=trie, beam_width=3, num_return_sequences=3)
     line = ["--allowed-texts", str(file), "--beam-width", "3", "--num-return-sequences", "3"]
@@ -140,7 +140,7 @@ def test_results_are_lines_of_a_file(base: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_further_models_take_part(base: str, other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    llm, second = (LLM(folder, dtype="float32") for folder in (base, other))
+    llm, second = (LLM(folder, "none", dtype="float32") for folder in (base, other))
     plain = searched(llm)
     ensemble = searched(llm, models=[second.model])
     assert found(capsys, base, "abc", "--ensemble", other) == ensemble != plain

@@ -97,7 +97,7 @@ def test_ctrl_c_stops_the_answer_alone(endless: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_ends_an_answer_and_leaves_the_engine_usable(endless: str, presses: int) -> None:
-    llm, before = LLM(endless), signal.getsignal(signal.SIGINT)
+    llm, before = LLM(endless, "none"), signal.getsignal(signal.SIGINT)
     ids = llm.prompts.encode_chat([{"role": "user", "content": "ab"}])
 
     def press(update: Update) -> None:

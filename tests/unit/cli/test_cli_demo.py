@@ -69,7 +69,7 @@ def test_prompts_are_shown_without_their_code() -> None:
 def test_the_summary_matches_the_ratio(ratio: float, words: str, chat: str) -> None:
     from draftree import LLM, SamplingParams
 
-    completions: list[Completion] = LLM(chat).generate("ab", SamplingParams(max_tokens=2))
+    completions: list[Completion] = LLM(chat, "none").generate("ab", SamplingParams(max_tokens=2))
     from draftree.cli.prompt import Task
 
     found = verdict(ratio, Run(Setup(chat, "ngram"), Task("ab"), completions, 1.0))

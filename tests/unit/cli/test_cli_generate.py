@@ -126,7 +126,7 @@ def test_a_logarithm_of_zero_is_null_in_json() -> None:
 
 def test_several_texts_have_headings(generate: Any, base: str) -> None:
     arguments = [base, "ab", "--n", "2", "--seed", "1", "--max-tokens", "12"]
-    texts = [c.text for c in LLM(base).generate("ab", SamplingParams(n=2, seed=1, max_tokens=12))]
+    texts = [c.text for c in LLM(base, "none").generate("ab", SamplingParams(n=2, seed=1, max_tokens=12))]
     status, out, err = generate(*arguments)
     assert status == 0
     assert out == f"--- 1 of 2 ---\n{texts[0]}\n--- 2 of 2 ---\n{texts[1]}\n"

@@ -87,7 +87,7 @@ def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
     assert shown.endswith("\n")
     text = shown.removesuffix("\n")
     tokens = SamplingParams(temperature=0, max_tokens=len(shown.encode()))
-    assert LLM(endless).generate("ab", tokens)[0].text.startswith(text)
+    assert LLM(endless, "none").generate("ab", tokens)[0].text.startswith(text)
 
 
 def test_a_closed_standard_input_gives_no_prompt(endless: str) -> None:

@@ -106,7 +106,7 @@ def test_each_prompt_gives_the_text_that_it_gives_alone(generate: Any, base: str
     status, out, err = generate(base, "--prompts", file, *OPTIONS, "--draft", "ngram", "--json")
     assert (status, err) == (0, "")
     found = objects(out)
-    assert [one["text"] for one in found] == [done.text for done in LLM(base).generate(PROMPTS, PARAMS)]
+    assert [one["text"] for one in found] == [done.text for done in LLM(base, "none").generate(PROMPTS, PARAMS)]
     assert [one["line"] for one in found] == [1, 2, 3]
     alone = json.loads(generate(base, "ab", *OPTIONS, "--draft", "ngram", "--json")[1])
     assert set(found[0]) == {*alone, "line"}
@@ -136,13 +136,13 @@ def test_labels_and_several_texts_of_each_prompt(generate: Any, base: str, save:
         ("one", "short", 1),
         (None, None, 3),
     ]
-    wanted = LLM(base).generate(["ab", "b"], SamplingParams(n=2, temperature=0.8, seed=3, max_tokens=12))
+    wanted = LLM(base, "none").generate(["ab", "b"], SamplingParams(n=2, temperature=0.8, seed=3, max_tokens=12))
     assert [text["text"] for one in found for text in one["completions"]] == [done.text for done in wanted]
 
 
 def test_texts_have_headings(generate: Any, base: str, save: Save) -> None:
     status, out, err = generate(base, "--prompts", save("ab\n\nb\n"), *OPTIONS)
-    first, second = (done.text for done in LLM(base).generate(["ab", "b"], PARAMS))
+    first, second = (done.text for done in LLM(base, "none").generate(["ab", "b"], PARAMS))
     assert status == 0
     assert out == f"=== file:1 ===\n{first}\n=== file:3 ===\n{second}\n"
     assert err.startswith("draft auto: suffix (")
@@ -154,7 +154,7 @@ def test_texts_have_headings(generate: Any, base: str, save: Save) -> None:
 def test_conversations_and_prompts_of_one_file(generate: Any, chat: str, base: str, save: Save) -> None:
     file = save("\n".join(json.dumps(line) for line in ({"messages": MESSAGES}, {"prompt": "ab"})))
     found = objects(generate(chat, "--prompts", file, *OPTIONS, "--json")[1])
-    wanted = LLM(chat).chat([MESSAGES, MESSAGES[1:]], PARAMS)
+    wanted = LLM(chat, "none").chat([MESSAGES, MESSAGES[1:]], PARAMS)
     assert [one["text"] for one in found] == [done.text for done in wanted]
     assert [one["chat"] for one in found] == [True, True]
     file = save("ab\nb")

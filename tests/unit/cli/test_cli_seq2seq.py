@@ -28,7 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_text_of_a_source(generate: Generate, folder: Path) -> None:
-    (wanted,) = LLM(folder, dtype="float32").generate("translate: fox", SamplingParams(temperature=0, max_tokens=12))
+    (wanted,) = LLM(folder, "none", dtype="float32").generate(
+        "translate: fox", SamplingParams(temperature=0, max_tokens=12)
+    )
     status, out, _ = generate(str(folder), "translate: fox", "--no-chat", "--json", *GREEDY)
     found = json.loads(out)
     assert status == 0
@@ -51,7 +53,7 @@ def test_a_model_of_sound_is_refused_with_the_way_to_use_it(generate: Generate, 
 
 def test_the_decoder_prompt_of_one_prompt_and_of_a_file(generate: Generate, folder: Path, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=12)
-    wanted = LLM(folder, dtype="float32").generate(["a fox", "b"], params, decoder_prompt="The ")
+    wanted = LLM(folder, "none", dtype="float32").generate(["a fox", "b"], params, decoder_prompt="The ")
     status, out, _ = generate(str(folder), "a fox", "--no-chat", "--json", "--decoder-prompt", "The ", *GREEDY)
     assert status == 0
     assert json.loads(out)["token_ids"] == list(wanted[0].token_ids)
@@ -88,7 +90,7 @@ def test_sound_files_are_transcribed(generate: Generate, tmp_path: Path, capfd: 
     for name, seconds in (("one.wav", 0.5), ("two.wav", 0.8)):
         (tmp_path / name).write_bytes(whispers.wav(whispers.samples(seconds)))
     files = [str(tmp_path / "one.wav"), str(tmp_path / "two.wav")]
-    llm = LLM(folder, dtype="float32")
+    llm = LLM(folder, "none", dtype="float32")
     sounds = [read_sound(Path(file).read_bytes(), 16000) for file in files]
     params = SamplingParams(temperature=0, max_tokens=20)
     common = ["--language", "de", "--max-tokens", "20", "--dtype", "float32", "--draft", "suffix"]
@@ -112,7 +114,7 @@ def test_long_sounds_are_transcribed_beside_short_ones(tmp_path: Path, capfd: py
     for name, seconds in (("long.wav", 2.4), ("short.wav", 0.8)):
         (tmp_path / name).write_bytes(whispers.wav(whispers.samples(seconds)))
     files = [str(tmp_path / "long.wav"), str(tmp_path / "short.wav")]
-    llm = LLM(folder, dtype="float32")
+    llm = LLM(folder, "none", dtype="float32")
     long, short = (read_sound(Path(file).read_bytes(), 16000) for file in files)
     params = SamplingParams(temperature=0, max_tokens=20)
     common = ["--language", "de", "--max-tokens", "20", "--dtype", "float32", "--draft", "suffix"]

@@ -232,9 +232,9 @@ def test_affinities(
 def test_affinities_that_are_refused(threads: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     facts_of(monkeypatch, Processor(0, 0), Processor(1, 1))
     with pytest.raises(ConfigurationError, match="may not use processor 7: it may use 0-1"):
-        LLM(TableLM(hashed(8, seed=1)), affinity="0,7")
+        LLM(TableLM(hashed(8, seed=1)), "none", affinity="0,7")
     with pytest.raises(ConfigurationError, match="'some' is no list of processors"):
-        LLM(TableLM(hashed(8, seed=1)), affinity="some")
+        LLM(TableLM(hashed(8, seed=1)), "none", affinity="some")
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(ConfigurationError, match="which this system does not support"):
-        LLM(TableLM(hashed(8, seed=1)), affinity="auto")
+        LLM(TableLM(hashed(8, seed=1)), "none", affinity="auto")

@@ -303,7 +303,7 @@ def test_a_dropped_file_is_listed(dropped: None, registry: Registry[object], nam
 def test_dropped_methods_write_texts_together(dropped: None) -> None:
     model = TableLM(hashed(10, seed=1))
     params = SamplingParams(max_tokens=20, seed=3)
-    (plain,) = LLM(model).generate([1, 2], params)
+    (plain,) = LLM(model, "none").generate([1, 2], params)
     methods = [
         ("stubborn-dummy", "coupled", "fixed"),
         ("stubborn-dummy:4,k=2", "token", "heuristic"),

@@ -83,7 +83,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> tuple[set[int], set[int]]:
 
 def test_a_round_computes_in_one_thread_after_a_pass_in_c(in_c: NativeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     works, passes = counted(monkeypatch)
-    LLM(in_c).generate([[1, 2, 3], [4, 5]], replace(PARAMS, prompt_logprobs=1, logprobs=1))
+    LLM(in_c, "none").generate([[1, 2, 3], [4, 5]], replace(PARAMS, prompt_logprobs=1, logprobs=1))
     assert works == {1}
     assert passes == {2}
     assert torch.get_num_threads() == 2
@@ -91,7 +91,7 @@ def test_a_round_computes_in_one_thread_after_a_pass_in_c(in_c: NativeModel, mon
 
 def test_a_round_of_a_model_of_torch_computes_in_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     works, _ = counted(monkeypatch)
-    LLM(TableLM(hashed(13, seed=1))).generate([[1, 2, 3]], PARAMS)
+    LLM(TableLM(hashed(13, seed=1)), "none").generate([[1, 2, 3]], PARAMS)
     assert works == {2}
 
 
@@ -105,7 +105,7 @@ def test_threads_come_back_after_a_failure(in_c: NativeModel, monkeypatch: pytes
 
     monkeypatch.setattr(Distributions, "_processed", failing)
     with pytest.raises((GenerationError, RuntimeError), match="no distribution"):
-        LLM(in_c).generate([[1, 2, 3]], PARAMS)
+        LLM(in_c, "none").generate([[1, 2, 3]], PARAMS)
     assert set(found) == {1}
     assert torch.get_num_threads() == 2
 

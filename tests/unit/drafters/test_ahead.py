@@ -190,7 +190,7 @@ def test_it_drafts_during_the_targets_pass_and_changes_no_text(
     target = MeetingTarget(TABLE)
     target.meeting = meeting
     llm = LLM(target, draft, plan="fixed")
-    assert texts(llm, temperature) == texts(LLM(TableLM(TABLE)), temperature)
+    assert texts(llm, temperature) == texts(LLM(TableLM(TABLE), "none"), temperature)
     assert meeting.ahead is not None
     counts = meeting.ahead.counts
     assert meeting.count > 5  # passes of the target, each with a draft in the middle of it
@@ -216,7 +216,7 @@ def test_counted_hits_decide_whether_it_goes_on(
         return "drafting ahead is off: few hits" if ends else None
 
     ahead._judge = judge
-    plain = texts(LLM(TableLM(TABLE)), 1.0)
+    plain = texts(LLM(TableLM(TABLE), "none"), 1.0)
     assert texts(llm, 1.0) == plain
     ended = ahead.counts.hits + ahead.counts.misses
     assert ended >= 16
@@ -233,7 +233,7 @@ def test_sequences_with_penalties_draft_in_turn(meeting: Meeting, pipes: list[Co
     target = MeetingTarget(TABLE)
     target.meeting = meeting
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=4, ignore_eos=True, presence_penalty=0.5)
-    llm, plain = LLM(target, "model:any,k=3,ahead=2", plan="fixed"), LLM(TableLM(TABLE))
+    llm, plain = LLM(target, "model:any,k=3,ahead=2", plan="fixed"), LLM(TableLM(TABLE), "none")
     assert [one.token_ids for one in llm.generate(PROMPTS, params)] == [
         one.token_ids for one in plain.generate(PROMPTS, params)
     ]
@@ -252,9 +252,9 @@ def test_texts_go_on_without_drafts_when_the_process_ends(meeting: Meeting, pipe
                 end.shutdown(socket.SHUT_RDWR)
 
     llm = LLM(target, "model:any,k=4,ahead=1", plan="fixed", on_round=end_process)
-    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE)), 1.0)
+    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE), "none"), 1.0)
     assert "drafting has ended" in llm.draft_note
-    assert texts(llm, 0.0) == texts(LLM(TableLM(TABLE)), 0.0)
+    assert texts(llm, 0.0) == texts(LLM(TableLM(TABLE), "none"), 0.0)
 
 
 @pytest.mark.parametrize(

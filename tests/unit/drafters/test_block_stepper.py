@@ -303,7 +303,7 @@ def test_a_planner_stops_drafts_by_the_estimate(bias: float, has_map: bool, long
     llm = LLM(target, f"head:{tmp_path / 'head'}", plan="threshold:0.4", dtype="float32", on_round=records.append)
     assert (
         llm.generate([PROMPT], params)[0].token_ids
-        == LLM(target, dtype="float32").generate([PROMPT], params)[0].token_ids
+        == LLM(target, "none", dtype="float32").generate([PROMPT], params)[0].token_ids
     )
     drafts = [len(row.drafted) for record in records for row in record.sequences if len(row.drafted)]
     assert max(drafts) == longest

@@ -252,7 +252,7 @@ def test_a_context_shorter_than_the_text_changes_nothing(tmp_path: Path, draft: 
     folder = drafter_folder("llama", tmp_path, max_position_embeddings=32)
     params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
     batch = prompts(40, 2)
-    plain = LLM(target("llama")).generate(batch, params)
+    plain = LLM(target("llama"), "none").generate(batch, params)
     done = LLM(target("llama"), f"model:{folder},{draft}", plan="fixed").generate(batch, params)
     assert [d.token_ids for d in done] == [d.token_ids for d in plain]
     assert all(0 < d.stats.accepted_tokens < d.stats.draft_tokens for d in done)
@@ -265,7 +265,7 @@ def test_models_of_one_tokenizer_may_differ_in_width(tmp_path: Path, width: int,
     backend().save_pretrained(tmp_path)
     batch = [[90, 91, 92, 95], [3, 4, 5]]
     params = SamplingParams(max_tokens=16, temperature=0.0 if verify == "token" else 1.0, seed=2)
-    plain = LLM(target("llama"), tokenizer=tokenizer()).generate(batch, params)
+    plain = LLM(target("llama"), "none", tokenizer=tokenizer()).generate(batch, params)
     done = LLM(target("llama"), f"model:{tmp_path},k=3", verify=verify, plan="fixed", tokenizer=tokenizer()).generate(
         batch, params
     )

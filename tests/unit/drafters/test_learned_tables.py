@@ -146,7 +146,7 @@ def test_texts_are_those_of_plain_decoding_and_are_learned_over_restarts(tmp_pat
     model.fingerprint = "f00d"
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=40)
     prompts = [[1, 2, 3], [4, 5, 6]]
-    plain = [one.token_ids for one in LLM(model).generate(prompts, params, progress=False)]
+    plain = [one.token_ids for one in LLM(model, "none").generate(prompts, params, progress=False)]
     rounds = []
     for _ in range(2):
         llm = LLM(model, ["suffix", "suffix+ngram"], plan="fixed:8", learn=f"server,folder={tmp_path}")

@@ -271,7 +271,7 @@ def test_the_text_is_plain_decodings_alone_and_in_a_batch(spec: str, verify: str
     model = TableLM(hashed(VOCAB, seed=6, scale=3.0), order=1)
     prompts = [[1, 2, 3, 1], [4], [5, 5, 5, 5, 5, 5], [7, 8, 9, 7, 8]]
     params = [SamplingParams(max_tokens=m, temperature=temperature, seed=i) for i, m in enumerate((30, 12, 45, 3))]
-    plain = [done.token_ids for done in LLM(model).generate(prompts, params)]
+    plain = [done.token_ids for done in LLM(model, "none").generate(prompts, params)]
     llm = LLM(model, spec, verify=verify, plan="fixed")
     done = llm.generate(prompts, params)
     assert [one.token_ids for one in done] == plain
@@ -313,4 +313,4 @@ def test_a_target_that_scores_chains_only_takes_one_candidate() -> None:
         LLM(model, "lookahead,window=4")
     params = SamplingParams(max_tokens=20, temperature=0)
     chains = LLM(model, "lookahead,window=0,candidates=1").generate([[1, 2]], params)[0]
-    assert chains.token_ids == LLM(model).generate([[1, 2]], params)[0].token_ids
+    assert chains.token_ids == LLM(model, "none").generate([[1, 2]], params)[0].token_ids

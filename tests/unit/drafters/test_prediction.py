@@ -125,7 +125,7 @@ def test_a_prediction_that_cannot_be_read_is_refused(prediction: str | list[int]
 def test_right_half_right_and_wrong_predictions_leave_the_text_as_it_is(draft: str, temperature: float) -> None:
     prompts = [[1, 2, 3], [4, 5], [6]]
     base = {"max_tokens": 60, "temperature": temperature, "seed": 9}
-    plain = LLM(TABLE).generate(prompts, SamplingParams(**base))
+    plain = LLM(TABLE, "none").generate(prompts, SamplingParams(**base))
     right = list(plain[0].token_ids)
     edited = [*plain[1].token_ids[:20], 7, 7, *plain[1].token_ids[25:]]
     params = [SamplingParams(**base, prediction=tokens) for tokens in (right, edited, right[::-1])]

@@ -194,7 +194,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
 def test_memory_makes_the_second_text_cheap_and_leaves_it_as_it_is(temperature: float) -> None:
     params = SamplingParams(max_tokens=120, temperature=temperature, seed=3)
     table = TableLM(hashed(40, seed=3, scale=3.0), order=2)
-    plain = LLM(table).generate([[1, 2, 3]], params)[0]
+    plain = LLM(table, "none").generate([[1, 2, 3]], params)[0]
     llm = LLM(table, "suffix", plan="fixed")
     first, second = (llm.generate([[1, 2, 3]], params)[0] for _ in range(2))
     llm.forget()

@@ -44,7 +44,7 @@ def texts(llm: LLM, temperature: float, prompts: Sequence[Sequence[int]] = PROMP
 @pytest.mark.parametrize("plan", PLANS)
 def test_texts_are_those_of_plain_decoding(plan: str, temperature: float, drafting: list[Connection]) -> None:
     llm = alternating(plan=plan)
-    assert texts(llm, temperature) == texts(LLM(TableLM(TABLE)), temperature)
+    assert texts(llm, temperature) == texts(LLM(TableLM(TABLE), "none"), temperature)
     assert llm.engine.alternation is not None
     assert llm.engine.alternation.num_alternated > 5
     llm.engine.check_integrity()
@@ -53,7 +53,7 @@ def test_texts_are_those_of_plain_decoding(plan: str, temperature: float, drafti
 @pytest.mark.parametrize("draft", ["model:any,tree=3-2-1,alternate=true", f"{DRAFT}+suffix", "suffix+" + DRAFT])
 def test_trees_and_merged_drafters_alternate(draft: str, drafting: list[Connection]) -> None:
     llm = alternating(draft, plan="fixed")
-    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE)), 1.0)
+    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE), "none"), 1.0)
     assert llm.engine.alternation is not None
     assert llm.engine.alternation.num_alternated > 5
 
@@ -85,13 +85,13 @@ def test_the_other_half_is_drafted_during_the_pass(drafting: list[Connection], m
     monkeypatch.setattr(alternation._pool, "submit", noted)
     monkeypatch.setattr(drafter, "draft", drafted)
     monkeypatch.setattr(target, "run", verified)
-    assert texts(llm, 0.0, PROMPTS[:4]) == texts(LLM(TableLM(TABLE)), 0.0, PROMPTS[:4])
+    assert texts(llm, 0.0, PROMPTS[:4]) == texts(LLM(TableLM(TABLE), "none"), 0.0, PROMPTS[:4])
     assert len(met) > 5
     assert met.count(2) > 5  # two of four sequences
 
 
 def test_sequences_that_join_and_leave_change_nothing(drafting: list[Connection]) -> None:
-    llm, plain = alternating(plan="fixed", max_batch_size=3), LLM(TableLM(TABLE))
+    llm, plain = alternating(plan="fixed", max_batch_size=3), LLM(TableLM(TABLE), "none")
     many = [[place % VOCAB, 3] for place in range(9)]
     lengths = [5, 30, 12, 3, 25, 9, 40, 2, 17]
     params = [SamplingParams(max_tokens=length, temperature=1.0, seed=2, ignore_eos=True) for length in lengths]
@@ -102,7 +102,7 @@ def test_sequences_that_join_and_leave_change_nothing(drafting: list[Connection]
 
 
 def test_sequences_that_are_aborted_while_they_wait_are_left_out(drafting: list[Connection]) -> None:
-    llm, plain = alternating(plan="fixed"), LLM(TableLM(TABLE))
+    llm, plain = alternating(plan="fixed"), LLM(TableLM(TABLE), "none")
     params = SamplingParams(max_tokens=40, temperature=1.0, seed=2, ignore_eos=True)
     sequences = [s for prompt in PROMPTS for s in llm.requests.sequences(prompt, params)]
     llm.engine.add(*sequences)
@@ -131,13 +131,13 @@ def test_concurrent_requests_have_the_same_texts(drafting: list[Connection]) -> 
             return [list(one[0].token_ids) for one in found], engine.alternation.num_alternated
 
     found, count = asyncio.run(generate())
-    assert found == texts(LLM(TableLM(TABLE)), 1.0)
+    assert found == texts(LLM(TableLM(TABLE), "none"), 1.0)
     assert count > 0
 
 
 def test_a_single_sequence_and_requests_without_drafts_do_not_alternate(drafting: list[Connection]) -> None:
     llm = alternating([DRAFT, "none"], plan="fixed")
-    assert texts(llm, 1.0, PROMPTS[:1]) == texts(LLM(TableLM(TABLE)), 1.0, PROMPTS[:1])
+    assert texts(llm, 1.0, PROMPTS[:1]) == texts(LLM(TableLM(TABLE), "none"), 1.0, PROMPTS[:1])
     assert llm.engine.alternation is not None
     assert llm.engine.alternation.num_alternated == 0
 
@@ -154,7 +154,7 @@ def test_an_error_of_the_drafter_fails_no_text(drafting: list[Connection], monke
         return draft(states, budgets)
 
     monkeypatch.setattr(drafter, "draft", sometimes)
-    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE)), 1.0)
+    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE), "none"), 1.0)
     llm.engine.check_integrity()
 
 
@@ -168,7 +168,7 @@ def test_texts_go_on_without_drafts_when_the_process_ends(drafting: list[Connect
                 end.shutdown(socket.SHUT_RDWR)
 
     llm = alternating(plan="fixed", on_round=end_process)
-    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE)), 1.0)
+    assert texts(llm, 1.0) == texts(LLM(TableLM(TABLE), "none"), 1.0)
     assert "drafting has ended" in llm.draft_note
     assert not any(row.num_drafted for row in rounds[-1].sequences)
 
@@ -176,7 +176,7 @@ def test_texts_go_on_without_drafts_when_the_process_ends(drafting: list[Connect
 def test_the_way_is_chosen_by_measured_speed(drafting: list[Connection]) -> None:
     llm = LLM(TableLM(TABLE), DRAFT, plan="fixed", prefix_cache_size=0)
     params = SamplingParams(max_tokens=200, temperature=1.0, seed=4, ignore_eos=True)
-    plain = LLM(TableLM(TABLE))
+    plain = LLM(TableLM(TABLE), "none")
     found = [one.token_ids for one in llm.generate(PROMPTS, params)]
     assert found == [one.token_ids for one in plain.generate(PROMPTS, params)]
     assert "tokens/s whole batches" in llm.draft_note

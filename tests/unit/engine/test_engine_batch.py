@@ -48,7 +48,7 @@ def test_any_batch_size_writes_the_same_texts(size: int, draft: str | None) -> N
     records: list[RoundRecord] = []
     llm = LLM(model(), draft, max_batch_size=size, on_round=records.append)
     done = llm.generate(PROMPTS, each())
-    alone = [LLM(model()).generate(prompt, params)[0] for prompt, params in zip(PROMPTS, each(), strict=True)]
+    alone = [LLM(model(), "none").generate(prompt, params)[0] for prompt, params in zip(PROMPTS, each(), strict=True)]
     assert [d.token_ids for d in done] == [a.token_ids for a in alone]
     assert [len(d.token_ids) for d in done] == LENGTHS
     assert [d.prompt_index for d in done] == list(range(len(PROMPTS)))
@@ -57,7 +57,7 @@ def test_any_batch_size_writes_the_same_texts(size: int, draft: str | None) -> N
 
 def test_a_waiting_sequence_joins_as_soon_as_a_slot_is_free() -> None:
     records: list[RoundRecord] = []
-    LLM(model(), max_batch_size=2, on_round=records.append).generate(PROMPTS, each(0.0))
+    LLM(model(), "none", max_batch_size=2, on_round=records.append).generate(PROMPTS, each(0.0))
     running = [len(record.sequences) for record in records]
     # two places, 39 tokens, one per round: no slot is empty while a sequence waits
     assert sum(running) == sum(LENGTHS)
@@ -88,14 +88,16 @@ def test_n_texts_of_one_prompt() -> None:
     assert len({d.token_ids for d in done[:4]}) == 4
     assert len({d.seed for d in done[:4]}) == 4
     assert done[0].seed == 9
-    assert [d.token_ids for d in LLM(model()).generate([PROMPTS[0], PROMPTS[1]], params)] == [d.token_ids for d in done]
+    assert [d.token_ids for d in LLM(model(), "none").generate([PROMPTS[0], PROMPTS[1]], params)] == [
+        d.token_ids for d in done
+    ]
     for one in done[:4]:
         (again,) = llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, seed=one.seed))
         assert again.token_ids == one.token_ids
 
 
 def test_a_seed_that_was_not_given_is_reported_and_gives_the_text_again() -> None:
-    llm = LLM(model())
+    llm = LLM(model(), "none")
     first, second = (llm.generate(PROMPTS[0], SamplingParams(max_tokens=12))[0] for _ in range(2))
     assert first.seed != second.seed
     assert llm.generate(PROMPTS[0], SamplingParams(max_tokens=12, seed=first.seed))[0].token_ids == first.token_ids
@@ -160,7 +162,7 @@ def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
 def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     prompt = [i % VOCAB for i in range(length)]
     params = SamplingParams(max_tokens=4, seed=1)
-    (whole,) = LLM(model()).generate(prompt, params)
+    (whole,) = LLM(model(), "none").generate(prompt, params)
     monkeypatch.setattr(engines, "PREFILL_TOKENS_IDLE", 16)
     (pieces,) = LLM(model(), "ngram,min=1").generate(prompt, params)
     assert pieces.token_ids == whole.token_ids
@@ -170,7 +172,7 @@ def test_prompts_around_a_chunk(monkeypatch: pytest.MonkeyPatch, length: int) ->
 @pytest.mark.parametrize("size", [0, -1, True, 2.0])
 def test_an_invalid_batch_size_is_refused(size: Any) -> None:
     with pytest.raises(ValueError, match="max_batch_size"):
-        LLM(model(), max_batch_size=size)
+        LLM(model(), "none", max_batch_size=size)
 
 
 def test_one_llm_serves_again_and_again() -> None:

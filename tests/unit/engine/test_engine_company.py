@@ -40,7 +40,7 @@ def made(llm: LLM, index: int) -> list[WritingSequence]:
 
 @functools.cache
 def alone(kind: str) -> list[list[list[int]]]:
-    llm = LLM(model(kind), prefix_cache_size=0)
+    llm = LLM(model(kind), "none", prefix_cache_size=0)
     texts = []
     for index in range(len(ASKED)):
         sequences = made(llm, index)
@@ -240,7 +240,7 @@ def test_nan_in_a_slot_does_not_reach_the_next_sequence() -> None:
     tiny = fresh("llama")
     with torch.no_grad():
         tiny.model.embed_tokens.weight[93] = float("nan")
-    llm = LLM(wrap_model(tiny))
+    llm = LLM(wrap_model(tiny), "none")
     (prompt,) = prompts(20)
     healthy = [token if token != 93 else 8 for token in prompt]
     params = SamplingParams(max_tokens=4, temperature=0)

@@ -38,7 +38,9 @@ def sick(place: int, value: float = float("nan")) -> TableLM:
 
 
 def healthy(**options: Any) -> list[Completion]:
-    return LLM(TableLM(hashed(VOCAB, seed=5))).generate([PROMPTS[0], PROMPTS[2]], SamplingParams(seed=1, **options))
+    return LLM(TableLM(hashed(VOCAB, seed=5)), "none").generate(
+        [PROMPTS[0], PROMPTS[2]], SamplingParams(seed=1, **options)
+    )
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1", "scripted:blind"])
@@ -61,7 +63,7 @@ def test_a_request_that_meets_nan_fails_alone(scripts: Scripts, draft: str | Non
 
 def test_a_single_request_raises_its_own_error() -> None:
     with pytest.raises(NonFiniteLogitsError, match="position 4"):
-        LLM(sick(4)).generate([SICK, 2], SamplingParams(max_tokens=8, seed=1))
+        LLM(sick(4), "none").generate([SICK, 2], SamplingParams(max_tokens=8, seed=1))
 
 
 @pytest.mark.parametrize("verify", VERIFIERS.names())
@@ -82,7 +84,7 @@ def test_no_rule_trips_over_nan(scripts: Scripts, verify: str, place: int) -> No
 
 def test_nan_after_a_rejected_guess_is_never_read(scripts: Scripts) -> None:
     base = hashed(VOCAB, seed=5)
-    text = LLM(TableLM(base)).generate([1], SamplingParams(max_tokens=8, temperature=0))[0].token_ids
+    text = LLM(TableLM(base), "none").generate([1], SamplingParams(max_tokens=8, temperature=0))[0].token_ids
     wrong = [(token + 1) % VOCAB for token in text]
 
     def table(context: tuple[int, ...]) -> Tensor:
@@ -147,7 +149,7 @@ def test_an_interruption_frees_all_slots(method: str, call: int) -> None:
 
 def test_a_request_that_gets_no_slot_fails_alone() -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
-    llm = LLM(Failing(inner, "open", 2, RuntimeError("out of memory")))
+    llm = LLM(Failing(inner, "open", 2, RuntimeError("out of memory")), "none")
     with pytest.raises(GenerationError, match="1 of 3 requests failed; the first: out of memory") as caught:
         llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [done.prompt_index for done in caught.value.completions] == [0, 2]
@@ -159,7 +161,7 @@ def test_a_single_exception_is_retried(method: str, call: int) -> None:
     inner = TableLM(hashed(VOCAB, seed=5))
     llm = LLM(Failing(inner, method, call, RuntimeError("out of memory")), "ngram,min=1", plan="fixed")
     done = llm.generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
-    plain = LLM(TableLM(hashed(VOCAB, seed=5))).generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
+    plain = LLM(TableLM(hashed(VOCAB, seed=5)), "none").generate(PROMPTS, SamplingParams(max_tokens=8, seed=1))
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
     assert inner.num_open == 0
 
@@ -170,7 +172,7 @@ def test_a_listener_that_raises_frees_all_slots() -> None:
 
     model = TableLM(hashed(VOCAB, seed=5))
     with pytest.raises(RuntimeError, match="the consumer has gone"):
-        LLM(model).generate(PROMPTS, SamplingParams(max_tokens=8, seed=1), on_update=listen)
+        LLM(model, "none").generate(PROMPTS, SamplingParams(max_tokens=8, seed=1), on_update=listen)
     assert model.num_open == 0
 
 

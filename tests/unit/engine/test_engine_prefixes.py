@@ -93,7 +93,7 @@ def test_copied_prefixes_write_the_same_text(draft: str | None, temperature: flo
     (system,) = prompts(60)
     tails = prompts(5, 1, 9)
     params = SamplingParams(max_tokens=12, temperature=temperature, seed=4)
-    plain = LLM(target("llama"), prefix_cache_size=0)
+    plain = LLM(target("llama"), "none", prefix_cache_size=0)
     wanted = [plain.generate(system + tail, params)[0].token_ids for tail in tails]
     llm = LLM(target("llama"), draft)
     for _ in range(2):  # the second time from kept slots

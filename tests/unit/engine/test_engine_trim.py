@@ -50,7 +50,7 @@ def shears(monkeypatch: pytest.MonkeyPatch) -> Shears:
 )
 def test_a_cut_tree_changes_no_text(draft: str, shears: Shears) -> None:
     model, records = TableLM(TABLE, order=2), list[RoundRecord]()
-    plain = LLM(model).generate(PROMPTS, PARAMS)
+    plain = LLM(model, "none").generate(PROMPTS, PARAMS)
     done = LLM(model, draft, plan="fixed", on_round=records.append).generate(PROMPTS, PARAMS)
     assert [d.token_ids for d in done] == [p.token_ids for p in plain]
     assert any(map(len, shears.drafted))
@@ -74,7 +74,7 @@ def test_a_stepped_model_stays_in_step_with_a_cut_tree(shape: str, shears: Shear
     """A drafter that is the target guesses right always, for as long as its slot holds the text."""
     records: list[RoundRecord] = []
     folder = str(drafter_folder("llama", tmp_path))
-    plain = LLM(folder, dtype="float32").generate(PROMPTS, PARAMS)
+    plain = LLM(folder, "none", dtype="float32").generate(PROMPTS, PARAMS)
     llm = LLM(folder, f"model:{folder},tree={shape}", plan="fixed", dtype="float32", on_round=records.append)
     done = llm.generate(PROMPTS, PARAMS)
     llm.engine.check_integrity()

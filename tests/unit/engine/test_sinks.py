@@ -110,7 +110,7 @@ def test_a_preempted_text_is_read_again() -> None:
     model = native("llama") if shutil.which("cc") else None
     if model is None:
         pytest.skip("passes in C need a C compiler")
-    llm = LLM(model)
+    llm = LLM(model, "none")
     sink = Kept((1, 2))
     memory = 2 * slot_budget(llm.engine.parts).slot_bytes(260)
     engine = Engine(replace(llm.engine.parts, sink=sink), Limits(4, prefix_cache_size=0, memory=memory))
@@ -126,7 +126,7 @@ def test_a_preempted_text_is_read_again() -> None:
 
 
 def test_cached_prefixes_are_refused() -> None:
-    parts = replace(LLM(table()).engine.parts, sink=Kept((0,)))
+    parts = replace(LLM(table(), "none").engine.parts, sink=Kept((0,)))
     with pytest.raises(ConfigurationError, match="prefix_cache_size is 8, but hidden states of every token"):
         Engine(parts)
 
@@ -138,7 +138,7 @@ def test_a_failed_text_gets_no_more_states() -> None:
         return good(context) * (float("nan") if len(context) > 6 else 1.0)
 
     model = TableLM(spoilt, num_features=1)
-    llm, sink = LLM(model), Kept((0,))
+    llm, sink = LLM(model, "none"), Kept((0,))
     engine = Engine(replace(llm.engine.parts, sink=sink), Limits(prefix_cache_size=0))
     (sequence,) = llm.requests.sequences([1, 2, 3], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
     engine.add(sequence)

@@ -115,7 +115,7 @@ def test_a_row_of_zeros_stays_zero_and_wrong_scales_are_refused() -> None:
 
 
 def test_auto_takes_the_head_of_the_weights_and_keeps_the_text(target: Path, shipped: Path) -> None:
-    plain = LLM(target, dtype="float32")
+    plain = LLM(target, "none", dtype="float32")
     ids = plain.generate([[5, 6, 7]], GREEDY)[0].token_ids
     llm = LLM(target, "auto", dtype="float32", plan="fixed")
     assert llm.drafts == (f"head:{NAME}+suffix",)

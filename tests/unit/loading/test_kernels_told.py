@@ -99,7 +99,7 @@ def test_other_commands_report_and_record_the_kernels(
 @pytest.mark.usefixtures("no_compiler")
 def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
-    llm = LLM(folder)
+    llm = LLM(folder, "none")
     assert (llm.kernels, llm.kernels_reason) == ("torch", WHY)
     assert [entry.levelno for entry in caplog.records if WHY in entry.getMessage()] == [logging.WARNING]
     done = [*llm.generate(["ab", "cd"], params)]
@@ -112,7 +112,7 @@ def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest
             break
 
     async def ask() -> None:
-        async with AsyncLLM(folder) as other:
+        async with AsyncLLM(folder, "none") as other:
             done.extend(await other.generate("ab", params))
 
     asyncio.run(ask())
@@ -120,7 +120,7 @@ def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest
 
 
 def test_an_unsupported_family_reports_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    llm = LLM(drafter_folder("cohere", tmp_path, distance=0.0, use_qk_norm=True, **SIZES))
+    llm = LLM(drafter_folder("cohere", tmp_path, distance=0.0, use_qk_norm=True, **SIZES), "none")
     assert llm.kernels == "torch"
     assert "norms of heads" in str(llm.kernels_reason)
     assert "kernels: torch (" in caplog.text
@@ -139,7 +139,7 @@ def test_a_drafter_of_an_unsupported_family_reports_its_reason(
 
 
 def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    llm = LLM(fresh("llama", **SIZES))
+    llm = LLM(fresh("llama", **SIZES), "none")
     assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay unchanged")
     assert "kernels" not in caplog.text
 

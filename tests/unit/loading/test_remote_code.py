@@ -101,13 +101,13 @@ def own_tokenizer(base: Path, tmp_path: Path) -> Path:
 
 def test_a_model_with_code_is_refused_and_its_code_is_not_run(own_model: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"needs Python code of its own .*config\.json.*trust_remote_code=True"):
-        LLM(str(own_model))
+        LLM(str(own_model), "none")
     assert ran() == ""
 
 
 def test_a_tokenizer_with_code_is_refused_and_its_code_is_not_run(own_tokenizer: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"own .*tokenizer_config\.json.*--trust-remote-code"):
-        LLM(str(own_tokenizer))
+        LLM(str(own_tokenizer), "none")
     assert ran() == ""
 
 
@@ -131,15 +131,15 @@ def test_no_prompt_on_standard_input(own_model: Path) -> None:
 
 
 def test_with_permission_the_code_runs(base: Path, own_model: Path) -> None:
-    plain = LLM(str(base)).generate("ab", PLAIN)[0].text
-    assert LLM(str(own_model), trust_remote_code=True).generate("ab", PLAIN)[0].text == plain
+    plain = LLM(str(base), "none").generate("ab", PLAIN)[0].text
+    assert LLM(str(own_model), "none", trust_remote_code=True).generate("ab", PLAIN)[0].text == plain
     assert "m" in ran()
 
 
 def test_permission_is_for_the_draft_model_too(base: Path, own_model: Path) -> None:
     llm = LLM(str(base), f"model:{own_model}", trust_remote_code=True)
     assert "m" in ran()
-    assert llm.generate("ab", PLAIN)[0].text == LLM(str(base)).generate("ab", PLAIN)[0].text
+    assert llm.generate("ab", PLAIN)[0].text == LLM(str(base), "none").generate("ab", PLAIN)[0].text
 
 
 def test_with_permission_the_code_of_a_tokenizer_runs(own_tokenizer: Path) -> None:
@@ -228,7 +228,9 @@ def test_pickled_weights_that_are_only_weights_are_read(base: Path, tmp_path: Pa
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    assert LLM(str(folder)).generate("ab", PLAIN)[0].text == LLM(str(base)).generate("ab", PLAIN)[0].text
+    assert (
+        LLM(str(folder), "none").generate("ab", PLAIN)[0].text == LLM(str(base), "none").generate("ab", PLAIN)[0].text
+    )
 
 
 def test_every_call_that_loads_through_transformers_passes_the_permission() -> None:

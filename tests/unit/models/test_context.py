@@ -47,7 +47,7 @@ def test_a_model_whose_keys_turn_ends_before_they_do() -> None:
 
 
 def test_a_model_without_positions_is_held_by_max_tokens_alone() -> None:
-    llm = LLM(wrap_model(fresh("bloom", max_position_embeddings=None)))
+    llm = LLM(wrap_model(fresh("bloom", max_position_embeddings=None)), "none")
     assert llm.model.max_length == UNBOUNDED
     (prompt,) = prompts(200)
     (done,) = llm.generate([prompt], SamplingParams(max_tokens=4, temperature=0))

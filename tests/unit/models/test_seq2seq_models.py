@@ -157,7 +157,7 @@ def test_inexact_trees_limit_a_model_to_chains(monkeypatch: pytest.MonkeyPatch) 
     inexact = CheckResult(chain_error=0.0, tree_error=1.0, tolerance=1e-4)
     monkeypatch.setattr(encoder_decoder, "check", lambda *_: inexact)
     assert not wrapped("bart").supports_trees
-    plain = LLM(sample("bart")).generate([5, 6, 7], SamplingParams(temperature=0))
+    plain = LLM(sample("bart"), "none").generate([5, 6, 7], SamplingParams(temperature=0))
     chain = LLM(sample("bart"), draft="ngram,min=1").generate([5, 6, 7], SamplingParams(temperature=0))
     assert chain[0].token_ids == plain[0].token_ids
     with pytest.raises(ConfigurationError, match="chains only"):
@@ -165,7 +165,7 @@ def test_inexact_trees_limit_a_model_to_chains(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_sources_count_for_the_memory_of_sequences() -> None:
-    llm = LLM(sample("t5"), sequence_memory=400_000)
+    llm = LLM(sample("t5"), "none", sequence_memory=400_000)
     params = SamplingParams(max_tokens=4)
     llm.generate([[5] * 40], params)
     with pytest.raises(InvalidRequestError, match="shorten the prompt"):

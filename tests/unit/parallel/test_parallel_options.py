@@ -101,9 +101,9 @@ def test_without_torchrun_the_command_is_named(monkeypatch: pytest.MonkeyPatch, 
         monkeypatch.delenv(name, raising=False)
     fresh("llama").save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match="torchrun --standalone --nproc-per-node 2 -m draftree"):
-        LLM(tmp_path, tp=2)
+        LLM(tmp_path, "none", tp=2)
     with pytest.raises(ConfigurationError, match="name or the folder"):
-        LLM(HFModel(fresh("llama")), tp=2)
+        LLM(HFModel(fresh("llama")), "none", tp=2)
     for name in VARIABLES:
         monkeypatch.setenv(name, "3")
     assert own_rank(ParallelOptions(tp=2)) == 3

@@ -93,7 +93,7 @@ def texts(model: Any, draft: str | None) -> tuple[list[list[int]], LLM]:
 
 def test_an_idle_event_loop_survives_the_loss_of_a_rank() -> None:
     pair = Pair()
-    llm = AsyncLLM(pair.model)
+    llm = AsyncLLM(pair.model, "none")
     pair.leader.lifelines._peers[1].shutdown(socket.SHUT_RDWR)
     pair.thread.join(60)
     assert isinstance(pair.error, RankError), "rank 0 ends the others"

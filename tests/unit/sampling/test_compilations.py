@@ -111,7 +111,7 @@ def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch:
     @asynchronous
     async def write() -> None:
         table, tokenizer = model()
-        async with AsyncLLM(table, tokenizer=tokenizer) as llm:
+        async with AsyncLLM(table, "none", tokenizer=tokenizer) as llm:
             slow = asyncio.ensure_future(llm.generate([5], SamplingParams(regex="slow")))
             await asyncio.to_thread(began.wait, 300)
             others = [llm.generate("abc", SamplingParams(max_tokens=5, bad_words=["x"])) for _ in range(10)]
@@ -128,12 +128,12 @@ def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch:
 @asynchronous
 async def test_refusals_come_from_the_thread_that_compiles() -> None:
     table, tokenizer = model()
-    async with AsyncLLM(table, tokenizer=tokenizer) as llm:
+    async with AsyncLLM(table, "none", tokenizer=tokenizer) as llm:
         with pytest.raises(InvalidRequestError, match="parenthesis is not closed"):
             await llm.generate([5], SamplingParams(regex="(a"))
         with pytest.raises(InvalidRequestError, match="another document"):
             await llm.generate([5], SamplingParams(json_schema={"$ref": "https://x.org/s"}))
-    async with AsyncLLM(TableLM(hashed(8, seed=1))) as llm:
+    async with AsyncLLM(TableLM(hashed(8, seed=1)), "none") as llm:
         with pytest.raises(InvalidRequestError, match="regex needs a tokenizer"):
             await llm.generate([1], SamplingParams(regex="a"))
 

@@ -233,7 +233,7 @@ def test_a_schema_is_a_dictionary_text_or_a_class() -> None:
 
 
 def test_a_grammar_needs_a_tokenizer_and_an_end() -> None:
-    llm = LLM(TableLM(hashed(VOCAB, seed=1)))
+    llm = LLM(TableLM(hashed(VOCAB, seed=1)), "none")
     with pytest.raises(InvalidRequestError, match="regex needs a tokenizer"):
         llm.generate([[1]], SamplingParams(regex="a"))
     with pytest.raises(InvalidRequestError, match="no token ends the text"):

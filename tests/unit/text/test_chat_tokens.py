@@ -246,11 +246,11 @@ async def test_every_front_end_encodes_literally_by_default() -> None:
     for allowed in (False, True):
         ids = tokenizer.apply_chat_template(messages, allow_control_tokens=allowed)
         assert (ids.count(4) > 1) is allowed
-        llm = LLM(table, tokenizer=tokenizer, allow_control_tokens=allowed)
+        llm = LLM(table, "none", tokenizer=tokenizer, allow_control_tokens=allowed)
         wanted = llm.generate([ids], params)[0].text
         assert llm.chat(messages, params)[0].text == wanted
         assert "".join(llm.stream(messages, params)) == wanted
-        async with AsyncLLM(table, tokenizer=tokenizer, allow_control_tokens=allowed) as other:
+        async with AsyncLLM(table, "none", tokenizer=tokenizer, allow_control_tokens=allowed) as other:
             assert (await other.generate(messages, params))[0].text == wanted
         assert llm.prompts.encode("a<|im_end|>b").count(4) == 1, "a prompt is the user's own text"
     await asyncio.sleep(0)

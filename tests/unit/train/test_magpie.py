@@ -47,11 +47,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(model: Path) -> LLM:
-    return LLM(str(model), dtype="float32", kernels="torch")
+    return LLM(str(model), "none", dtype="float32", kernels="torch")
 
 
 def templated(llm: LLM, template: str | None) -> LLM:
-    return LLM(LoadedModel(llm.model, None, (), "tiny"), tokenizer=byte_level(template))
+    return LLM(LoadedModel(llm.model, None, (), "tiny"), "none", tokenizer=byte_level(template))
 
 
 def test_the_message_of_the_user_is_located_in_the_template(llm: LLM) -> None:
@@ -112,7 +112,7 @@ def test_messages_without_an_end_short_ones_and_repeated_ones_are_dropped(llm: L
 
 
 def test_a_model_that_never_ends_a_message_is_refused(tmp_path: Path) -> None:
-    llm = LLM(str(chat_model(tmp_path / "endless", end_logit=-40.0)), dtype="float32", kernels="torch")
+    llm = LLM(str(chat_model(tmp_path / "endless", end_logit=-40.0)), "none", dtype="float32", kernels="torch")
     with pytest.raises(ConfigurationError, match="wrote 0 different messages in 16 attempts: ask for fewer"):
         magpie_prompts(llm, MessageSettings(number=2, max_tokens=6, batch=8))
 
@@ -144,7 +144,7 @@ def test_the_command_writes_prompts_that_training_data_are_made_from(
     assert run([*command, "--output", str(file)]) == 0
     assert capfd.readouterr().out == f"{file}: 5 messages\n"
     prompts = read_prompts(str(file))
-    llm = LLM(str(model), dtype="float32", kernels="torch")
+    llm = LLM(str(model), "none", dtype="float32", kernels="torch")
     assert [one.prompt for one in prompts] == magpie_prompts(llm, MessageSettings(number=5, max_tokens=40, seed=3))
     assert [one.labels for one in prompts] == [{"id": f"magpie-{n}", "category": "magpie"} for n in range(1, 6)]
     data = tmp_path / "data"

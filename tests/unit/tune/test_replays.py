@@ -65,7 +65,7 @@ def params_at(temperature: float, count: int = 48) -> SamplingParams:
 
 
 def recorded(loaded: LoadedModel, temperature: float, layers: Sequence[int] = ()) -> RecordedText:
-    return record_text(LLM(loaded, max_batch_size=1), PROMPT, params_at(temperature), layers)
+    return record_text(LLM(loaded, "none", max_batch_size=1), PROMPT, params_at(temperature), layers)
 
 
 def rounds_of(records: Sequence[RoundRecord]) -> list[tuple[Any, ...]]:
@@ -187,7 +187,7 @@ def test_drafters_that_run_the_target_cannot_be_replayed(loaded: LoadedModel, dr
 def test_other_requests_are_refused(loaded: LoadedModel) -> None:
     model = ReplayModel(loaded.model, COSTS, ReplayClock(still))
     model.text = recorded(loaded, 0.8)
-    llm = LLM(replace(loaded, model=model), max_batch_size=1)
+    llm = LLM(replace(loaded, model=model), "none", max_batch_size=1)
     (done,) = llm.generate([PROMPT], params_at(0.8, 20))
     assert done.token_ids == model.text.tokens[:20]
     for prompt, params in (
@@ -203,7 +203,7 @@ def test_other_requests_are_refused(loaded: LoadedModel) -> None:
 
 def test_a_text_that_ended_by_itself_is_replayed_to_its_end(tmp_path: Path) -> None:
     model = load_model(write_model(tmp_path / "ends"), dtype="float32", kernels="torch")
-    plain = LLM(model, max_batch_size=1)
+    plain = LLM(model, "none", max_batch_size=1)
     (first,) = plain.generate([PROMPT], params_at(0.0))
     stop = first.token_ids[20]
     params = replace(params_at(0.0), stop_token_ids=[stop])

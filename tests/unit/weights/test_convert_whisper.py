@@ -117,7 +117,7 @@ def test_the_folder_computes_what_the_model_did(model: Any, tmp_path: Path) -> N
     assert made.convert_ids_to_tokens(len(made) - 1) == "<|30.00|>"
     settings = json.loads((folder / "generation_config.json").read_text("utf-8"))
     assert settings["no_timestamps_token_id"] == made.convert_tokens_to_ids("<|notimestamps|>")
-    llm = LLM(folder, dtype="float32")
+    llm = LLM(folder, "none", dtype="float32")
     (done,) = llm.transcribe(features[0].numpy(), SamplingParams(temperature=0, max_tokens=6), timestamps=True)
     assert done.token_ids[0] >= made.convert_tokens_to_ids("<|0.00|>")
 
