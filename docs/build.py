@@ -1,4 +1,4 @@
-"""Make the generated files: docs/methods/, docs/papers.md, docs/reference.md, the picture and tables of rooms.
+"""Make the generated files: docs/methods/, papers.md, reference.md, guides/fields.md, the picture and tables of rooms.
 
 `--check` reports outdated files and writes nothing. The files are made from the package itself and committed; a test
 runs the check.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from generator import methods, papers, reference, rooms
+from generator import fields, methods, papers, reference, rooms
 
 from draftree.core.errors import DraftreeError
 
@@ -26,6 +26,7 @@ def pages() -> dict[Path, str]:
         **{Path("rooms") / name: text for name, text in rooms.make(DOCS / "rooms").items()},
         Path("papers.md"): papers.make(),
         Path("reference.md"): reference.make(),
+        Path("guides/fields.md"): fields.make(),
         Path("architecture.svg"): rooms.picture(),
     }
 

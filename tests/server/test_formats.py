@@ -38,6 +38,9 @@ def text_of(http: httpx.Client, **fields: Any) -> str:
         {"structured_outputs": {"json": SCHEMA}},
         {"structured_outputs": {"json": json.dumps(SCHEMA)}},
         {"guided_json": SCHEMA},
+        {"json_schema": SCHEMA},
+        {"response_format": {"type": "json_object", "schema": SCHEMA}},
+        {"response_format": {"type": "json_schema", "schema": SCHEMA}},
     ],
 )
 def test_schemas(http: httpx.Client, fields: dict[str, Any]) -> None:
@@ -63,9 +66,9 @@ def _ids(text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("name", ["guided_regex", "structured_outputs"])
+@pytest.mark.parametrize("name", ["guided_regex", "regex", "structured_outputs"])
 def test_regular_expressions(http: httpx.Client, name: str) -> None:
-    fields = {name: "[ab]{3}-[0-9]"} if name == "guided_regex" else {name: {"regex": "[ab]{3}-[0-9]"}}
+    fields = {name: {"regex": "[ab]{3}-[0-9]"} if name == "structured_outputs" else "[ab]{3}-[0-9]"}
     assert re.fullmatch("[ab]{3}-[0-9]", text_of(http, **fields))
 
 
@@ -76,8 +79,9 @@ def test_choices(http: httpx.Client, name: str, choices: list[str]) -> None:
     assert text_of(http, **fields) in choices
 
 
-def test_grammars(http: httpx.Client) -> None:
-    assert text_of(http, guided_grammar='root ::= "x" "y"*') in ["x" + "y" * count for count in range(60)]
+@pytest.mark.parametrize("name", ["guided_grammar", "grammar", "ebnf"])
+def test_grammars(http: httpx.Client, name: str) -> None:
+    assert text_of(http, **{name: 'root ::= "x" "y"*'}) in ["x" + "y" * count for count in range(60)]
 
 
 def test_a_streamed_format(http: httpx.Client) -> None:

@@ -13,6 +13,7 @@ import pytest
 from asgi import GONE, Answer, body_parts, call, echo, http_scope
 from draftree.serve.keys import ApiKey
 from draftree.serve.logs import RequestLog, configured_logs, log_request
+from draftree.serve.notes import note
 from draftree.serve.records import record_of
 
 
@@ -41,6 +42,19 @@ async def generates(scope: Any, receive: Any, send: Any) -> None:
     record.finish_reasons = ["stop"]
     record.note_first_token(101.0)
     await echo(scope, receive, send)
+
+
+def test_what_has_no_effect_is_in_headers_and_in_the_line() -> None:
+    async def notes(scope: Any, receive: Any, send: Any) -> None:
+        for field in ("ttl", "ttl", 'a"\r\nset-cookie: \\é', *map(str, range(20))):
+            note(field, "is ignored")
+        await echo(scope, receive, send)
+
+    answer, (line,) = logged(notes, http_scope(), body_parts(b"{}"))
+    headers = [value for name, value in answer.messages[0]["headers"] if name == b"warning"]
+    assert headers[:2] == [b"299 draftree \"'ttl' is ignored\"", b"299 draftree \"'a???set-cookie: ??' is ignored\""]
+    assert (len(headers), headers[-1]) == (16, b'299 draftree "7 further warnings are in the server\'s log"')
+    assert len(json.loads(line)["warnings"]) == 22
 
 
 def test_a_request_is_one_json_line() -> None:

@@ -36,7 +36,7 @@ def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 
         {"top_p": 1.5},
         {"n": 0},
         {"n": 1.5},
-        {"max_tokens": -1},
+        {"max_tokens": -2},
         {"max_tokens": 100000},
         {"stop": [""]},
         {"stop": 7},
@@ -63,8 +63,6 @@ def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 
         {"priority": "high"},
         {"draft": "unknown"},
         {"draftree": {"trees": True}},
-        {"prediction": {"type": "content", "content": "hello"}},
-        {"stream_options": {"include_usage": True}},
         {"guided_json": "{"},
         {"guided_regex": "("},
         {"guided_grammar": "not a grammar"},
@@ -88,22 +86,17 @@ def test_the_field_is_named(http: httpx.Client, url: str, field: dict[str, Any])
     [
         (CHAT, {"audio": {"voice": "alloy", "format": "mp3"}}),
         (CHAT, {"modalities": ["text", "audio"]}),
-        (CHAT, {"store": True}),
         (CHAT, {"web_search_options": {}}),
-        (CHAT, {"reasoning_effort": "high"}),
         (CHAT, {"verbosity": "low"}),
         (CHAT, {"functions": [{"name": "f"}]}),
         (CHAT, {"function_call": {"name": "f"}}),
         (CHAT, {"chat_template": "{{ 1 }}"}),
         (CHAT, {"documents": [{"text": "a"}]}),
-        (CHAT, {"service_tier": "flex"}),
         (CHAT, {"top_logprobs": 3}),
         (CHAT, {"echo": True}),
         (CHAT, {"best_of": 3}),
         (CHAT, {"messages": []}),
         (CHAT, {"messages": "hello"}),
-        (CHAT, {"max_completion_tokens": 0}),
-        (CHAT, {"metadata": {"a": 1}}),
         (PLAIN, {"suffix": "end"}),
         (PLAIN, {"best_of": 3}),
         (PLAIN, {"prompt": []}),
@@ -115,7 +108,7 @@ def test_the_field_is_named(http: httpx.Client, url: str, field: dict[str, Any])
 )
 def test_the_field_of_one_endpoint_is_named(http: httpx.Client, url: str, field: dict[str, Any]) -> None:
     (name,) = field
-    assert refused(http, url, field)["param"] == name or name == "metadata"
+    assert refused(http, url, field)["param"] == name
 
 
 @pytest.mark.parametrize(
@@ -132,24 +125,9 @@ def test_the_part_of_a_message_is_named(http: httpx.Client, message: dict[str, A
     assert refused(http, CHAT, {"messages": [message]})["param"].startswith(param)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {
-            "store": False,
-            "modalities": ["text"],
-            "functions": None,
-            "audio": None,
-            "user": "me",
-            "metadata": {"a": "b"},
-        },
-        {"service_tier": "auto", "best_of": 1, "use_beam_search": False, "prompt_cache_key": "k", "logit_bias": None},
-        {"stop": None, "n": None, "temperature": None, "top_p": None, "seed": None, "max_tokens": 3, "tools": None},
-    ],
-)
-def test_fields_that_ask_for_nothing_are_accepted(http: httpx.Client, fields: dict[str, Any]) -> None:
-    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 2, **fields}
-    answer = http.post(CHAT, json=body)
+def test_null_asks_for_nothing(http: httpx.Client) -> None:
+    fields = {"best_of": 1, "use_beam_search": False, **dict.fromkeys(("logit_bias", "stop", "n", "seed", "tools"))}
+    answer = http.post(CHAT, json={"model": NAME, "messages": MESSAGES, "max_tokens": 2, **fields})
     assert answer.status_code == 200, answer.text
 
 

@@ -68,11 +68,10 @@ def test_accepted_and_rejected_predictions(http: httpx.Client) -> None:
         assert drafted == found["num_draft_tokens"]
 
 
-def test_a_prediction_for_another_drafter_is_refused(http: httpx.Client) -> None:
-    body = {**BODY, "draft": "ngram", "prediction": {"type": "content", "content": "x"}}
-    error = http.post(URL, json=body).json()["error"]
-    assert error["param"] == "prediction"
-    assert "'prediction'" in error["message"]
+def test_a_prediction_for_another_drafter_is_ignored_with_a_hint(http: httpx.Client) -> None:
+    answer = http.post(URL, json={**BODY, "draft": "ngram", "prediction": {"type": "content", "content": "x"}})
+    assert text_of(answer.json()) == text_of(ask(http))
+    assert "set 'draft' to 'prediction'" in answer.headers["warning"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.serve.beam_options import FIELD, NAMES, BeamOptions, beam_options
 from draftree.serve.errors import ApiError, invalid
-from draftree.serve.params import COMPLETION_TOKENS, chat_limit, checked_params, named_error
+from draftree.serve.params import chat_limit, checked_params, completion_limit, named_error
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.schema.common import BeamBody, DraftreeOptions, ResponseFormat
 from draftree.serve.schema.completions import CompletionBody
@@ -49,12 +49,16 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), "no drafter takes part in a beam search: leave it out"),
     "draft": (("none",), "no drafter takes part in a beam search: leave it out"),
     "draftree": ((DraftreeOptions(),), "a beam search has no rounds: leave it out"),
-    "response_format": ((ResponseFormat(type="text"),), NO_CONSTRAINT),
+    "response_format": ((ResponseFormat.model_validate({"type": "text"}),), NO_CONSTRAINT),
     "structured_outputs": ((), NO_CONSTRAINT),
     "guided_json": ((), NO_CONSTRAINT),
     "guided_regex": ((), NO_CONSTRAINT),
     "guided_grammar": ((), NO_CONSTRAINT),
     "guided_choice": ((), NO_CONSTRAINT),
+    "json_schema": ((), NO_CONSTRAINT),
+    "regex": ((), NO_CONSTRAINT),
+    "ebnf": ((), NO_CONSTRAINT),
+    "grammar": ((), NO_CONSTRAINT),
     "tools": (([],), "calls are not parsed in the texts of a beam search: leave it out"),
     "tool_choice": (("none", "auto"), "calls are not parsed in the texts of a beam search: leave it out"),
 }
@@ -129,7 +133,7 @@ def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRe
     Raises:
         ApiError: a value or a combination that cannot be honoured.
     """
-    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = completion_limit(body)
     if body.logprobs:
         raise _refused("logprobs", body.logprobs, "set it to 0 for the log-probabilities of the chosen tokens")
     if body.echo and body.logprobs is not None:

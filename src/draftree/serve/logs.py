@@ -33,12 +33,21 @@ class RequestLog:
     Args:
         app: the application.
         on_end: called with every record at its end.
+        is_strict: whether fields without effect are errors.
         clock: clock of the records.
     """
 
-    def __init__(self, app: ASGIApp, *, on_end: Callable[[RequestRecord], None], clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        on_end: Callable[[RequestRecord], None],
+        is_strict: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._app = app
         self._on_end = on_end
+        self._is_strict = is_strict
         self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +57,7 @@ class RequestLog:
             return
         given = next((value for name, value in scope["headers"] if name == HEADER), None)
         request_id = request_id_of(None if given is None else given.decode("latin-1"))
-        record = RequestRecord(request_id, scope["method"], scope["path"], self._clock())
+        record = RequestRecord(request_id, scope["method"], scope["path"], self._clock(), is_strict=self._is_strict)
         parent = next((value for name, value in scope["headers"] if name == TRACEPARENT), None)
         record.traceparent = None if parent is None else parent.decode("latin-1")
         keep_record(scope, record)
@@ -65,7 +74,7 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 headers = [pair for pair in message.get("headers", ()) if pair[0] != HEADER]
-                message["headers"] = [*headers, (HEADER, request_id.encode("ascii"))]
+                message["headers"] = [*headers, (HEADER, request_id.encode("ascii")), *record.warnings()]
             elif message["type"] == "http.response.body":
                 is_complete = not message.get("more_body", False)
             await send(message)
@@ -116,6 +125,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "finish_reasons": record.finish_reasons or None,
         "disconnected": record.is_disconnected or None,
         "error": record.error,
+        "warnings": list(record.notes.values()) or None,
         "prompt": record.prompt,
         "texts": record.texts,
     }

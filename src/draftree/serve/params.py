@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError
-from draftree.drafters import NO_DRAFT
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid
+from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.schema.common import BeamBody, ResponseFormat, SamplingBody, StructuredOutputs
@@ -57,7 +58,7 @@ def chat_params(body: ChatBody) -> Checked:
     """
     _require_no_beams(body)
     limit, limit_name = chat_limit(body)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' needs logprobs=true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return build_params(body, {"max_tokens": limit, "logprobs": logprobs}, {"max_tokens": limit_name})
@@ -72,8 +73,13 @@ def chat_limit(body: ChatBody) -> tuple[int | None, str]:
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
     if body.max_tokens is None:
-        return body.max_completion_tokens, "max_completion_tokens"
-    return body.max_tokens, "max_tokens"
+        return _limit(body.max_completion_tokens), "max_completion_tokens"
+    return _limit(body.max_tokens), "max_tokens"
+
+
+def _limit(tokens: int | None) -> int | None:
+    """Return a maximum number of tokens; None for -1, which means as many as fit."""
+    return None if tokens == -1 else tokens
 
 
 def _require_no_beams(body: BeamBody) -> None:
@@ -98,7 +104,7 @@ def completion_params(body: CompletionBody) -> Checked:
         ApiError: a value or a combination that cannot be honoured.
     """
     _require_no_beams(body)
-    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = completion_limit(body)
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
     if body.echo and limit == 0:
         # the prompt alone is wanted: one token is generated and dropped
@@ -106,6 +112,11 @@ def completion_params(body: CompletionBody) -> Checked:
     if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
         given["prompt_logprobs"] = body.logprobs
     return build_params(body, given, {})
+
+
+def completion_limit(body: CompletionBody) -> int | None:
+    """Return the maximum number of tokens of a plain completion; None for as many as fit."""
+    return COMPLETION_TOKENS if body.max_tokens is None else _limit(body.max_tokens)
 
 
 def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[str, str]) -> Checked:
@@ -122,7 +133,7 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
-        raise invalid("'stream_options' needs stream=true", "stream_options")
+        note("stream_options", "is ignored: the response is not streamed")
     values = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
     values["logit_bias"] = _logit_bias(body.logit_bias)
     values["prediction"] = (body.prediction.text or None) if body.prediction is not None else None
@@ -136,20 +147,21 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
 
 
 def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
-    """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it.
-
-    Raises:
-        ApiError: a prediction that no loaded drafter, or not the chosen one, reads.
-    """
+    """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it."""
     named = model.named_draft(body.draft)
-    if body.prediction is None or (named is not None and named not in (*model.drafts, NO_DRAFT)):
+    if body.prediction is None or named is not None:
         return named
-    readers = [draft for draft in model.drafts if model.reads_predictions(draft)]
-    if named in readers or (named is None and readers):
-        return named or readers[0]
-    remedy = f"set 'draft' to {readers[0]!r}, or leave it out" if readers else "leave 'prediction' out"
-    reason = "the chosen drafter does not read it" if readers else "no drafter that reads it is loaded"
-    raise invalid(f"a prediction was given, but {reason}: {remedy}", "prediction", code="unsupported_parameter")
+    return next(filter(model.reads_predictions, model.drafts), None)
+
+
+def with_read_prediction(params: SamplingParams, model: ServedModel, draft: str) -> SamplingParams:
+    """Return the parameters without a prediction that the drafter does not read: it is a hint, and changes no text."""
+    if params.prediction is None or model.reads_predictions(draft):
+        return params
+    readers = list(filter(model.reads_predictions, model.drafts))
+    remedy = f"set 'draft' to '{readers[0]}'" if readers else "no loaded drafter reads it (--draft prediction)"
+    note("prediction", f"is ignored: {remedy}")
+    return replace(params, prediction=None)
 
 
 def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
@@ -181,32 +193,38 @@ def _logit_bias(biases: Mapping[str, float] | None) -> dict[int, float] | None:
 
 def _constraint(body: SamplingBody) -> tuple[str, Named] | None:
     """Return the field that constrains the text, and its library parameter; None if there is none."""
-    found = [
-        (field, constraint)
-        for field, constraint in (
-            ("response_format", _of_format(body.response_format)),
-            ("structured_outputs", _of_outputs(body.structured_outputs)),
-            ("guided_json", None if body.guided_json is None else ("json_schema", body.guided_json)),
-            ("guided_regex", None if body.guided_regex is None else ("regex", body.guided_regex)),
-            ("guided_grammar", None if body.guided_grammar is None else ("grammar", body.guided_grammar)),
-            ("guided_choice", None if body.guided_choice is None else _choice(body.guided_choice)),
-        )
-        if constraint is not None
-    ]
+    options = {
+        "response_format": _of_format(body.response_format),
+        "structured_outputs": _of_outputs(body.structured_outputs),
+        "guided_json": _named("json_schema", body.guided_json),
+        "guided_regex": _named("regex", body.guided_regex),
+        "guided_grammar": _named("grammar", body.guided_grammar),
+        "guided_choice": None if body.guided_choice is None else _choice(body.guided_choice),
+        "json_schema": _named("json_schema", body.json_schema),
+        "regex": _named("regex", body.regex),
+        "ebnf": _named("grammar", body.ebnf),
+        "grammar": _named("grammar", body.grammar),
+    }
+    found = [(field, constraint) for field, constraint in options.items() if constraint is not None]
     if len(found) > 1:
         raise invalid(f"'{found[0][0]}' and '{found[1][0]}' both constrain the text: give one of them", found[1][0])
     return found[0] if found else None
+
+
+def _named(name: str, value: object) -> Named | None:
+    return None if value is None else (name, value)
 
 
 def _of_format(wanted: ResponseFormat | None) -> Named | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
-        return "json_schema", {"type": "object"}
-    if wanted.json_schema is None:
+        return "json_schema", {"type": "object"} if wanted.schema_ is None else wanted.schema_
+    if wanted.json_schema is None and wanted.schema_ is None:
         raise invalid("response_format of type json_schema needs the field 'json_schema'", "response_format")
     # without `strict` the schema is followed, too
-    return "json_schema", {} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
+    schema = wanted.schema_ if wanted.json_schema is None else wanted.json_schema.schema_
+    return "json_schema", {} if schema is None else schema
 
 
 def _of_outputs(wanted: StructuredOutputs | None) -> Named | None:

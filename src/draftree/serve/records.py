@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import MutableMapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,19 @@ from draftree.serve.keys import ANONYMOUS, ApiKey
 if TYPE_CHECKING:
     from draftree.serve.job import Job
 
-__all__ = ["RequestRecord", "keep_record", "note_job", "record_of", "request_id_of"]
+__all__ = ["RequestRecord", "current_record", "keep_record", "note_job", "record_of", "request_id_of"]
 
 STATE_NAME = "draftree_record"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 """Request ids of clients that are kept; others are replaced."""
 CLIENT_CLOSED = 499
 """Status in logs and metrics of a request whose client left before the response."""
+MAX_WARNINGS = 16
+MAX_WARNING_CHARS = 256
+"""`Warning` headers of one response, and their length: proxies limit the size of all headers."""
+UNQUOTED = re.compile(r"[^ !#-\[\]-~]")
+"""Characters that a quoted string of a header may not hold as they are."""
+_current: ContextVar[RequestRecord | None] = ContextVar("current", default=None)
 
 
 @dataclass(slots=True)
@@ -52,6 +59,8 @@ class RequestRecord:
         prompt: only logged on request.
         texts: only logged on request.
         traceparent: the client's W3C trace context, for spans.
+        is_strict: whether a field without effect is an error.
+        notes: sentences about fields without effect, by field.
     """
 
     request_id: str
@@ -78,6 +87,15 @@ class RequestRecord:
     prompt: Any = None
     texts: list[str] | None = None
     traceparent: str | None = None
+    is_strict: bool = False
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def warnings(self) -> list[tuple[bytes, bytes]]:
+        """Return the notes as `Warning` headers (RFC 7234, code 299)."""
+        texts = [UNQUOTED.sub("?", text[:MAX_WARNING_CHARS]) for text in self.notes.values()]
+        if len(texts) > MAX_WARNINGS:
+            texts[MAX_WARNINGS - 1 :] = [f"{len(texts) - MAX_WARNINGS + 1} further warnings are in the server's log"]
+        return [(b"warning", f'299 draftree "{text}"'.encode("ascii")) for text in texts]
 
     def note_first_token(self, now: float) -> None:
         """Note the time of the first token; later calls have no effect."""
@@ -104,6 +122,12 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
 def keep_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
     """Attach the record to an ASGI scope."""
     scope.setdefault("state", {})[STATE_NAME] = record
+    _current.set(record)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the request that this task serves; None outside of a request."""
+    return _current.get()
 
 
 def note_job(record: RequestRecord, job: Job) -> None:

@@ -110,6 +110,9 @@ class ServerSettings:
     key_share: float = _option(
         1.0, "Largest share of running texts and of waiting requests that one API key may hold, above 0 to 1.", LIMITS
     )
+    strict_fields: bool = _option(
+        False, "Refuse fields that have no effect; by default a Warning header and the log name them.", LIMITS
+    )
     request_timeout: float = _option(600.0, "Seconds from arrival to the last token.", LIMITS, word="S", least=0)
     body_timeout: float = _option(30.0, "Seconds in which a request must arrive.", LIMITS, word="S", least=0)
     keep_alive: float = _option(30.0, "Seconds before an idle connection is closed.", LIMITS, word="S", least=0)

@@ -16,10 +16,10 @@ from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
-from draftree.serve.params import named_error
+from draftree.serve.params import named_error, with_read_prediction
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import note_job
-from draftree.serve.server import Server
+from draftree.serve.server import Server, default_draft
 from draftree.serve.token_limits import require_choices, within_limits
 
 
@@ -107,6 +107,7 @@ async def running_job(
     """
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
+    params = with_read_prediction(params, model, options.draft or default_draft(model))
     require_choices(server.settings, params, options.names)
     places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
     if not server.has_one_key:

@@ -105,7 +105,7 @@ async def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
 
 
 def _params(body: ResponsesBody, plan: ToolPlan) -> tuple[SamplingParams, dict[str, str]]:
-    if body.top_logprobs is not None and not body.wants_logprobs:
+    if body.top_logprobs and not body.wants_logprobs:
         raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
     if body.wants_logprobs and plan.is_active:
         raise invalid("log-probabilities are not reported together with 'tools': leave one of them out", "include")

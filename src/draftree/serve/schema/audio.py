@@ -10,7 +10,8 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from draftree.serve.audio.forms import FormField
 from draftree.serve.errors import invalid
-from draftree.serve.schema.common import Body, Refused
+from draftree.serve.schema.common import Body
+from draftree.serve.schema.elsewhere import Effect, refused
 
 FILE = "file"
 LISTS = ("timestamp_granularities[]", "include[]", "known_speaker_names[]", "known_speaker_references[]")
@@ -22,12 +23,12 @@ class AudioForm(Body):
 
     model_config = ConfigDict(extra="forbid", strict=False, protected_namespaces=())
 
-    refused: ClassVar[Refused] = {
-        "stream": (("false", "False", "0"), "the text is sent when it is complete; leave it out"),
-        "chunking_strategy": ((), "long audio is cut at timestamps; leave it out"),
-        "include[]": ((), "log-probabilities of segments are in verbose_json"),
-        "known_speaker_names[]": ((), "speakers are not told apart"),
-        "known_speaker_references[]": ((), "speakers are not told apart"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "stream": refused("the text is sent when it is complete; leave it out", "false", "False", "0"),
+        "chunking_strategy": refused("long audio is cut at timestamps; leave it out", "auto"),
+        "include[]": refused("log-probabilities of segments are in verbose_json"),
+        "known_speaker_names[]": refused("speakers are not told apart"),
+        "known_speaker_references[]": refused("speakers are not told apart"),
     }
     model: str | None = None
     prompt: str | None = None
@@ -53,10 +54,10 @@ class TranscriptionForm(AudioForm):
 class TranslationForm(AudioForm):
     """Speech to English text."""
 
-    refused: ClassVar[Refused] = {
-        **AudioForm.refused,
-        "language": ((), "the spoken language is detected, and the text is English"),
-        "timestamp_granularities[]": ((), "segments have timestamps in verbose_json"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **AudioForm.elsewhere,
+        "language": refused("the spoken language is detected, and the text is English"),
+        "timestamp_granularities[]": refused("segments have timestamps in verbose_json"),
     }
 
 

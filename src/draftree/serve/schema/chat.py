@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, BeamBody, Body, Refused
+from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, Body, ServiceTier
+from draftree.serve.schema.elsewhere import CHAT, SHARED, Effect, ignored, refused
 
 
 class TextPart(Body):
     """A text part of a message. Parts of other types are refused."""
 
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "annotations": ignored("a text part is its text", []),
+        "cache_control": ignored("prefixes are cached without it"),
+        "prompt_cache_breakpoint": ignored("prefixes are cached without it"),
+    }
     type: Literal["text"]
     text: str
 
@@ -19,13 +26,14 @@ class TextPart(Body):
 class Message(Body):
     """One message of a conversation."""
 
-    refused: ClassVar[Refused] = {
-        "audio": ((), "only text is supported"),
-        "refusal": ((), "send it as 'content'"),
-        "function_call": ((), "use 'tool_calls'"),
-        "annotations": (([],), "only text is supported"),
-        "reasoning": (("",), "send it as a part of 'content'"),
-        "reasoning_content": (("",), "send it as a part of 'content'"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "audio": refused("only text is supported"),
+        "refusal": refused("send it as 'content'"),
+        "function_call": refused("use 'tool_calls'"),
+        "annotations": ignored("only the text of a message is read", []),
+        "cache_control": ignored("prefixes are cached without it"),
+        "reasoning": refused("send it as a part of 'content'", ""),
+        "reasoning_content": refused("send it as a part of 'content'", ""),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -37,27 +45,9 @@ class Message(Body):
 class ChatBody(BeamBody):
     """A conversation to continue."""
 
-    refused: ClassVar[Refused] = {
-        **NOT_SUPPORTED,
-        "modalities": ((["text"],), "only text is supported"),
-        "audio": ((), "only text is supported"),
-        "store": ((False,), "the server stores no conversations"),
-        "web_search_options": ((), "the server has no web search"),
-        "functions": (([],), "use 'tools'"),
-        "function_call": (("none", "auto"), "use 'tool_choice'"),
-        "reasoning_effort": ((), "the models have no such setting"),
-        "verbosity": ((), "the models have no such setting"),
-        "moderation": ((), "the server moderates nothing"),
-        "prompt_cache_retention": ((), "cached prefixes are kept while there is room"),
-        "prompt_cache_options": (({},), "cached prefixes are kept while there is room"),
-        "chat_template": ((), "templates of clients are not run"),
-        "documents": (([],), "put the documents into a message"),
-        "media_io_kwargs": (({},), "only text is supported"),
-        "include_reasoning": ((True,), "the text is returned as it is"),
-        "echo": ((False,), "use /v1/completions"),
-    }
+    elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **CHAT}
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=-1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
@@ -66,7 +56,4 @@ class ChatBody(BeamBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    service_tier: ServiceTier | None = None

@@ -1,22 +1,22 @@
 """Fields that several request bodies share: sampling, output format, stream and drafting options.
 
-Every known field is either honoured or refused by name. A refused field passes if its value asks for nothing.
+Every known field is honoured, ignored with a note, or refused by name: `elsewhere` has those that are not honoured.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftree.prompts import DecoderOptions
+from draftree.serve.notes import note
+from draftree.serve.schema.elsewhere import Effect, ignored, refused
 
 TokenId = Annotated[int, Field(ge=0)]
-Refused = dict[str, tuple[tuple[Any, ...], str]]
-"""Field name to the values that ask for nothing, and what to do instead."""
 MAX_STOPS = 64
 """Stop strings of one request."""
 MAX_BAD_WORDS = 1024
@@ -30,25 +30,34 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
-    refused: ClassVar[Refused] = {}
+    elsewhere: ClassVar[Mapping[str, Effect]] = {}
+    """Fields that other servers have and this one does not."""
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        """Refuse fields of the API that this server does not support; drop those that ask for nothing."""
+    def _keep_known(cls, data: Any) -> Any:
+        """Note or refuse fields that this server does not have."""
         if not isinstance(data, dict):
             return data
         kept = {}
         for name, value in data.items():
-            if name in cls.refused:
-                neutral, remedy = cls.refused[name]
-                if value is not None and not any(value == allowed for allowed in neutral):
-                    raise _refusal("unsupported_parameter", name, f"is not supported: {remedy}")
-            elif name not in cls._names():
-                raise _refusal("unknown_parameter", name, f"is unknown: {_hint(name, cls._names())}")
-            else:
+            effect = cls.elsewhere.get(name)
+            if effect is not None:
+                if effect.asks_for_nothing(value):
+                    continue
+                if not effect.is_ignored:
+                    raise _refusal("unsupported_parameter", name, f"is not supported: {effect.reason}")
+                note(name, f"is ignored: {effect.reason}")
+            elif name in cls._names():
                 kept[name] = value
+            else:
+                cls._take_unknown(name, value, kept)
         return kept
+
+    @classmethod
+    def _take_unknown(cls, name: str, value: Any, kept: dict[str, Any]) -> None:
+        """Process a field that no server has."""
+        raise _refusal("unknown_parameter", name, f"is unknown: {_hint(name, cls._names())}")
 
     @classmethod
     def _names(cls) -> frozenset[str]:
@@ -64,12 +73,21 @@ def _refusal(kind: str, field: str, reason: str) -> PydanticCustomError:
     return PydanticCustomError(kind, "{reason}", {"field": field, "reason": reason})
 
 
+def _service_tier(tier: str) -> str:
+    if tier not in ("auto", "default"):
+        note("service_tier", "is ignored: the order of requests depends on 'priority' alone")
+    return tier
+
+
+ServiceTier = Annotated[str, AfterValidator(_service_tier)]
+
+
 class StreamOptions(Body):
     """Options of a stream."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: Literal[False] = False
+    elsewhere: ClassVar[Mapping[str, Effect]] = {"include_obfuscation": ignored("chunks are not padded", False)}
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class JsonSchemaFormat(Body):
@@ -86,17 +104,19 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's place of the schema")
 
 
 class StructuredOutputs(Body):
     """A constraint of the text; exactly one of them."""
 
-    refused: ClassVar[Refused] = {
-        "disable_any_whitespace": ((False,), "remove it"),
-        "disable_additional_properties": ((False,), "write additionalProperties into the schema"),
-        "disable_fallback": ((True, False), "remove it"),
-        "whitespace_pattern": ((), "remove it"),
-        "structural_tag": ((), "use 'grammar'"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "backend": ignored("there is one grammar engine"),
+        "disable_any_whitespace": refused("write a 'regex' or 'grammar' without whitespace", False),
+        "disable_additional_properties": refused("write additionalProperties into the schema", False),
+        "disable_fallback": ignored("there is one grammar engine", False),
+        "whitespace_pattern": refused("write the whitespace into a 'regex' or 'grammar'"),
+        "structural_tag": refused("use 'grammar'"),
     }
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -137,7 +157,7 @@ class SamplingBody(Body):
     """Sampling fields of OpenAI and vLLM that chat and plain completions share."""
 
     model: str | None = Field(None, description="name or alias of a served model; the first one by default")
-    max_tokens: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=-1, description="-1: as many as fit into the context")
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1)
@@ -148,7 +168,6 @@ class SamplingBody(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
 
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -172,6 +191,10 @@ class SamplingBody(Body):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
     decoder_prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
         None, description="encoder-decoder models: what the decoder continues"
@@ -210,29 +233,3 @@ class BeamBody(SamplingBody):
     beam_options: dict[str, Any] | None = Field(
         None, description="further parameters of a beam search, such as phrases, groups, prefixes and bounds of lengths"
     )
-
-
-NO_BEAMS: Refused = {
-    "use_beam_search": ((False,), "use /v1/chat/completions or /v1/completions"),
-    "length_penalty": ((1, 1.0), "it belongs to beam search"),
-    "early_stopping": ((False,), "it belongs to beam search"),
-    "beam_options": (({},), "it belongs to beam search"),
-}
-"""Fields of beam search, for bodies of other endpoints."""
-NOT_SUPPORTED: Refused = {
-    "add_special_tokens": ((), "give token ids for full control of the prompt"),
-    "logits_processors": (([],), "use 'logit_bias', 'bad_words' or 'allowed_token_ids'"),
-    "guided_decoding_backend": ((), "the server has one grammar engine"),
-    "guided_whitespace_pattern": ((), "remove it"),
-    "structural_tag": ((), "use 'guided_grammar'"),
-    "kv_transfer_params": ((), "remove it"),
-    "vllm_xargs": (({},), "remove it"),
-    "cache_salt": ((), "cached prefixes are shared by all requests of a server"),
-    "lora_request": ((), "load the adapted model as its own model"),
-    "mm_processor_kwargs": (({},), "only text is supported"),
-    "return_tokens_as_token_ids": ((False,), "use 'return_token_ids'"),
-    "logprob_token_ids": (([],), "use 'top_logprobs' or 'logprobs'"),
-    "repetition_detection": ((), "use 'stop' or 'max_tokens'"),
-    "thinking_token_budget": ((), "use 'max_tokens'"),
-}
-"""Extra fields of vLLM that are refused in both kinds of completions."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, NOT_SUPPORTED, BeamBody, Refused, TokenId
+from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, TokenId
+from draftree.serve.schema.elsewhere import COMPLETIONS, SHARED, Effect
 
 
 class CompletionBody(BeamBody):
     """Prompts to continue."""
 
-    refused: ClassVar[Refused] = {
-        **NOT_SUPPORTED,
-        "suffix": (("",), "give the whole text as 'prompt'"),
-        "prompt_embeds": ((), "give texts or token ids as 'prompt'"),
-        "messages": ((), "use /v1/chat/completions"),
-    }
+    elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **COMPLETIONS}
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

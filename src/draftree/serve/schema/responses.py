@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from draftree.serve.schema.common import NO_BEAMS, NOT_SUPPORTED, Body, Refused, SamplingBody
+from draftree.core.errors import suggestion
+from draftree.serve.notes import note
+from draftree.serve.schema.common import Body, SamplingBody, ServiceTier
+from draftree.serve.schema.elsewhere import RESPONSES, SHARED, Effect, refused
 
 LOGPROBS = "message.output_text.logprobs"
+ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
+"""Fields without effect that the response object repeats."""
+
+ABSENT_ITEMS = (
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+)
+"""Values of `include` about items that no response has."""
+
+
+def _included(name: str) -> str:
+    if name not in (LOGPROBS, *ABSENT_ITEMS):
+        raise ValueError(f"{name[:80]!r} is unknown: {suggestion(name, [LOGPROBS, *ABSENT_ITEMS])}")
+    if name != LOGPROBS:
+        note("include", f"is ignored for '{name}': responses have no such items")
+    return name
 
 
 class TextFormat(Body):
@@ -24,35 +49,16 @@ class TextFormat(Body):
 class TextOptions(Body):
     """Options of the text."""
 
-    refused: ClassVar[Refused] = {"verbosity": (("medium",), "the models have no such setting")}
+    elsewhere: ClassVar[Mapping[str, Effect]] = {"verbosity": refused("the models have no such setting", "medium")}
     format: TextFormat | None = None
 
 
 class ResponsesBody(SamplingBody):
     """A conversation to continue, in items."""
 
-    refused: ClassVar[Refused] = {
-        **NOT_SUPPORTED,
-        **NO_BEAMS,
-        "n": ((1,), "send one request for each text"),
-        "max_tokens": ((), "use 'max_output_tokens'"),
-        "response_format": ((), "use 'text'"),
-        "messages": ((), "use 'input'"),
-        "logprobs": ((False,), f"use 'include' with \"{LOGPROBS}\""),
-        "prompt_logprobs": ((), "use /v1/completions"),
-        "return_token_ids": ((False,), "use /v1/chat/completions"),
-        "store": ((False,), "the server stores no responses"),
-        "previous_response_id": ((), "the server stores no responses: send the whole conversation as 'input'"),
-        "conversation": ((), "the server stores no conversations: send the whole conversation as 'input'"),
-        "prompt": ((), "the server stores no prompts: use 'instructions' and 'input'"),
-        "background": ((False,), "keep the connection open, or use 'stream'"),
-        "reasoning": (({},), "the models have no such setting"),
-        "truncation": (("disabled",), "shorten 'input'"),
-        "max_tool_calls": ((), "the server runs no tools"),
-        "context_management": (([],), "shorten 'input'"),
-        "prompt_cache_retention": ((), "cached prefixes are kept while there is room"),
-        "prompt_cache_options": ((), "cached prefixes are kept while there is room"),
-        "moderation": ((), "the server moderates nothing"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **{name: effect for name, effect in SHARED.items() if name not in ECHOED},
+        **RESPONSES,
     }
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -61,14 +67,15 @@ class ResponsesBody(SamplingBody):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[Annotated[str, AfterValidator(_included)]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    service_tier: ServiceTier | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    user: str | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether the text comes with log-probabilities."""
-        return bool(self.include)
+        return LOGPROBS in (self.include or ())

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from draftree.serve.schema.chat import Message
-from draftree.serve.schema.common import Body, Refused, TokenId
+from draftree.serve.schema.common import Body, TokenId
+from draftree.serve.schema.elsewhere import Effect, ignored, refused
 
 
 class TokenizeBody(Body):
     """A text or a conversation to encode."""
 
-    refused: ClassVar[Refused] = {
-        "chat_template": ((), "templates of clients are not run"),
-        "mm_processor_kwargs": (({},), "only text is supported"),
-        "continue_final_message": ((False,), "send the text as 'prompt'"),
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "chat_template": refused("templates of clients are not run"),
+        "mm_processor_kwargs": ignored("only text is supported", {}),
+        "continue_final_message": refused("send the text as 'prompt'", False),
     }
     model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
     prompt: str | None = None

@@ -112,7 +112,7 @@ def required_name(choice: object, functions: tuple[Function, ...], *, place: str
     Raises:
         ApiError: a choice of another form, without tools, or of an unknown function.
     """
-    if choice is None or choice == "none":
+    if choice is None or choice == "none" or (choice == "auto" and not functions):
         return None
     if not functions:
         raise invalid(f"'{place}' needs 'tools': leave it out", place)
