@@ -8,8 +8,11 @@ import httpx
 import openai
 import pytest
 
-from draftree import SamplingParams
-from serving import ALIAS, NAME, events, plain_llm
+from draftree import AsyncLLM, SamplingParams
+from draftree.models.table import TableLM, hashed
+from draftree.serve.pool import ServedModel
+from reasoning_templates import FAMILIES
+from serving import ALIAS, HTTP, NAME, events, plain_llm, running_server
 
 MESSAGES: Any = [{"role": "user", "content": "The quick brown fox"}]
 
@@ -243,3 +246,24 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def test_what_the_template_cannot_format_is_refused(http: httpx.Client, fields: dict[str, Any], param: str) -> None:
     answer = http.post(URL, json={**BODY, "messages": OPEN, **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_reasoning_of_an_answer_goes_to_the_template() -> None:
+    tokenizer = FAMILIES["glm"].tokenizer()
+    question, answer = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
+    wanted = tokenizer.apply_chat_template(
+        [question, {**answer, "reasoning_content": "Easy sum."}], add_generation_prompt=False
+    )
+    model = AsyncLLM(TableLM(hashed(len(tokenizer.vocabulary()), seed=1)), tokenizer=tokenizer)
+    with running_server([ServedModel(NAME, model)]) as running:
+
+        def ask_with(**fields: Any) -> httpx.Response:
+            body = {"messages": [question, {**answer, **fields}], "add_generation_prompt": False}
+            return HTTP.post(f"{running.url}/v1/chat/completions", json={**body, "model": NAME, "max_tokens": 1})
+
+        for fields in ({"reasoning_content": "Easy sum."}, {"reasoning": "Easy sum."}):
+            assert ask_with(**fields).json()["usage"]["prompt_tokens"] == len(wanted)
+        inline = ask_with(content="<think>\nEasy sum.\n</think>\n4")
+        assert inline.json()["usage"]["prompt_tokens"] == len(wanted)
+        for fields in ({"reasoning": "a", "reasoning_content": "b"}, {"role": "user", "reasoning": "a"}):
+            assert ask_with(**fields).json()["error"]["param"] == "messages[1].reasoning"

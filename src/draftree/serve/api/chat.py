@@ -141,11 +141,17 @@ def _messages(body: ChatBody, model: ServedModel) -> list[dict[str, Any]]:
 
 
 def _plain(message: Message, model: ServedModel, *, place: str) -> dict[str, Any]:
-    if message.content is None and not message.tool_calls:
+    reasoning = message.reasoning_content or message.reasoning
+    if message.content is None and not message.tool_calls and not reasoning:
         raise invalid(f"'{place}' needs 'content', or calls of the assistant", f"{place}.content")
     if message.name is not None and message.role != "tool" and "name" not in model.chat_template:
         raise invalid(f"the model's chat template has no place for '{place}.name': leave it out", f"{place}.name")
     if message.tool_call_id is not None and message.role != "tool":
         raise invalid(f"'{place}.tool_call_id' belongs to the role 'tool': leave it out", f"{place}.tool_call_id")
-    plain = message.model_dump(exclude_none=True)
+    if reasoning and (message.role != "assistant" or message.reasoning not in (None, reasoning)):
+        reason = "belongs to the role 'assistant', and has the value of 'reasoning_content' if both are sent"
+        raise invalid(f"'{place}.reasoning' {reason}: leave it out", f"{place}.reasoning")
+    plain = message.model_dump(exclude_none=True, exclude={"reasoning", "reasoning_content"})
+    if reasoning:
+        plain["reasoning_content"] = reasoning
     return {**plain, "role": ROLES.get(message.role, message.role)}

@@ -32,14 +32,14 @@ class Message(Body):
         "function_call": refused("use 'tool_calls'"),
         "annotations": ignored("only the text of a message is read", []),
         "cache_control": ignored("prefixes are cached without it"),
-        "reasoning": refused("send it as a part of 'content'", ""),
-        "reasoning_content": refused("send it as a part of 'content'", ""),
     }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class ChatBody(BeamBody):

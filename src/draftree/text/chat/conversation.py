@@ -47,15 +47,23 @@ class Conversation:
         rest = [_without(message, "role", "content") for message in self.messages]
         return _texts([rest, self.tools, dict(self.variables)])
 
-    def changed(self, change: Callable[[str], str], *, identifiers: bool = False) -> Conversation:
-        """Return the conversation with a change applied to each of its `texts`, and to its `identifiers` if wanted."""
+    def changed(
+        self, change: Callable[[str], str], *, identifiers: bool = False, except_role: str = ""
+    ) -> Conversation:
+        """Return the conversation with a change applied to each of its `texts`, and to its `identifiers` if wanted.
+
+        Messages of the role `except_role` stay as they are.
+        """
 
         def selected(text: str) -> str:
             return change(text) if identifiers or _is_free(text) else text
 
         return replace(
             self,
-            messages=[_changed_message(message, change, selected) for message in self.messages],
+            messages=[
+                message if message["role"] == except_role else _changed_message(message, change, selected)
+                for message in self.messages
+            ],
             tools=_changed(self.tools, selected),
             variables=_changed(dict(self.variables), selected),
         )

@@ -5,6 +5,10 @@ template. So the template is rendered with a placeholder for every typed control
 second tokenizer then encodes that text: it has the model, normalizer and pre-tokenizer of the first, but other strings
 for its control tokens, so the typed ones are spelled like any text, with the same text around them.
 
+Control tokens are the special tokens, and other added tokens with which the template marks turns. Tags of sections in
+an answer, such as `<think>` and `</think>`, are none unless they are special: templates split messages at them. If the
+template reads control tokens in an answer, the assistant's messages are left as they are.
+
 Messages without control tokens are encoded as transformers does. Unigram models have control tokens among their pieces
 and produce them for that text; such conversations are refused.
 """
@@ -24,6 +28,11 @@ ROLES = frozenset({"assistant", "developer", "function", "model", "system", "too
 ALIAS = "\U0010f000{}\U0010f001"
 """The string of a control token in the second tokenizer."""
 PRIVATE = range(0xE000, 0xF8FF)
+PROBE = Conversation(
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    add_generation_prompt=False,
+)
+"""A conversation whose rendering shows how the template marks turns."""
 OPTION = "allow_control_tokens=True (on the command line: --allow-control-tokens) reads them as control tokens"
 
 
@@ -64,7 +73,7 @@ class LiteralEncoder:
         ids = self._encode(text)
         if any(self._edges.meet(content.strip()) for content in contents):
             apart = self._rendered(conversation.changed(lambda content: f"\ue000{content}\ue000"))
-            if self._controls(self._encode(apart)) != self._controls(ids):
+            if apart is None or self._controls(self._encode(apart)) != self._controls(ids):
                 raise self._refused("a message and the chat template form a control token together")
         if self._hidden(contents):
             raise self._refused("a message has another spelling of a control token")
@@ -80,22 +89,18 @@ class LiteralEncoder:
         def marked(content: str) -> str:
             return self._all_tokens.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
 
-        rendered = self._rendered(conversation.changed(marked, identifiers=True))
         marks = re.compile(f"{mark}([0-9]+){mark}")
-        if marks.sub(lambda found: tokens[int(found[1])], rendered) != text:
-            raise self._refused("the chat template changes a message that has a control token")
-        # an added token that is not special counts as a control token only if the template writes it
-        written = {token for token in tokens if token in self._specials or token in rendered}
-        rendered = marks.sub(
-            lambda found: found[0] if tokens[int(found[1])] in written else tokens[int(found[1])], rendered
-        )
-        return self._encode_marked(rendered, marks, tokens)
+        for keeps in ("", "assistant"):
+            rendered = self._rendered(conversation.changed(marked, identifiers=True, except_role=keeps))
+            if rendered is not None and marks.sub(lambda found: tokens[int(found[1])], rendered) == text:
+                return self._encode_marked(rendered, marks, tokens)
+        raise self._refused("the chat template changes a message that has a control token")
 
-    def _rendered(self, changed: Conversation) -> str:
+    def _rendered(self, changed: Conversation) -> str | None:
         try:
             return self._render(changed)
-        except Exception as error:  # a template is a program of the model's author and may raise anything
-            raise self._refused("the chat template changes a message that has a control token") from error
+        except Exception:  # a template is a program of the model's author and may raise anything
+            return None
 
     def _encode_marked(self, rendered: str, marks: re.Pattern[str], tokens: list[str]) -> list[int]:
         expected = self._encode(rendered)
@@ -151,9 +156,12 @@ class LiteralEncoder:
 
     @cached_property
     def _all_tokens(self) -> re.Pattern[str]:
-        """A pattern of special tokens, and of other added tokens that the template may write."""
-        template = str(self._backend.chat_template)
-        others = (t.content for t in self._added.values() if t.content.strip() and t.content in template)
+        """A pattern of special tokens, and of other added tokens with which the template marks turns."""
+        added = {token.content for token in self._added.values()}
+        written = self._rendered(PROBE)
+        if written is None:
+            written = str(self._backend.chat_template)
+        others = (token for token in added if token.strip() and token in written and _other_tag(token) not in added)
         return _any_of({*self._specials, *others})
 
     @cached_property
@@ -189,6 +197,11 @@ class LiteralEncoder:
 def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern of the tokens, longest first, as tokenizers match them; it never matches if there are none."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
+
+
+def _other_tag(token: str) -> str:
+    """Return the tag that closes what a tag such as `<think>` or `[THINK]` opens, or opens what it closes."""
+    return token[0] + token[2:] if token[1:2] == "/" else f"{token[0]}/{token[1:]}"
 
 
 @final

@@ -13,7 +13,7 @@ __all__ = ["MESSAGE_KEYS", "Messages", "check_messages", "conversation_of", "req
 
 Messages = Sequence[Mapping[str, Any]]
 MESSAGE_KEYS = ("role", "content")
-OPTIONAL_KEYS = ("name", "tool_call_id", "tool_calls")
+OPTIONAL_KEYS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
 MAX_DEPTH = 64
 """Levels of objects and arrays in tools, arguments and template variables."""
 
@@ -50,8 +50,8 @@ def check_messages(messages: object) -> None:
     """Raise unless the value is a valid conversation.
 
     A message has a "role" and a "content": a text, or a list of parts {"type": "text", "text": …}. Messages of the
-    assistant may have "tool_calls", and then no content; messages of the role "tool" may have a "tool_call_id"; any
-    message may have a "name".
+    assistant may have "tool_calls" or "reasoning_content", and then no content; messages of the role "tool" may have a
+    "tool_call_id"; any message may have a "name".
 
     Raises:
         InvalidRequestError: not a list of such messages.
@@ -83,12 +83,12 @@ def _check_message(message: object, place: str) -> None:
     _require_text(message, "role", place=place)
     if not message["role"].strip():
         raise InvalidRequestError(f'"role" of {place} is empty: write "system", "user" or "assistant".')
-    for key in ("name", "tool_call_id"):
+    for key in ("name", "reasoning_content", "tool_call_id"):
         if message.get(key) is not None:
             _require_text(message, key, place=place)
     if message.get("tool_calls"):
         _check_calls(message, place)
-    if message.get("content") is None and message.get("tool_calls"):
+    if message.get("content") is None and (message.get("tool_calls") or message.get("reasoning_content") is not None):
         return
     if isinstance(message.get("content"), list | tuple):
         _check_parts(message["content"], place)
@@ -158,6 +158,10 @@ def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list | tuple):
         made["content"] = "\n".join(part["text"] for part in content)
+    if message.get("reasoning_content") is not None:
+        made.setdefault("content", "")
+        # the name in gpt-oss's template
+        made["thinking"] = message["reasoning_content"]
     if message.get("tool_calls"):
         made["content"] = made.get("content")
         made["tool_calls"] = [_template_call(call) for call in message["tool_calls"]]
