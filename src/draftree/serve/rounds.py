@@ -133,29 +133,24 @@ class RoundFeed:
             with self._lock:
                 del self._readers[found.arrived]
 
-    async def read(self, *, heartbeat: float = 15.0) -> AsyncGenerator[list[FeedRound], None]:
+    async def read(self) -> AsyncGenerator[list[FeedRound], None]:
         """Yield the batches of a new reader, as `batches`.
 
         Raises:
             ApiError: as `reader`.
         """
         with self.reader() as found:
-            async for batch in self.batches(found, heartbeat=heartbeat):
+            async for batch in self.batches(found):
                 yield batch
 
-    async def batches(self, reader: Reader, *, heartbeat: float = 15.0) -> AsyncGenerator[list[FeedRound], None]:
-        """Yield batches of new rounds until the feed is closed; an empty batch if none came for a while.
+    async def batches(self, reader: Reader) -> AsyncGenerator[list[FeedRound], None]:
+        """Yield batches of new rounds until the feed is closed.
 
         Args:
             reader: from `reader`, whose block has not ended.
-            heartbeat: seconds after which an empty batch is yielded.
         """
         while not self._is_closed:
-            try:
-                await asyncio.wait_for(reader.arrived.wait(), heartbeat)
-            except TimeoutError:
-                yield []
-                continue
+            await reader.arrived.wait()
             reader.arrived.clear()
             with self._lock:
                 new = [kept for kept in self._kept if kept.number > reader.last]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from draftree.serve.errors import ApiError, api_error
 from draftree.serve.json_text import encode_json
@@ -18,6 +18,9 @@ from draftree.serve.records import record_of
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+PING = b": ping\n\n"
+PING_SECONDS = 15.0
+"""Silence after which a comment is sent; shorter than the idle timeouts of common proxies."""
 CLOSED_REQUEST = 499
 """Status in the log for a client that left before its response."""
 
@@ -60,7 +63,9 @@ def error_event(error: ApiError) -> bytes:
 class EventStream(Response):
     """Sends events as they come. A client that leaves ends the generator at once.
 
-    An error before the first event becomes an HTTP response of its own; a later one becomes the last event.
+    The headers are sent with the first event, which may be empty and means that the request is accepted: an error
+    before it becomes an HTTP response of its own, a later one becomes the last event. While the stream is silent,
+    comments show proxies and clients that the connection is alive; the first one also sends the headers.
 
     Args:
         events: encoded events; closed at the end, whatever the end is.
@@ -82,6 +87,9 @@ class EventStream(Response):
         self._events = events
         self._done = done
         self._on_error = on_error
+        self._is_begun = False
+        self._num_sent = 0
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
@@ -89,37 +97,45 @@ class EventStream(Response):
             await unless_gone(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
-            try:
-                first = await anext(self._events, b"")
-            except Exception as error:
-                await self._noted(scope, error).response()(scope, receive, send)
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send(_part(first))
-            await self._send_rest(scope, send)
+        pinging = asyncio.create_task(self._ping(send))
+        try:
+            async with contextlib.aclosing(self._events):
+                while (data := await self._next(scope)) is not None:
+                    if isinstance(data, ApiError):
+                        async with self._sending:
+                            if not self._is_begun:
+                                await data.response()(scope, receive, send)
+                                return
+                        data = self._on_error(data)
+                    await self._push(send, data)
+        finally:
+            pinging.cancel()
         await send({"type": "http.response.body", "body": self._done})
 
-    def _noted(self, scope: Scope, error: Exception) -> ApiError:
-        known = api_error(error)
-        record_of(scope).error = known.code or known.type
-        return known
+    async def _next(self, scope: Scope) -> bytes | ApiError | None:
+        """Return the next event, or the error that ended the stream; None at the end."""
+        try:
+            return await anext(self._events, None)
+        except Exception as error:
+            known = api_error(error)
+            record_of(scope).error = known.code or known.type
+            return known
 
-    async def _send_rest(self, scope: Scope, send: Send) -> None:
+    async def _ping(self, send: Send) -> None:
         while True:
-            try:
-                data = await anext(self._events, None)
-            except Exception as error:
-                data = self._on_error(self._noted(scope, error))
-                await send(_part(data))
-                return
-            if data is None:
-                return
-            await send(_part(data))
+            before = self._num_sent
+            await asyncio.sleep(PING_SECONDS)
+            if self._num_sent == before:
+                await self._push(send, PING)
 
-
-def _part(data: bytes) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": True}
+    async def _push(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            if not self._is_begun:
+                self._is_begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if data:
+                self._num_sent += 1
+                await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

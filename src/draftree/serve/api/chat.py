@@ -48,6 +48,7 @@ async def _object(body: ChatBody, request: Request) -> Response:
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
     async with _running(body, request) as chat:
+        yield b""
         async for data in chat.writer.events():
             yield data
 

@@ -44,6 +44,7 @@ async def _object(body: CompletionBody, request: Request) -> Response:
 
 async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[bytes, None]:
     async with _running(body, request) as (_, writer):
+        yield b""
         async for data in writer.events():
             yield data
 

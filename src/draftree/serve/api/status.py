@@ -18,8 +18,6 @@ from draftree.serve.sse import EventStream, event
 from draftree.version import __version__
 
 router = APIRouter(prefix="/draftree", tags=["operation"], responses={401: ERRORS[401]})
-HEARTBEAT = b": no rounds\n\n"
-"""A comment, which keeps proxies from closing an idle stream."""
 HELLO = b": rounds\n\n"
 """The first bytes of the stream: a reader knows that it is connected."""
 
@@ -84,5 +82,4 @@ async def _events(server: Server, names: set[str]) -> AsyncGenerator[bytes, None
         yield HELLO
         async with aclosing(server.rounds.batches(reader)) as batches:
             async for batch in batches:
-                found = [event(one.as_json()) for one in batch if one.model in names]
-                yield b"".join(found) or HEARTBEAT
+                yield b"".join(event(one.as_json()) for one in batch if one.model in names)
