@@ -2,7 +2,7 @@
 
 python benchmarks/head_rounds.py smollm2-135m-instruct --prompts FILE --drafts head:HEAD,k=3 head:HEAD,k=4 --out FILE
     --levels adds each drafter with one call for each level in place of one for a tree
-    DRAFT@auto, or another planner, in place of DRAFT with the planner of --plan
+    DRAFT@adaptive, or another planner, in place of DRAFT with the planner of --plan
     --temperature 0 0.8 runs all drafters at each temperature, which share the target too
 
 Prints and appends one JSON line for each drafter, plain decoding first: medians of rounds in milliseconds, tokens per

@@ -5,7 +5,7 @@ The drafter, the planner and the engine run. Passes of the target are not comput
 Milliseconds per token are a prediction from measured passes and drafts, without the time of the picks.
 
     python benchmarks/scale/tree_shapes.py MODEL --prompts FILE --texts OFFLOAD.jsonl --costs PASSES.jsonl --out FILE \\
-        --drafts 'model:NAME,tree=best-64-8,k=10;model:NAME,tree=best-64-8,k=10@auto'
+        --drafts 'model:NAME,tree=best-64-8,k=10;model:NAME,tree=best-64-8,k=10@adaptive'
 
 OFFLOAD.jsonl is a file of `offload.py`; the longest text of each prompt is used.
 """

@@ -43,7 +43,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "verifier traversal": RULES,
     "verifier typical": ("smollm2-lossy-rules",),
     "planner additive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
-    "planner auto": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy", "smollm2-auto"),
+    "planner adaptive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy", "smollm2-auto"),
     "planner fixed": ("smollm2-ngram-planners", "smollm2-auto"),
     "planner heuristic": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
     "planner threshold": ("tinyllama-lengths-story-greedy",),

@@ -259,7 +259,7 @@ def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], 
             [(link(e), e.card.summary, guarantee(e.cls), spelled(e.cls.accepts)) for e in verifiers],
         ),
         "## Planners",
-        "`--plan`, `LLM(plan=…)`. Default: `auto`; `fixed` under a rule whose text depends on what was drafted, "
+        "`--plan`, `LLM(plan=…)`. Default: `adaptive`; `fixed` under a rule whose text depends on what was drafted, "
         "and for drafters that work ahead (`lookahead`).",
         table(("name", "what it does"), [(link(e), e.card.summary) for e in planners]),
         "## Which fit together",

@@ -35,7 +35,7 @@ from draftree.verifiers.base import VERIFIERS, Verifier
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PLAN = "auto"
+DEFAULT_PLAN = "adaptive"
 """Default planner if no draft can change the text."""
 REPEATABLE_PLAN = "fixed"
 """Default planner if the text depends on the draft: a time-dependent plan would change the text of a seed."""

@@ -60,8 +60,8 @@ class LLM(BeamSearching, Streams, Transcribes):
             model, named in `draft_note`; "none" or None is plain decoding. Several drafters are loaded side by side,
             and each request chooses one of them; the first is the default.
         verify: the verifier; the default never changes the text.
-        plan: the planner of draft sizes; None is `auto`, or the drafter's own length for a verifier whose text depends
-            on the draft.
+        plan: the planner of draft sizes; None is `adaptive`, or the drafter's own length for a verifier whose text
+            depends on the draft.
         dtype: "auto" (bfloat16 if the device computes in it, else float32), or the name of a torch dtype.
         device: "auto", "cpu", "cuda" or "cuda:N".
         kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;

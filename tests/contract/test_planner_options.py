@@ -29,10 +29,10 @@ LIMITS = {
     ("additive", "start"): "additive,start={}",
     ("heuristic", "start"): "heuristic,start={}",
     ("threshold", "k"): "threshold:0,k={}",
-    ("auto", "nodes"): "auto,nodes={}",
+    ("adaptive", "nodes"): "adaptive,nodes={}",
 }
 """Options that limit a draft: how each is written. An option of a new planner belongs here, or in OTHERS."""
-OTHERS = {("threshold", "confidence"), ("auto", "memory")}
+OTHERS = {("threshold", "confidence"), ("adaptive", "memory")}
 MERGED = [
     "ngram,min=1+model:any",
     "ngram,min=1+lookahead",
@@ -129,7 +129,7 @@ def test_a_longer_memory_trusts_a_drafter_longer() -> None:
     """All drafts are accepted at first, none after that: what was seen last counts the more the shorter the memory."""
     kept = []
     for memory in (1, 10_000):
-        planner = choose_methods("suffix", "coupled", f"auto,memory={memory}").planner
+        planner = choose_methods("suffix", "coupled", f"adaptive,memory={memory}").planner
         planner.learn_costs(COSTS)
         state, tree = planner.open(), chain([1, 2, 3], scores=[-0.1, -0.2, -0.3])
         for is_accepted in [True] * 60 + [False] * 6:

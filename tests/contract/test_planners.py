@@ -15,7 +15,7 @@ from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import PLANNERS, Planner
 
 SPECS = {
-    "auto": ["auto", "auto,nodes=2", "auto,memory=5"],
+    "adaptive": ["adaptive", "adaptive,nodes=2", "adaptive,memory=5"],
     "additive": ["additive", "additive,start=3"],
     "fixed": ["fixed", "fixed:0", "fixed:7"],
     "heuristic": ["heuristic", "heuristic,start=3"],

@@ -20,7 +20,7 @@ NUM_TOKENS = 15
 SHORT_CONTEXT = 40
 PLANS = {
     "additive": ["additive", "additive,start=3"],
-    "auto": ["auto", "auto,nodes=3"],
+    "adaptive": ["adaptive", "adaptive,nodes=3"],
     "fixed": ["fixed", "fixed:0", "fixed:1", "fixed:3"],
     "heuristic": ["heuristic", "heuristic,start=1"],
     "threshold": ["threshold", "threshold:0.9", "threshold:0,k=2"],

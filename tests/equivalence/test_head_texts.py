@@ -170,7 +170,7 @@ def test_controls_reach_the_drafts(llama: Path, models: Path, more: dict[str, An
     assert ids(fast, 0.8, **more) == ids(LLM(llama, "none", dtype="float32"), 0.8, **more)
 
 
-@pytest.mark.parametrize("plan", ["auto", "threshold:0.3"])
+@pytest.mark.parametrize("plan", ["adaptive", "threshold:0.3"])
 def test_planners(llama: Path, models: Path, plan: str) -> None:
     fast = LLM(llama, f"head:{head_folder(models)}", plan=plan, dtype="float32")
     assert ids(fast, 1.0) == plain(llama, 1.0)

@@ -136,7 +136,7 @@ def never_end(job: dict[str, Any]) -> None:
     from draftree import LLM, SamplingParams
 
     is_first = os.environ["RANK"] == "0"
-    how = ("suffix,min=1", "fixed") if is_first else ("early-exit:1,tree=2-1", "auto")
+    how = ("suffix,min=1", "fixed") if is_first else ("early-exit:1,tree=2-1", "adaptive")
     llm = LLM(job["model"], how[0], plan=how[1], tp=2, dtype="float32", device="cpu")
     params = SamplingParams(**SAMPLED, seed=1 if is_first else 2)
     print(json.dumps(llm.generate("Hello", params)[0].token_ids), flush=True)

@@ -1,4 +1,4 @@
-"""Rounds of the planner `auto` over drafters with a given acceptance. Not a test itself."""
+"""Rounds of the planner `adaptive` over drafters with a given acceptance. Not a test itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftree.core.joining import merge
 from draftree.core.node_map import prune
 from draftree.core.tree import EMPTY, TokenTree, depths
 from draftree.core.types import Budget, DraftPart, RoundRecord, SequenceRecord
-from draftree.planners.auto import AutoPlanner
+from draftree.planners.adaptive import AdaptivePlanner
 
 FLAT = {1: 0.1, 4: 0.102, 8: 0.106, 16: 0.115, 32: 0.14, 64: 0.2}
 STEEP = {rows: 0.1 * rows for rows in FLAT}
@@ -70,7 +70,8 @@ class Table:
             for name, right in self.right.items()
         ]
         nodes = sum(part.nodes for part in parts)
-        self.planner = AutoPlanner(AutoPlanner.Config(), default_depth=self.depth, default_nodes=nodes, parts=parts)
+        config = AdaptivePlanner.Config()
+        self.planner = AdaptivePlanner(config, default_depth=self.depth, default_nodes=nodes, parts=parts)
         self.planner.learn_costs(self.costs)
         self.states = [self.planner.open() for _ in range(self.batch)]
 

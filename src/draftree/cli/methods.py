@@ -37,7 +37,7 @@ class Seam:
 SEAMS = (
     Seam("drafters", "--draft", DRAFTERS, "'none' is plain decoding, 'auto' chosen for the model."),
     Seam("verifiers", "--verify", VERIFIERS, "'coupled' if not given."),
-    Seam("planners", "--plan", PLANNERS, "'auto' if not given, or 'fixed' (see 'auto')."),
+    Seam("planners", "--plan", PLANNERS, "'adaptive' if not given, or 'fixed' (see 'adaptive')."),
 )
 
 

@@ -15,7 +15,7 @@ __all__ = ["RUN", "Material", "read_lines", "run_of"]
 
 RUN = "run"
 """Name of the fact in a trace's header that says which run of `draftree analyse` it comes from."""
-PLANNED = {"watch": "watch", "auto": "auto", "fixed": "fixed"}
+PLANNED = {"watch": "watch", "adaptive": "adaptive", "fixed": "fixed"}
 """Runs of traces from other commands, by their planner."""
 
 

@@ -140,8 +140,8 @@ def _rule_plan(asked: Asked) -> str:
     return f"fixed:{_lengths(asked, [RULE_LENGTH])[0]}"
 
 
-def _auto(asked: Asked) -> Iterator[RunSpec]:
-    yield RunSpec("auto", asked.draft, "auto")
+def _adaptive(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("adaptive", asked.draft, "adaptive")
 
 
 def _length(asked: Asked) -> Iterator[RunSpec]:
@@ -185,7 +185,7 @@ RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
     "merged": _merged,
     "plain": _plain,
     "fixed": _fixed,
-    "auto": _auto,
+    "adaptive": _adaptive,
     "length": _length,
     "batch": _batch,
     "rule": _rule,

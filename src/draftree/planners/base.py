@@ -163,5 +163,5 @@ def require_effect(planner: Planner[Any], *, plan: str, draft: str) -> None:
     if planner.needs_confidence and without:
         raise ConfigurationError(
             f"planner '{plan}' stops at low confidence, but drafter '{without[0]}' has no probabilities: "
-            "use planner fixed, heuristic or auto, or another drafter"
+            "use planner fixed, heuristic or adaptive, or another drafter"
         )

@@ -61,7 +61,7 @@ def simulate(trace: Trace, plan: str) -> Simulated:
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "batch"])
-@pytest.mark.parametrize("plan", ["fixed", "fixed:3", "heuristic", "additive", "auto", "watch"])
+@pytest.mark.parametrize("plan", ["fixed", "fixed:3", "heuristic", "additive", "adaptive", "watch"])
 @pytest.mark.parametrize("draft", ["suffix", "ngram,min=1", "ngram,min=1+lookahead", "synthetic,accept=0.7,k=5"])
 def test_the_planner_that_was_recorded_does_the_same_again(
     draft: str, plan: str, prompts: list[list[int]], tmp_path: Path
@@ -116,7 +116,7 @@ def test_given_costs_are_used(tmp_path: Path) -> None:
         told = dataclasses.replace(trace.header, pass_seconds={n: 1.0 + row * (n - 1) for n in (1, 4, 16, 64)})
         costs = LineCosts(base=1.0, row=row)
         other = dataclasses.replace(trace, header=told)
-        drafted.append(Simulation(other, planner(other, "auto"), costs).run().drafted)
+        drafted.append(Simulation(other, planner(other, "adaptive"), costs).run().drafted)
     assert drafted[0] < 0.5 * drafted[1]
 
 

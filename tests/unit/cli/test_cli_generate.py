@@ -112,7 +112,7 @@ def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:
     assert set(result) == HEAD_KEYS | COMPLETION_KEYS
     assert set(result["stats"]) >= STATS_KEYS
     assert result["text"] == expected(base, "ab", seed=5, max_tokens=40)
-    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "auto")
+    assert (result["seed"], result["draft"], result["plan"]) == (5, "ngram,k=3", "adaptive")
     assert result["model"] == base
 
 

@@ -33,7 +33,7 @@ def test_a_text_is_recorded_and_replayed(model: str, tmp_path: Path, capsys: pyt
     found = read_trace(trace)
     assert (found.header.draft, found.header.plan) == ("ngram,min=1", "fixed:4")
     capsys.readouterr()
-    assert run(["bench", "simulate", str(trace), "--plan", "fixed:4", "--plan", "auto", "--sizes", "1,4"]) == 0
+    assert run(["bench", "simulate", str(trace), "--plan", "fixed:4", "--plan", "adaptive", "--sizes", "1,4"]) == 0
     shown = capsys.readouterr().out
     line = next(line for line in shown.splitlines() if line.startswith("fixed:4"))
     assert f"{acceptance_length(found.rounds):.2f}" in line
@@ -65,16 +65,19 @@ def test_a_benchmark_records_every_drafting_method(
     options = ["--prompts", str(prompts), "--max-tokens", "8", "--repeats", "1", "--record", str(folder)]
     assert (
         run(
-            ["bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@auto", "--draft", "suffix", *options]
+            [
+                *("bench", "run", model, "--draft", "ngram@fixed:3", "--draft", "suffix@adaptive", "--draft", "suffix"),
+                *options,
+            ]
         )
         == 0
     )
     found = {path.stem: read_trace(path) for path in folder.iterdir()}
-    plans = {"ngram@fixed_3": "fixed:3", "suffix@auto": "auto", "suffix": assembly.DEFAULT_PLAN}
+    plans = {"ngram@fixed_3": "fixed:3", "suffix@adaptive": "adaptive", "suffix": assembly.DEFAULT_PLAN}
     assert {name: trace.header.plan for name, trace in found.items()} == plans
     for trace in found.values():  # the one text of 8 tokens; the warm-up's rounds are not in it
         assert sum(step.num_written for one in trace.rounds for step in one.steps) == 8
-    assert found["suffix@auto"].header.pass_seconds
+    assert found["suffix@adaptive"].header.pass_seconds
 
 
 def test_a_rule_whose_text_depends_on_the_draft_is_not_simulated(
@@ -91,12 +94,9 @@ def test_explain_prints_a_reason(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(writing, "LLM", paced_llm)
-    assert (
-        run(["explain", model, PROMPT, "--draft", "synthetic,accept=0.5,k=3", "--plan", "auto", "--max-tokens", "24"])
-        == 0
-    )
+    assert run(["explain", model, PROMPT, *("--draft", "synthetic,accept=0.5,k=3", "--plan", "adaptive")]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("planner auto: a draft ")
+    assert shown.startswith("planner adaptive: a draft ")
     assert "tokens per round" in shown
     assert "1 rows" in shown
 

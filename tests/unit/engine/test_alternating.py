@@ -25,7 +25,7 @@ PROMPTS = [[1, 2, 3], [4, 5], [6] * 7, [2, 2], [9]]
 SECONDS = 300
 drafting = pytest.fixture(piped_drafts)
 DRAFT = "model:any,k=4,alternate=true"
-PLANS = ["fixed", "auto", "heuristic"]
+PLANS = ["fixed", "adaptive", "heuristic"]
 
 
 def alternating(draft: str | Sequence[str] = DRAFT, **options: Any) -> LLM:

@@ -52,7 +52,7 @@ async def serve(llm: AsyncLLM, numbers: range) -> None:
 @asynchronous
 async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
     others, before = Counter(index_sizes()), census()
-    async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), f"suffix,memory={MEMORY}", plan="auto") as llm:
+    async with AsyncLLM(TableLM(hashed(VOCAB, seed=5), order=3), f"suffix,memory={MEMORY}", plan="adaptive") as llm:
         counts = []
         for part in range(3):
             await serve(llm, range(80 * part, 80 * (part + 1)))
@@ -64,5 +64,5 @@ async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
             assert llm.llm.model.num_open == 0
     for name, limit in TABLES.items():
         assert max(count.pop(name, 0) for count in counts) <= limit
-    assert counts[0]["AutoPlanner"]
+    assert counts[0]["AdaptivePlanner"]
     assert counts[1] == counts[2]

@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = write_model(home / "target")
     drafter = noisy_copy(target, home / "drafter")
     (home / "prompts.jsonl").write_text("".join(PROMPT.format(name) for name in "ab"))
-    runs = "watch,best,merged,plain,fixed,auto,length,soft,pair"
+    runs = "watch,best,merged,plain,fixed,adaptive,length,soft,pair"
     needed = {name for name, one in chosen_figures(()).items() if one.runs and {*one.runs} <= {*runs.split(",")}}
     options = ["--prompts", str(home / "prompts.jsonl"), "--max-tokens", "12", "--tree", "4-2-1", "--merge", "suffix"]
     options += ["--dtype", "float32", "--kernels", "torch", "--figures", ",".join(sorted(needed))]
@@ -202,7 +202,7 @@ def test_classified_nodes_are_all_nodes(material: Material) -> None:
 
 
 def test_the_strip_holds_the_whole_text(material: Material) -> None:
-    for run_name in ("fixed", "auto"):
+    for run_name in ("fixed", "adaptive"):
         assert sum(row["written"] for row in rows("rounds-strip", material) if row["run"] == run_name) == 12
 
 

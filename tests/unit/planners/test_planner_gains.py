@@ -1,4 +1,4 @@
-"""Estimates of the planner auto: gains of levels and of drafts, and trials."""
+"""Estimates of the planner `adaptive`: gains of levels and of drafts, and trials."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
-from draftree.planners.auto import AutoPlanner
+from draftree.planners.adaptive import AdaptivePlanner
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.credit import Credit
 from draftree.planners.estimates.drafting import PartPlan
@@ -81,7 +81,7 @@ def test_a_drafter_with_a_model_drafts_beside_a_lookup_if_it_adds_something() ->
         DraftPart("head", 2, 2, greedy_rates=(0.7, 0.7), is_calibrated=True),
         DraftPart("lookup", 4, 4, runs_model=False),
     ]
-    planner = AutoPlanner(AutoPlanner.Config(), default_depth=4, default_nodes=6, parts=parts)
+    planner = AdaptivePlanner(AdaptivePlanner.Config(), default_depth=4, default_nodes=6, parts=parts)
     planner.learn_costs(FLAT)
     state = planner.open()
     tree = TokenTree((1, 2), (-1, 0), (-0.4, -0.8), sources=(("head", "lookup"), ("head",)))
@@ -99,7 +99,7 @@ def test_a_drafter_with_a_model_drafts_beside_a_lookup_if_it_adds_something() ->
 
 def test_a_skipped_draft_teaches_nothing() -> None:
     parts = [DraftPart("head", 2, 2, greedy_rates=(0.7, 0.7)), DraftPart("lookup", 4, 4, runs_model=False)]
-    planner = AutoPlanner(AutoPlanner.Config(), default_depth=4, default_nodes=6, parts=parts)
+    planner = AdaptivePlanner(AdaptivePlanner.Config(), default_depth=4, default_nodes=6, parts=parts)
     planner.learn_costs(FLAT)
     state = planner.open()
     both = TokenTree((1, 2, 1), (-1, 0, -1), sources=(("head",), ("head",), ("lookup",)))

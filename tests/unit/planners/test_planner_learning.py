@@ -1,4 +1,4 @@
-"""Estimates of the planner `auto`: costs of passes and drafts, and acceptance of nodes."""
+"""Estimates of the planner `adaptive`: costs of passes and drafts, and acceptance of nodes."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def simulate(
     from draftree.analysis.trace import read_trace
 
     counts = listed(sizes, "--sizes", kind=int, example="1,4")
-    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("auto", "fixed")), sizes=counts))
+    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("adaptive", "fixed")), sizes=counts))
 
 
 def report(

@@ -11,7 +11,7 @@ from draftree.figures.intervals import ratio
 from draftree.figures.material import Material
 
 PHASES = {"draft": INK["other"], "score": INK["measured"], "verify": INK["good"], "other": INK["theory"]}
-RUNS_SHOWN = ("plain", "fixed", "auto")
+RUNS_SHOWN = ("plain", "fixed", "adaptive")
 
 
 @final

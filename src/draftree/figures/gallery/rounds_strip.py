@@ -10,7 +10,7 @@ from draftree.figures.drawing import INK
 from draftree.figures.facts import measured_on
 from draftree.figures.material import Material
 
-RUNS_SHOWN = ("fixed", "auto")
+RUNS_SHOWN = ("fixed", "adaptive")
 
 
 @final
@@ -40,8 +40,8 @@ class RoundsStrip(Figure):
         return Data(
             rows,
             measured_on(traces["fixed"], what="First text of the run")
-            + f"; {counts['fixed']} rounds with plan {traces['fixed'].header.plan}, {counts['auto']} with "
-            f"{traces['auto'].header.plan}",
+            + f"; {counts['fixed']} rounds with plan {traces['fixed'].header.plan}, {counts['adaptive']} with "
+            f"{traces['adaptive'].header.plan}",
             f"{len(wasted)} of {sum(counts.values())} rounds draft without any accepted token",
         )
 

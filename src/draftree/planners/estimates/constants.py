@@ -1,4 +1,4 @@
-"""Tuned numbers of the planner `auto`, in one place."""
+"""Tuned numbers of the planner `adaptive`, in one place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TrialRates:
 
 @dataclass(frozen=True, slots=True)
 class AutoConstants:
-    """Numbers that `auto` and its estimates are tuned by.
+    """Numbers that `adaptive` and its estimates are tuned by.
 
     Shares without another unit are fractions of the seconds of a plain pass of the target. Measurements are in
     docs/lab/2026-11-21-auto.md: the constants of trials were compared with neighbouring values on replayed traces

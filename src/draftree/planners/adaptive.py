@@ -43,7 +43,7 @@ MAX_ROWS = 1024
 
 
 @final
-class AutoPlanner(Planner[SequenceEstimates]):
+class AdaptivePlanner(Planner[SequenceEstimates]):
     """Compares every node and every level with plain decoding."""
 
     wants_costs = True
@@ -57,9 +57,9 @@ class AutoPlanner(Planner[SequenceEstimates]):
 
         def __post_init__(self) -> None:
             if not 1 <= self.memory < math.inf:
-                raise ConfigurationError(f"planner 'auto' has memory={self.memory}: it must be a number of at least 1")
+                raise ConfigurationError(f"planner 'adaptive' has memory={self.memory}: give a number of at least 1")
             if self.nodes is not None and self.nodes < 1:
-                raise ConfigurationError(f"planner 'auto' has nodes={self.nodes}: it must be at least 1")
+                raise ConfigurationError(f"planner 'adaptive' has nodes={self.nodes}: it must be at least 1")
 
     def __init__(self, config: Any, **draft: Any) -> None:
         super().__init__(config, **draft)

@@ -11,7 +11,7 @@ from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import prune
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.planners.auto import AutoPlanner
+from draftree.planners.adaptive import AdaptivePlanner
 from planned_tables import FLAT, STEEP, Table, lone
 
 
@@ -198,24 +198,24 @@ def test_the_reason_names_cost_break_even_and_acceptance() -> None:
 @pytest.mark.parametrize("options", [{"memory": 0.5}, {"nodes": 0}])
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError):
-        AutoPlanner.Config(**options)  # type: ignore[arg-type]
+        AdaptivePlanner.Config(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("draft", "verify", "plan"),
     [
-        ("ngram", "coupled", "auto"),
-        ("ngram+suffix", "match", "auto"),
+        ("ngram", "coupled", "adaptive"),
+        ("ngram+suffix", "match", "adaptive"),
         ("ngram", "token", "fixed"),
         ("ngram", "typical", "fixed"),
-        ("lookahead", "coupled", "auto"),
+        ("lookahead", "coupled", "adaptive"),
         ("lookahead,window=3", "coupled", "fixed"),
     ],
 )
 def test_it_is_the_default_where_no_draft_can_change_the_text(draft: str, verify: str, plan: str) -> None:
     methods = choose_methods(draft, verify, None)
     assert methods.plan == plan
-    assert isinstance(methods.planner, AutoPlanner) == (plan == "auto")
+    assert isinstance(methods.planner, AdaptivePlanner) == (plan == "adaptive")
 
 
 def test_some_early_misses_do_not_turn_off_a_good_drafter() -> None:
