@@ -180,12 +180,12 @@ COMMANDS = {
             ),
         ),
         Entry(
-            "plan",
-            "draftree.cli.plan:plan",
+            "size",
+            "draftree.cli.size:size",
             "Estimate the devices that serve a rate of requests.",
             (
-                "draftree plan --model-size 8B --device h100 --devices 4 --rate 10",
-                "draftree plan --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
+                "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
+                "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
             ),
         ),
         Entry(

@@ -1,4 +1,4 @@
-"""`draftree plan`: how many devices serve a rate of requests, by a simulation of replicas and their batches."""
+"""`draftree size`: how many devices serve a rate of requests, by a simulation of replicas and their batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
 from draftree.analysis.trace import read_trace
 from draftree.core.errors import ConfigurationError
 
-__all__ = ["plan"]
+__all__ = ["size"]
 
 DEMAND, FLEET = "Demand", "Fleet"
 DEVICE, MAX_BATCH = "h100", 32
@@ -36,7 +36,7 @@ HEADINGS = (
 )
 
 
-def plan(
+def size(
     *,
     model_size: Annotated[str, typer.Option(help="Weights of the target, such as 8B.", rich_help_panel=DEMAND)],
     rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=DEMAND)],

@@ -1,4 +1,4 @@
-"""`draftree plan`: tables and JSON of simulated fleets, and refusals in one sentence."""
+"""`draftree size`: tables and JSON of simulated fleets, and refusals in one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftree.core.types import RoundRecord, SequenceRecord
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ["--model-size", "135M", "--rate", "1"]
 MEASURED = ["--measured", str(RESULTS / "costs-smollm2.jsonl")]
-DEMAND = ["plan", "--model-size", "8B", "--rate", "2", "--prompt", "100", "--output", "50"]
+DEMAND = ["size", "--model-size", "8B", "--rate", "2", "--prompt", "100", "--output", "50"]
 
 
 def test_json_has_a_fleet_for_each_degree_of_parallelism(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_the_table_says_that_nothing_was_run(capsys: pytest.CaptureFixture[str])
 def test_measured_passes_replace_the_data_sheet(capsys: pytest.CaptureFixture[str]) -> None:
     file = RESULTS / "costs-smollm2.jsonl"
     options = ["--model-size", "135M", "--rate", "3", "--prompt", "40", "--output", "60", "--devices", "3"]
-    assert run(["plan", *options, "--measured", str(file), "--json"]) == 0
+    assert run(["size", *options, "--measured", str(file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found[-1]["serves"]
     assert found[-1]["device"] == "measured"
@@ -54,7 +54,7 @@ def test_messages_of_devices_count_with_measured_costs_of_the_host(capsys: pytes
     options = ["--nodes", "4", "--tokens-per-round", "2.5", "--round-trip-ms", "20", "--devices", "1", "--json"]
     times = []
     for host in ([], ["--host", str(RESULTS / "equal-latency-paced.jsonl")]):
-        assert run(["plan", "--model-size", "8B", "--rate", "20", "--output", "100", *options, *host]) == 0
+        assert run(["size", "--model-size", "8B", "--rate", "20", "--output", "100", *options, *host]) == 0
         times.append(json.loads(capsys.readouterr().out)[0]["seconds_per_token"]["0.5"])
     assert times[0] != times[1]
 
@@ -81,7 +81,7 @@ def test_files_without_costs_of_the_host_are_refused(name: str, capsys: pytest.C
     ],
 )
 def test_impossible_plans_are_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", *options]) == 1
+    assert run(["size", *options]) == 1
     assert reason in capsys.readouterr().err
 
 
@@ -109,7 +109,7 @@ def test_measured_rounds_are_replayed(capsys: pytest.CaptureFixture[str]) -> Non
     options = ["--model-size", "135M", "--rate", "1", "--prompt", "60", "--output", "40", "--measured", str(file)]
     times = []
     for draft in ("none", "head:smollm2-135m-instruct"):
-        assert run(["plan", *options, "--draft", draft, "--json"]) == 0
+        assert run(["size", *options, "--draft", draft, "--json"]) == 0
         times.append(json.loads(capsys.readouterr().out)[-1]["seconds_per_token"]["0.5"])
     assert times[1] < 0.8 * times[0]
 
