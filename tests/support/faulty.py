@@ -39,7 +39,7 @@ class FaultyTransport(Transport):
         if fault == "cut":
             self._opened.close()
         if fault == "doubled" and isinstance(self._opened, WebSocketTransport):
-            self._opened._connection.send(frame)  # its reply arrives when another one is expected
+            self._opened._result(self._opened._connection.send(frame))  # its reply arrives when another one is expected
         if fault in ("cut", "lost request"):
             raise ConnectionLostError(fault)
         reply = self._opened.exchange(frame)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import logging
 import ssl
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
-from typing import final
+from typing import Any, TypeVar, final
 
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
-from websockets.sync.client import ClientConnection, connect
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.paths import expanded
@@ -20,6 +22,8 @@ from draftree.remote.errors import ConnectionLostError, RefusedError
 from draftree.remote.protocol import MAX_REPLY_BYTES
 
 __all__ = ["PATH", "SILENCE", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]
+
+T = TypeVar("T")
 
 quiet = logging.getLogger(f"{__name__}.websocket")
 quiet.setLevel(logging.CRITICAL)  # lost connections become errors of this package, which are shown once
@@ -33,7 +37,7 @@ OK = 200
 SILENCE = 10.0
 """Seconds for connecting, and for the answer to a ping."""
 FAREWELL = 2.0
-"""Seconds for the reply to the end of a session."""
+"""Seconds for the reply to the end of a session, and for the end of a connection."""
 NO_UPGRADE = frozenset({400, 404, 405, 426, 500, 501, 502})
 """Answers of servers and proxies that do not pass WebSockets."""
 
@@ -93,23 +97,17 @@ class WebSocketTransport(Transport):
 
     def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> None:
         super().__init__(timeout)
-        self._stack = ExitStack()
+        context = tls_context(address)
+        # An event loop of its own answers pings between exchanges, and every wait on it can end. The library's blocking
+        # client cannot end a read inside a TLS record, or a write to a server that does not read.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="draftree-websocket", daemon=True)
+        self._thread.start()
         try:
-            opening = connect(
-                address.url(PATH, websocket=True),
-                additional_headers=_headers(key),
-                compression=None,
-                open_timeout=silence,
-                ping_interval=silence,
-                ping_timeout=silence,
-                close_timeout=1.0,
-                max_size=MAX_REPLY_BYTES,
-                user_agent_header=None,
-                proxy=None,
-                logger=quiet,
-                ssl=tls_context(address),
-            )
-            self._connection: ClientConnection = self._stack.enter_context(opening)
+            with ExitStack() as stack:
+                stack.callback(self._end)
+                self._connection = self._result(_opened(address, key, context, silence))
+                stack.pop_all()
         except InvalidStatus as error:
             raise _refusal(error.response.status_code, bytes(error.response.body or b""), websocket=True) from error
         except ssl.SSLCertVerificationError as error:
@@ -119,17 +117,24 @@ class WebSocketTransport(Transport):
 
     def exchange(self, frame: bytes) -> bytes:
         """Send a frame and return the next reply."""
-        try:
-            self._connection.send(frame)
-        except (WebSocketException, OSError) as error:
-            raise ConnectionLostError(f"the connection ended: {_first_line(error)}") from error
-        self.bytes_up += len(frame)
-        return self.receive()
+        return self._reply(frame)
 
     def receive(self) -> bytes:
         """Return the next reply."""
+        return self._reply(None)
+
+    def _reply(self, frame: bytes | None) -> bytes:
+        async def conversed() -> str | bytes:
+            async with asyncio.timeout(self._timeout):
+                if frame is not None:
+                    await self._connection.send(frame)
+                    self.bytes_up += len(frame)
+                return await self._connection.recv()
+
+        if not self._thread.is_alive():  # closed, or a copy in a forked process
+            raise ConnectionLostError("the connection ended")
         try:
-            reply = self._connection.recv(timeout=self._timeout)
+            reply = self._result(conversed())
         except (WebSocketException, OSError, EOFError) as error:  # TimeoutError is an OSError
             raise ConnectionLostError(f"the connection ended: {_first_line(error)}") from error
         if isinstance(reply, str):
@@ -139,8 +144,52 @@ class WebSocketTransport(Transport):
 
     def close(self) -> None:
         """End the connection."""
-        with suppress(WebSocketException, OSError, EOFError):
-            self._stack.close()
+        if self._thread.is_alive():
+            try:
+                with suppress(WebSocketException, OSError, EOFError):
+                    self._result(_closed(self._connection))
+            finally:
+                self._end()
+
+    def _result(self, step: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(step, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # a wait that a signal interrupted
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _opened(
+    address: RemoteAddress, key: str | None, context: ssl.SSLContext | None, silence: float
+) -> ClientConnection:
+    return await connect(
+        address.url(PATH, websocket=True),
+        additional_headers=_headers(key),
+        compression=None,
+        open_timeout=silence,
+        ping_interval=silence,
+        ping_timeout=silence,
+        close_timeout=1.0,
+        max_size=MAX_REPLY_BYTES,
+        user_agent_header=None,
+        proxy=None,
+        logger=quiet,
+        ssl=context,
+    )
+
+
+async def _closed(connection: ClientConnection) -> None:
+    try:
+        async with asyncio.timeout(FAREWELL):  # closing waits for a write to a server that does not read
+            await connection.close()
+    finally:
+        connection.transport.abort()
+        await connection.wait_closed()
 
 
 @final
