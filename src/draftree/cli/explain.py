@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["explain"]
 
 PROMPT = "Once upon a time"
+NOISE = 1.05
+"""Ratio of two decode rates up to which they count as equal."""
 
 
 @takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False, "exact": False})
@@ -65,12 +67,30 @@ def explain(
         warm_up(llm)
     slow_stats = write(plain, setup.plainly(), task, params=params, screen=None).completions[0].stats
     stats = write(fast, setup, task, params=params, screen=None).completions[0].stats
+    say(f"{verdict(stats, slow_stats)}\n")
     say(f"planner {chosen}: {stats.explain or 'it measures nothing and has no explanation'}\n")
-    say_numbers(fast, stats, slow_stats)
+    say_numbers(fast, stats)
 
 
-def say_numbers(fast: LLM, stats: CompletionStats, plain: CompletionStats) -> None:
-    """Print pass times, acceptance and both speeds."""
+def verdict(stats: CompletionStats, plain: CompletionStats) -> str:
+    """Say in one sentence whether drafting paid, with the two decode rates."""
+    ratio = stats.tokens_per_second / plain.tokens_per_second if plain.tokens_per_second else 1.0
+    rates = (
+        f"{ratio:.2f} times plain decoding ({stats.tokens_per_second:.1f} against {plain.tokens_per_second:.1f} "
+        f"tokens/s) at {stats.acceptance_length:.2f} tokens per round"
+    )
+    if not stats.accepted_tokens:
+        reason = "no drafted token was accepted" if stats.draft_tokens else "the planner drafted nothing"
+        return f"Drafting did not pay: {reason}."
+    if ratio > NOISE:
+        return f"Drafting pays on this text: {rates}."
+    if ratio < 1 / NOISE:
+        return f"Drafting costs time on this text: {rates}."
+    return f"Drafting makes no difference on this text: {rates}."
+
+
+def say_numbers(fast: LLM, stats: CompletionStats) -> None:
+    """Print pass times and acceptance."""
     known = fast.planner.pass_seconds
     if known:
         passes = ", ".join(f"{rows} rows {1000 * seconds:.1f} ms" for rows, seconds in sorted(known.items()))
@@ -80,7 +100,3 @@ def say_numbers(fast: LLM, stats: CompletionStats, plain: CompletionStats) -> No
         say(f"acceptance rate of scored tokens by depth: {', '.join(tried)}\n")
     for source, count in sorted(stats.drafted_by_source.items()):
         say(f"{source}: {stats.accepted_by_source.get(source, 0)} of {count} scored tokens accepted\n")
-    say(
-        f"{stats.acceptance_length:.2f} tokens per round, {stats.tokens_per_second:.1f} tokens/s; "
-        f"plain {plain.tokens_per_second:.1f} tokens/s\n"
-    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from draftree.analysis import Trace
 from draftree.analysis.trace import TraceHeader, acceptance_length, read_trace
 from draftree.analysis.trace_writer import TraceWriter
 from draftree.cli import writing
+from draftree.cli.explain import verdict
 from draftree.cli.main import run
 from draftree.models.table import TableLM, hashed
 from paced import paced_llm
@@ -96,9 +99,26 @@ def test_explain_prints_a_reason(
     monkeypatch.setattr(writing, "LLM", paced_llm)
     assert run(["explain", model, PROMPT, *("--draft", "synthetic,accept=0.5,k=3", "--plan", "adaptive")]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("planner adaptive: a draft ")
-    assert "tokens per round" in shown
+    verdict, planner, *_ = shown.splitlines()
+    assert verdict.startswith("Drafting ")
+    assert verdict.endswith(".")
+    assert planner.startswith("planner adaptive: a draft ")
     assert "1 rows" in shown
+
+
+def test_the_verdict_names_both_rates() -> None:
+    def stats(rate: float, accepted: int = 0, drafted: int = 0) -> Any:
+        return SimpleNamespace(
+            tokens_per_second=rate, acceptance_length=1.5, accepted_tokens=accepted, draft_tokens=drafted
+        )
+
+    plain = stats(100.0)
+    rates = "times plain decoding ({} against 100.0 tokens/s) at 1.50 tokens per round."
+    assert verdict(stats(140.0, 5, 9), plain) == "Drafting pays on this text: 1.40 " + rates.format("140.0")
+    assert verdict(stats(80.0, 5, 9), plain) == "Drafting costs time on this text: 0.80 " + rates.format("80.0")
+    assert verdict(stats(102.0, 5, 9), plain).startswith("Drafting makes no difference on this text: 1.02 ")
+    assert verdict(stats(140.0, 0, 9), plain) == "Drafting did not pay: no drafted token was accepted."
+    assert verdict(stats(140.0), plain) == "Drafting did not pay: the planner drafted nothing."
 
 
 @pytest.mark.parametrize(
