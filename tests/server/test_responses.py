@@ -217,7 +217,7 @@ TOOLLESS: dict[str, Any] = {"tools": [{**TOOL, "strict": False}]}
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning"}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
         ({"input": [{"role": "user", "content": "x", "name": "y"}]}, "input[0].name"),

@@ -22,7 +22,7 @@ PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Defaults that differ from the library's."""
 REMARKS = {"max_tokens": "the default is reduced to fit the context"}
-FILES = frozenset({"prediction", "grammar"})
+FILES = frozenset({"prediction", "grammar", "grammar_prefix"})
 """Long texts, which are read from a file."""
 TEXTS_OR_FILES = frozenset({"json_schema"})
 """JSON on the command line, or a file of it."""

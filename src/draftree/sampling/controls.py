@@ -121,6 +121,11 @@ def build_controls(
 
 def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Grammars] | None) -> Guide | None:
     if params.constraint is None:
+        if params.grammar_prefix is not None:
+            raise InvalidRequestError(
+                "grammar_prefix precedes the text of json_schema, regex or grammar: give one of them, or leave it out",
+                param="grammar_prefix",
+            )
         return None
     if grammars is None:
         raise InvalidRequestError(

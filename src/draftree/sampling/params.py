@@ -98,6 +98,10 @@ class SamplingParams:
     )
     regex: str | None = _field(None, "the whole text matches this regular expression")
     grammar: str | None = _field(None, "the whole text follows this grammar, EBNF with a rule 'root'")
+    grammar_prefix: str | None = _field(
+        None,
+        "EBNF of what precedes the text of json_schema, regex or grammar, such as reasoning; Token(ID) is a token",
+    )
 
     def __post_init__(self) -> None:
         for name, check in _CHECKS.items():
@@ -295,4 +299,5 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "json_schema": _json_schema,
     "regex": _Text(require_bounded_regex),
     "grammar": _Text(require_bounded_grammar),
+    "grammar_prefix": _Text(require_bounded_grammar),
 }

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.serve.errors import invalid
+from draftree.serve.notes import note
 from draftree.serve.schema.responses import ResponsesBody
 
 __all__ = ["chat_tool_choice", "chat_tools", "messages_of"]
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 """Roles of the API, and the roles that templates know."""
-TEXT_PARTS = ("input_text", "output_text", "text")
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 IGNORED = ("id", "status")
 """Fields that the server's own output items have, and that mean nothing in a conversation."""
 
@@ -38,7 +39,19 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        messages.append(_message(item, place))
+        message, last = _message(item, place), messages[-1] if messages else {}
+        if message["role"] == "assistant" and "reasoning_content" in last and not last["content"]:
+            last["content"] = message["content"]
+        else:
+            messages.append(message)
+    elif kind == "reasoning":
+        _require_keys(item, ("type", "summary", "content", "encrypted_content"), place)
+        if item.get("content"):
+            # a message or call after it belongs to the same answer
+            reasoning = _content(item["content"], f"{place}.content")
+            messages.append({"role": "assistant", "content": "", "reasoning_content": reasoning})
+        else:
+            note(place, "is ignored: it has no reasoning text")
     elif kind == "function_call":
         last = messages[-1] if messages else {}
         # calls of one answer are one message, together with its text
@@ -51,7 +64,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
         content = _content(item.get("output"), f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", place), "content": content})
     else:
-        known = "message, function_call and function_call_output"
+        known = "message, reasoning, function_call and function_call_output"
         raise invalid(f"'{place}.type' is {str(kind)[:40]!r}: {known} are supported", f"{place}.type")
 
 

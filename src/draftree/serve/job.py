@@ -17,6 +17,7 @@ from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import api_error
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import Reasoning
 from draftree.submission import Submission
 
 
@@ -33,6 +34,7 @@ class JobOptions:
         names: body field of a library parameter, where it differs.
         owner: whose texts they are, for drafters that learn.
         decoder: options of encoder-decoder models.
+        reasoning: of the answers to a conversation; None for a model that does not reason.
     """
 
     draft: str | None = None
@@ -43,6 +45,7 @@ class JobOptions:
     names: Mapping[str, str] = field(default_factory=dict)
     owner: str | None = ""
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    reasoning: Reasoning | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,11 +173,16 @@ class Tokenizer:
         return _template_of(self._backend, tools=[{}]) if self.has_chat_template else None
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template reads."""
+        from draftree.text.chat.template_names import variables_of
+
+        return variables_of(self.chat_template or "")
+
+    @property
     def template_uses_tools(self) -> bool:
         """Whether the chat template reads the tools of a conversation."""
-        from draftree.text.chat.template_names import uses_tools
-
-        return self.chat_template is not None and uses_tools(self.chat_template)
+        return "tools" in self.template_variables
 
     @property
     def has_chat_template(self) -> bool:

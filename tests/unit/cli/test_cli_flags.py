@@ -46,6 +46,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "json_schema": (["--json-schema", '{"type": "object"}'], '{"type": "object"}'),
     "regex": (["--regex", "[a-z]+"], "[a-z]+"),
     "grammar": (["--grammar", __file__], Path(__file__).read_text(encoding="utf-8")),
+    "grammar_prefix": (["--grammar-prefix", __file__], Path(__file__).read_text(encoding="utf-8")),
     "prediction": (["--prediction", __file__], Path(__file__).read_text(encoding="utf-8")),
 }
 

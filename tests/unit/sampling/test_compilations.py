@@ -100,11 +100,11 @@ def model() -> tuple[TableLM, Tokenizer]:
 def test_a_grammar_that_compiles_for_long_holds_up_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, began, compiled = threading.Event(), threading.Event(), grammar._compiled
 
-    def slowly(compiler: Any, kind: str, text: str) -> Any:
+    def slowly(compiler: Any, kind: str, text: str, *, prefix: str) -> Any:
         if text == "slow":
             began.set()
             assert gate.wait(300)
-        return compiled(compiler, kind, text)
+        return compiled(compiler, kind, text, prefix=prefix)
 
     monkeypatch.setattr(grammar, "_compiled", slowly)
 
@@ -143,7 +143,7 @@ def test_a_grammar_that_is_not_done_in_time_is_refused_by_name(
 ) -> None:
     gate = threading.Event()
     patience(0.0)
-    monkeypatch.setattr(grammar, "_compiled", lambda *_: gate.wait(300) and result())
+    monkeypatch.setattr(grammar, "_compiled", lambda *_, prefix: gate.wait(300) and result())
     grammars = grammar.Grammars([b"a", None], vocab_size=2)
     with pytest.raises(InvalidRequestError, match=r"regex='a\+' is refused: .* simplify it"):
         grammars.open(SamplingParams(regex="a+"), [1])

@@ -86,6 +86,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("regex", "", "not empty"),
     ("regex", b"a", "not empty"),
     ("grammar", 3, "not empty"),
+    ("grammar_prefix", 3, "not empty"),
 ]
 
 
@@ -142,6 +143,7 @@ def test_defaults() -> None:
         "spaces_between_special_tokens": True, "seed": None, "logprobs": None, "prompt_logprobs": None,
         "truncate_prompt_tokens": None,
         "prediction": None, "json_schema": None, "regex": None, "grammar": None,
+        "grammar_prefix": None,
     }  # fmt: skip
 
 

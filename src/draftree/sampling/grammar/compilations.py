@@ -23,7 +23,7 @@ MAX_COMPILING = 2
 CACHE_BYTES = 128 * 2**20
 """Size of the cache of compiled grammars per vocabulary; the least recently used is evicted first."""
 
-Key = tuple[str, str]
+Key = tuple[str, ...]
 
 
 @final

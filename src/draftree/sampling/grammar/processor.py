@@ -19,6 +19,7 @@ from draftree.sampling.grammar.guide import Guide
 from draftree.sampling.grammar.patterns import unenforced
 from draftree.sampling.grammar.schema import prepare_schema
 from draftree.sampling.grammar.schema_refs import SchemaError
+from draftree.sampling.grammar.schema_rules import SchemaRules
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 
@@ -38,7 +39,7 @@ class Grammars:
         self._xgrammar = _require_xgrammar()
         self._vocab_size = vocab_size
         self._bytes_of = [*bytes_of[:vocab_size], *[None] * (vocab_size - len(bytes_of))]
-        self._vocabularies: dict[bool, _Vocabulary] = {}
+        self._vocabularies: dict[tuple[bool, frozenset[int]], _Vocabulary] = {}
         self._lock = threading.Lock()
         self._compilations = Compilations()
 
@@ -62,7 +63,7 @@ class Grammars:
             )
         compiled = self.compile(params)
         matcher = self._xgrammar.GrammarMatcher(compiled, override_stop_tokens=ends)
-        said = self._vocabulary(of_json=kind == "json_schema").said
+        said = self._vocabulary(params).said
         guide = Guide(matcher, said, vocab_size=self._vocab_size, ends=ends)
         (first,) = guide.allowed(History([0]), [()])
         if first is None or (not first.forbids and not len(first.tokens)):
@@ -71,7 +72,7 @@ class Grammars:
 
     def is_compiled(self, params: SamplingParams) -> bool:
         """Whether the compiled grammar of these parameters is cached."""
-        return params.constraint is not None and self._compilations.is_done(params.constraint)
+        return params.constraint is not None and self._compilations.is_done(_key(params))
 
     def compile(self, params: SamplingParams) -> Any:
         """Return the compiled grammar of these parameters; it is cached.
@@ -80,29 +81,36 @@ class Grammars:
             InvalidRequestError: an invalid grammar, or one with a too long compile time.
             QueueFullError: other grammars are still compiling.
         """
-        kind, text = params.constraint or ("grammar", "")
+        kind, text, prefix = _key(params)
 
         def task() -> Any:
-            return _compiled(self._vocabulary(of_json=kind == "json_schema").compiler, kind, text)
+            return _compiled(self._vocabulary(params).compiler, kind, text, prefix=prefix)
 
         try:
-            return self._compilations.get((kind, text), task)
+            return self._compilations.get((kind, text, prefix), task)
         except TimeoutError as error:
             raise _refused(kind, text, f"its compilation exceeds {COMPILE_SECONDS:.0f} seconds: simplify it") from error
 
-    def _vocabulary(self, *, of_json: bool) -> _Vocabulary:
-        """Return the vocabulary for a kind of grammar; built on first use."""
+    def _vocabulary(self, params: SamplingParams) -> _Vocabulary:
+        """Return the vocabulary for the grammar of these parameters; built on first use."""
+        kind, _, prefix = _key(params)
+        of_json = kind == "json_schema" and not prefix
+        named = {int(token) for token in TOKEN.findall(prefix)}
+        key = of_json, frozenset(token for token in named if token < self._vocab_size and not self._bytes_of[token])
         with self._lock:
-            if of_json not in self._vocabularies:
+            if key not in self._vocabularies:
                 # JSON on one line has no control characters, but xgrammar allows some in strings of bounded length
                 least = 0x20 if of_json else 0
                 said = [data if data and min(data) >= least else b"" for data in self._bytes_of]
+                for token in key[1]:
+                    # a token without bytes is never allowed, and these occur in no text
+                    said[token] = b"\xff%d" % token
                 info = self._xgrammar.TokenizerInfo(
                     said, self._xgrammar.VocabType.RAW, vocab_size=self._vocab_size, stop_token_ids=[]
                 )
                 compiler = self._xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-                self._vocabularies[of_json] = _Vocabulary(said, compiler)
-            return self._vocabularies[of_json]
+                self._vocabularies[key] = _Vocabulary(said, compiler)
+            return self._vocabularies[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +121,41 @@ class _Vocabulary:
     compiler: Any
 
 
-def _compiled(compiler: Any, kind: str, text: str) -> Any:
+TOKEN = re.compile(r"\bToken\(([0-9]{1,9})\)")
+"""A special token in the EBNF of a prefix."""
+
+
+def _key(params: SamplingParams) -> tuple[str, str, str]:
+    """Return the kind of a grammar, its text, and the EBNF of what precedes it."""
+    kind, text = params.constraint or ("grammar", "")
+    return kind, text, params.grammar_prefix or ""
+
+
+def _compiled(compiler: Any, kind: str, text: str, *, prefix: str) -> Any:
     try:
-        if kind == "json_schema":
-            # fixed white space: it has no meaning, so it is forced and costs no pass
-            return compiler.compile_json_schema(prepare_schema(text), any_whitespace=False)
         if kind == "regex":
             gap = unenforced(text)
             if gap is not None:
                 raise _refused(kind, text, gap)
-            return compiler.compile_regex(text)
-        return compiler.compile_grammar(text)
+        if prefix:
+            grammar = _require_xgrammar().Grammar
+            return compiler.compile_grammar(grammar.concat(grammar.from_ebnf(prefix), _grammar(kind, text)))
+        if kind == "json_schema":
+            # fixed white space: it has no meaning, so it is forced and costs no pass
+            return compiler.compile_json_schema(prepare_schema(text), any_whitespace=False)
+        return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
     except (RuntimeError, SchemaError) as error:
         raise _refused(kind, text, _reason(error)) from error
+
+
+def _grammar(kind: str, text: str) -> Any:
+    """Return an uncompiled grammar, in whose JSON strings control characters are escaped."""
+    grammar = _require_xgrammar().Grammar
+    if kind == "json_schema":
+        rules = SchemaRules()
+        root = rules.add(text, "json")
+        return grammar.from_ebnf(f"root ::= {root}\n{rules.text}")
+    return grammar.from_regex(text) if kind == "regex" else grammar.from_ebnf(text)
 
 
 def _require_xgrammar() -> Any:

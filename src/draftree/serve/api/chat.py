@@ -18,6 +18,7 @@ from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import chat_params, draft_of
 from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.chat import ChatWriter
 from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.chat import ChatBody, Message
@@ -80,10 +81,12 @@ def _encoder(
     body: ChatBody, model: ServedModel, tools: Sequence[Mapping[str, Any]] | None = None
 ) -> Callable[[Any], Awaitable[Sequence[int]]]:
     """Return the function from messages to token ids."""
+    names = "reasoning_effort", "enable_thinking"
+    variables = reasoning_variables(model, effort=body.reasoning_effort, is_enabled=body.enable_thinking, names=names)
     return partial(
         model.llm.prompts.encode_chat,
         tools=tools,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs={**variables, **(body.chat_template_kwargs or {})},
         add_generation_prompt=_adds_prompt(body),
         continue_final_message=bool(body.continue_final_message),
     )
@@ -124,6 +127,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
         params=plan.sampling(params),
         options=options,
         encode=encode,
+        is_chat=True,
     ) as job:
         yield _Chat(job, ChatWriter(job, body, head, plan))
 

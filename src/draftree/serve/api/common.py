@@ -18,6 +18,7 @@ from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.params import named_error, with_read_prediction
 from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import Reasoning
 from draftree.serve.records import note_job
 from draftree.serve.server import Server, default_draft
 from draftree.serve.token_limits import require_choices, within_limits
@@ -91,6 +92,7 @@ async def running_job(
     params: SamplingParams,
     options: JobOptions,
     encode: Callable[[Any], Awaitable[Any]] | None = None,
+    is_chat: bool = False,
 ) -> AsyncIterator[Job]:
     """Admit a request and queue its prompts; at the end, abort what is unfinished.
 
@@ -101,6 +103,7 @@ async def running_job(
         params: sampling parameters of all prompts.
         options: how the texts are generated.
         encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
+        is_chat: whether the texts are answers in a conversation, which may begin with reasoning.
 
     Raises:
         ApiError: refused by the server or the engine.
@@ -119,6 +122,9 @@ async def running_job(
         except InvalidRequestError as error:
             raise named_error(error, options.names) from error
         limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
+        if is_chat:
+            options = replace(options, reasoning=await Reasoning.of(model, ids[0]))
+            limited = limited if options.reasoning is None else options.reasoning.sampling(limited)
         if options.trace or params.logprobs is not None or params.prompt_logprobs is not None:
             await model.prepare_texts()
         async with await Job.start(model, ids, limited, options) as job:

@@ -17,6 +17,7 @@ from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import build_params, draft_of
 from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.head import Head
 from draftree.serve.render.responses import ResponseWriter
 from draftree.serve.schema.responses import LOGPROBS, ResponsesBody
@@ -88,8 +89,13 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         names=names,
         decoder=body.decoder,
     )
-    messages, encode = messages_of(body), partial(model.llm.prompts.encode_chat, tools=plan.tools)
-    async with running_job(request, model, prompts=[messages], params=params, options=options, encode=encode) as job:
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = reasoning_variables(model, effort=effort, is_enabled=None, names=("reasoning.effort", ""))
+    encode = partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
+    messages = messages_of(body)
+    async with running_job(
+        request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
+    ) as job:
         yield job, ResponseWriter(body, head, job, plan=plan)
 
 

@@ -7,12 +7,12 @@ from typing import Any, final
 
 from draftree.completion import Completion
 from draftree.serve.job import ChoiceUpdate, Job
+from draftree.serve.reasoning import AnswerParser
 from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import chat_logprobs, prompt_logprobs_json
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.sse import ChunkEncoder
-from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta
-from draftree.serve.tools.parser import CallParser
+from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
 from draftree.serve.tools.plan import ToolPlan
 
 
@@ -30,7 +30,7 @@ class ChatWriter:
     def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
         self._job, self._body, self._head, self._plan = job, body, head, plan
         self._report = Report(job, body)
-        self._parsers: dict[int, CallParser] = {}
+        self._parsers: dict[int, AnswerParser] = {}
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """Return the response object of finished texts."""
@@ -50,7 +50,7 @@ class ChatWriter:
         async for found in self._job.updates():
             data = b""
             if found.index not in self._parsers:
-                self._parsers[found.index] = self._plan.parser()
+                self._parsers[found.index] = self._plan.parser(self._job.options.reasoning)
                 data = encoder.event(self._first_chunk(found.index))
             chunk = self._chunk(found)
             if chunk is not None:
@@ -69,8 +69,8 @@ class ChatWriter:
         logprobs = None
         if self._body.logprobs:
             logprobs = {"content": chat_logprobs(done.logprobs or (), self._job.served.texts), "refusal": None}
-        parser = self._plan.parser()
-        deltas = [*parser.push(done.text), *parser.finish()]
+        parser = self._plan.parser(self._job.options.reasoning)
+        deltas = self._shown([*parser.push(done.text), *parser.finish()])
         choice = {
             "index": index,
             "message": _message(deltas),
@@ -81,6 +81,11 @@ class ChatWriter:
         if self._body.return_token_ids:
             choice["token_ids"] = list(done.token_ids)
         return choice
+
+    def _shown(self, deltas: list[Delta]) -> list[Delta]:
+        if self._body.include_reasoning is not False:
+            return deltas
+        return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
 
     def _first_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
@@ -97,6 +102,7 @@ class ChatWriter:
         deltas = parser.push("".join(piece.text for piece in update.pieces))
         if update.is_last:
             deltas += parser.finish()
+        deltas = self._shown(deltas)
         if not (deltas or update.is_last or report or body.logprobs or body.return_token_ids):
             return None
         choice: dict[str, Any] = {
@@ -116,7 +122,7 @@ class ChatWriter:
         return {**chunk, "draftree": report} if report else chunk
 
 
-def _reason(reason: str, parser: CallParser) -> str:
+def _reason(reason: str, parser: AnswerParser) -> str:
     return "tool_calls" if parser.num_calls and reason == "stop" else reason
 
 
@@ -130,15 +136,24 @@ def _message(deltas: Iterable[Delta]) -> dict[str, Any]:
                 function = {"name": delta.name, "arguments": ""}
                 calls.append({"id": delta.id, "type": "function", "function": function})
             calls[delta.index]["function"]["arguments"] += delta.arguments
-    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
-    return {**message, "content": text or None, "tool_calls": calls} if calls else message
+    reasoning = _reasoning(deltas)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, **reasoning}
+    if calls or (reasoning and not text):
+        message["content"] = text or None
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _delta(deltas: Iterable[Delta]) -> dict[str, Any]:
     """Return the delta of a chunk."""
     text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
     calls = [_call(delta) for delta in deltas if isinstance(delta, CallDelta)]
-    return {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+    return {**_reasoning(deltas), **({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+
+
+def _reasoning(deltas: Iterable[Delta]) -> dict[str, str]:
+    """Return the reasoning under both names that clients read; empty if there is none."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    return {"reasoning": text, "reasoning_content": text} if text else {}
 
 
 def _call(delta: CallDelta) -> dict[str, Any]:

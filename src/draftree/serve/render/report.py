@@ -26,14 +26,17 @@ def usage_json(job: Job) -> dict[str, Any]:
         "total_tokens": prompts + written,
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in stats[:: job.params.n])},
     }
+    details: dict[str, int] = {}
+    reasoning = job.options.reasoning
+    sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
+    if reasoning is not None and all(sequence.is_finished for sequence in sequences):
+        outputs = (sequence.history.output.tolist() for sequence in sequences)
+        details["reasoning_tokens"] = sum(reasoning.num_tokens(ids, job.served.texts) for ids in outputs)
     if job.params.prediction is not None:
         accepted = sum(_of_prediction(each.accepted_by_source, each.accepted_tokens) for each in stats)
         drafted = sum(_of_prediction(each.drafted_by_source, each.draft_tokens) for each in stats)
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        }
-    return usage
+        details |= {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
+    return {**usage, "completion_tokens_details": details} if details else usage
 
 
 def _of_prediction(by_source: Mapping[str, int], total: int) -> int:

@@ -12,7 +12,7 @@ from draftree.serve.render.head import Head, Report
 from draftree.serve.render.report import metrics_json, usage_json
 from draftree.serve.render.tokens import chat_logprobs
 from draftree.serve.schema.responses import ResponsesBody
-from draftree.serve.tools.deltas import CallDelta, TextDelta
+from draftree.serve.tools.deltas import CallDelta, ReasoningDelta, TextDelta
 from draftree.serve.tools.plan import ToolPlan
 
 __all__ = ["ResponseWriter"]
@@ -20,6 +20,8 @@ __all__ = ["ResponseWriter"]
 Event = dict[str, Any]
 REPORT = "response.draftree"
 """Event with the pieces and rounds of an update; only if the request asks for them."""
+TEXT_PART = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+REASONING_PART = {"type": "reasoning_text", "text": ""}
 
 
 @final
@@ -35,7 +37,7 @@ class ResponseWriter:
 
     def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
-        self._parser = plan.parser()
+        self._parser = plan.parser(job.options.reasoning)
         self._report = Report(job, body)
         self._output: list[dict[str, Any]] = []
         self._is_open = False
@@ -62,6 +64,8 @@ class ResponseWriter:
             if isinstance(delta, TextDelta):
                 events += self._text(delta.text, logprobs)
                 logprobs = []
+            elif isinstance(delta, ReasoningDelta):
+                events += self._reasoning(delta.text)
             else:
                 events += self._call(delta)
         return events
@@ -105,7 +109,7 @@ class ResponseWriter:
             "output": [dict(item) for item in self._output],
             "parallel_tool_calls": self._plan.is_parallel,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
@@ -146,10 +150,20 @@ class ResponseWriter:
         where = {**self._place, "content_index": 0}
         return [*events, self._event("response.output_text.delta", **where, delta=text, logprobs=logprobs)]
 
+    def _reasoning(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not (self._is_open and self._output[-1]["type"] == "reasoning"):
+            events = self._open_text(f"rs_{uuid.uuid4().hex}", {"type": "reasoning", "summary": []}, REASONING_PART)
+        self._output[-1]["content"][0]["text"] += text
+        where = {**self._place, "content_index": 0}
+        return [*events, self._event("response.reasoning_text.delta", **where, delta=text)]
+
     def _open_message(self) -> list[Event]:
-        item: dict[str, Any] = {"type": "message", "role": "assistant", "content": []}
-        events = self._open(f"msg_{uuid.uuid4().hex}", item)
-        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        return self._open_text(f"msg_{uuid.uuid4().hex}", {"type": "message", "role": "assistant"}, TEXT_PART)
+
+    def _open_text(self, name: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
+        """Open an item with one part, and return the events."""
+        events, part = self._open(name, {**item, "content": []}), _copy(empty)
         self._output[-1]["content"] = [part]
         where = {**self._place, "content_index": 0}
         return [*events, self._event("response.content_part.added", **where, part=_copy(part))]
@@ -181,11 +195,11 @@ class ResponseWriter:
         self._is_open = False
         item = self._output[-1]
         item["status"] = status
-        if item["type"] == "message":
+        if "content" in item:
             part, where = _copy(item["content"][0]), {**self._place, "content_index": 0}
-            kind = "response.output_text.done"
+            fields = {key: part[key] for key in ("text", "logprobs") if key in part}
             events = [
-                self._event(kind, **where, text=part["text"], logprobs=part["logprobs"]),
+                self._event(f"response.{part['type']}.done", **where, **fields),
                 self._event("response.content_part.done", **where, part=part),
             ]
         else:
@@ -218,4 +232,4 @@ class ResponseWriter:
 
 
 def _copy(part: dict[str, Any]) -> dict[str, Any]:
-    return {**part, "logprobs": list(part["logprobs"])}
+    return {key: list(value) if isinstance(value, list) else value for key, value in part.items()}

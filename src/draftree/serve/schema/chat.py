@@ -51,6 +51,11 @@ class ChatBody(BeamBody):
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(
+        None, max_length=32, description="for chat templates that read it, or a switch"
+    )
+    enable_thinking: bool | None = Field(None, description="for chat templates with a switch for reasoning")
+    include_reasoning: bool | None = Field(None, description="whether the response has the reasoning; true by default")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[dict[str, Any]] | None = None

@@ -53,6 +53,7 @@ _PART_OF_SAMPLER = "it has no effect without its sampler, which the server does 
 _DRAFTING = "drafting never changes the text; choose a loaded drafter with 'draft'"
 _LOADED = "models stay loaded"
 _NO_TIMINGS = "'usage', 'metrics' and /metrics have the statistics"
+_APART = "reasoning is always apart from the answer"
 _TOKEN_IDS = "use 'return_token_ids'"
 
 ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
@@ -64,14 +65,6 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "prompt_cache_key": ignored(_CACHE),
         "prompt_cache_options": ignored(_CACHE, {}),
         "prompt_cache_retention": ignored(_CACHE),
-        "reasoning_effort": ignored("the models have no such setting", "none"),
-        "reasoning": ignored(
-            "the models have no such setting",
-            {},
-            {"effort": None},
-            {"effort": "none"},
-            {"effort": None, "summary": None},
-        ),
         "verbosity": refused("the models have no such setting", "medium"),
         "moderation": refused("nothing is moderated"),
     },
@@ -125,10 +118,10 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "rid": ignored("the id of a request is 'request_id'"),
         "routed_dp_rank": ignored(_NO_ROUTING),
         "routed_experts_start_len": ignored("routed experts are not returned", 0),
-        "separate_reasoning": refused("the text is returned as it is", False),
+        "separate_reasoning": refused(_APART, True),
         "session_params": refused("send the whole conversation", {}),
         "stop_regex": refused("use 'stop'", []),
-        "stream_reasoning": ignored("the text is streamed as it is", True),
+        "stream_reasoning": ignored("reasoning is streamed as it comes", True),
         "task": refused("the server has no such tasks"),
         "use_audio_in_video": ignored(_TEXT_ONLY, False),
     },
@@ -163,7 +156,7 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "post_sampling_probs": refused("log-probabilities are those of the model", False),
         "preserved_tokens": ignored("markers of calls are always kept", []),
         "reasoning_control": ignored("there is no endpoint to control a running request", False),
-        "reasoning_format": ignored("the text is returned as it is"),
+        "reasoning_format": refused(_APART, "auto", "deepseek"),
         "repeat_last_n": ignored(_PART_OF_SAMPLER),
         "repeat_penalty": refused("use 'repetition_penalty', which reads the whole text", 1),
         "response_fields": ignored("responses are complete", []),
@@ -200,7 +193,7 @@ ELSEWHERE: Mapping[str, Mapping[str, Effect]] = {
         "shift": ignored("a prompt that does not fit is refused"),
         "system": refused("send a message of the role system", ""),
         "template": refused("templates of clients are not run", ""),
-        "think": ignored("the models have no such setting", False),
+        "think": ignored("use 'reasoning_effort'"),
         "truncate": ignored("a prompt that does not fit is refused"),
         "ttl": ignored(_LOADED),
     },
@@ -216,7 +209,7 @@ CHAT: Mapping[str, Effect] = {
     "echo": refused("use /v1/completions", False),
     "function_call": refused("use 'tool_choice'", "none", "auto"),
     "functions": refused("use 'tools'", []),
-    "include_reasoning": refused("the text is returned as it is", True),
+    "reasoning": ignored("use 'reasoning_effort'", {}),
     "modalities": refused(_TEXT_ONLY, ["text"]),
     "prompt": refused("use 'messages', or /v1/completions"),
     "suffix": refused("use /v1/completions", ""),
@@ -227,6 +220,8 @@ COMPLETIONS: Mapping[str, Effect] = {
     "add_special_tokens": refused("give token ids for full control of the prompt", True),
     "max_completion_tokens": refused("use 'max_tokens'"),
     "messages": refused("use /v1/chat/completions"),
+    "reasoning": ignored("a continuation is returned as it is", {}),
+    "reasoning_effort": ignored("a continuation is returned as it is", "none"),
     "prompt_embeds": refused("give texts or token ids as 'prompt'"),
     "suffix": refused("give the whole text as 'prompt'", ""),
     "tool_choice": refused("use /v1/chat/completions", "none", "auto"),
@@ -257,6 +252,7 @@ RESPONSES: Mapping[str, Effect] = {
     "previous_response_id": refused("the server stores no responses: send the whole conversation as 'input'"),
     "prompt": refused("the server stores no prompts: use 'instructions' and 'input'"),
     "prompt_logprobs": refused("use /v1/completions"),
+    "reasoning_effort": refused("use 'reasoning'", "none"),
     "response_format": refused("use 'text'", {"type": "text"}),
     "return_token_ids": refused("use /v1/chat/completions", False),
     "truncation": ignored("a conversation that does not fit is refused", "disabled"),

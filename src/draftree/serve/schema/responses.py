@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from draftree.core.errors import suggestion
 from draftree.serve.notes import note
 from draftree.serve.schema.common import Body, SamplingBody, ServiceTier
-from draftree.serve.schema.elsewhere import RESPONSES, SHARED, Effect, refused
+from draftree.serve.schema.elsewhere import RESPONSES, SHARED, Effect, ignored, refused
 
 LOGPROBS = "message.output_text.logprobs"
 ECHOED = ("metadata", "prompt_cache_key", "safety_identifier", "user")
@@ -53,6 +53,16 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
+class ReasoningOptions(Body):
+    """Options of the reasoning before the text."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "summary": ignored("reasoning is returned whole"),
+        "generate_summary": ignored("reasoning is returned whole"),
+    }
+    effort: str | None = Field(None, max_length=32)
+
+
 class ResponsesBody(SamplingBody):
     """A conversation to continue, in items."""
 
@@ -67,6 +77,7 @@ class ResponsesBody(SamplingBody):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     include: list[Annotated[str, AfterValidator(_included)]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None

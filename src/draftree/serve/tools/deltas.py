@@ -1,16 +1,23 @@
-"""The pieces of an answer that a parser of calls returns."""
+"""The pieces of an answer that its parsers return."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["CallDelta", "Delta", "TextDelta", "merged"]
+__all__ = ["CallDelta", "Delta", "ReasoningDelta", "TextDelta", "merged"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Text of the reasoning before the answer."""
 
     text: str
 
@@ -32,16 +39,18 @@ class CallDelta:
     name: str | None = None
 
 
-Delta = TextDelta | CallDelta
+Delta = TextDelta | ReasoningDelta | CallDelta
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """Join adjacent texts, and adjacent pieces of the same arguments."""
+    """Join adjacent texts, adjacent reasoning, and adjacent pieces of the same arguments."""
     found: list[Delta] = []
     for delta in deltas:
         last = found[-1] if found else None
         if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
             found[-1] = TextDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + delta.text)
         elif (
             isinstance(delta, CallDelta)
             and isinstance(last, CallDelta)

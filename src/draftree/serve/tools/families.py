@@ -124,6 +124,8 @@ FAMILIES = (
         arguments_key="parameters",
         is_bare=True,
     ),
+    # its calls are messages, which are split from the text together with the reasoning
+    Family("harmony", ("<|channel|>", "functions."), ()),
 )
 """The known families; the first whose marks are in a template is used."""
 

@@ -11,7 +11,7 @@ from typing import final
 from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta, merged
 from draftree.serve.tools.readers import CallReader, Status
 
-__all__ = ["CallFormat", "CallParser"]
+__all__ = ["CallFormat", "CallParser", "Markers"]
 
 SPACE = " \t\r\n"
 
@@ -66,8 +66,8 @@ class CallParser:
     def __init__(self, form: CallFormat | None, new_id: Callable[[], str], *, max_calls: int | None = None) -> None:
         self._form = form
         texts = frozenset(form.opening) | form.hidden if form is not None else frozenset()
-        self._markers = _Markers(texts)
-        self._with_closing = self._markers if form is None else _Markers(texts | {form.closing})
+        self._markers = Markers(texts)
+        self._with_closing = self._markers if form is None else Markers(texts | {form.closing})
         self._new_id = new_id
         self._max_calls = max_calls
         self._state = _State.TEXT
@@ -234,7 +234,7 @@ class CallParser:
 
 
 @final
-class _Markers:
+class Markers:
     """Finds markers in a text that grows.
 
     Args:

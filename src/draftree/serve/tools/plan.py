@@ -13,9 +13,10 @@ from draftree.sampling.grammar.schema import schema_text
 from draftree.sampling.grammar.schema_rules import SchemaRules
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
+from draftree.serve.reasoning import AnswerParser, Reasoning
 from draftree.serve.tools.families import FAMILIES, Family, family_of
 from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
-from draftree.serve.tools.parser import CallParser
+from draftree.serve.tools.parser import CallFormat, CallParser
 from draftree.serve.tools.xml_grammar import xml_grammar
 from draftree.text.tokenizer import Tokenizer
 
@@ -67,6 +68,9 @@ class ToolPlan:
             reason = 'strict arguments are supported with tool_choice "required" or a named function only'
             raise invalid(f"{reason}: leave 'strict' out", f"tools[{strict}].function.strict")
         grammar = None
+        if forced and not family.opening:
+            message = f"a call cannot be forced in the format '{family.name}': use tool_choice \"auto\""
+            raise invalid(message, "tool_choice", code="unsupported_parameter")
         if forced:
             grammar = _grammar(family, functions, name, is_parallel=is_parallel and name is None)
         shown = {tokenizer.added_tokens[token] for token in tokenizer.special_ids}
@@ -115,12 +119,19 @@ class ToolPlan:
             message = f'the tools are too large for a forced call ({error}): use tool_choice "auto"'
             raise invalid(message, "tool_choice") from error
 
-    def parser(self) -> CallParser:
-        """Return the parser of one answer."""
+    def parser(self, reasoning: Reasoning | None = None) -> AnswerParser:
+        """Return the parser of one answer.
+
+        Args:
+            reasoning: of the answer; None for a model that does not reason.
+        """
+        splitter = None if reasoning is None else reasoning.splitter({one.name for one in self.functions})
+        hidden = self.hidden if reasoning is None else self.hidden | reasoning.hidden
         if self.family is None:
-            return CallParser(None, str)
-        form = self.family.format(self.functions, is_forced=self.grammar is not None, hidden=self.hidden)
-        return CallParser(form, self.family.new_id, max_calls=None if self.is_parallel else 1)
+            return AnswerParser(splitter, CallParser(CallFormat((), hidden=hidden) if hidden else None, str))
+        form = self.family.format(self.functions, is_forced=self.grammar is not None, hidden=hidden)
+        calls = CallParser(form, self.family.new_id, max_calls=None if self.is_parallel else 1)
+        return AnswerParser(splitter, calls)
 
 
 def _family(tokenizer: Tokenizer | None) -> Family:

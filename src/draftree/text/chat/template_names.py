@@ -11,15 +11,10 @@ from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.templates import BoundedEnvironment
 
-__all__ = ["require_read", "uses_tools"]
+__all__ = ["require_read", "variables_of"]
 
 FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables of every rendering."""
-
-
-def uses_tools(template: str) -> bool:
-    """Return whether a template reads the tools of a conversation."""
-    return "tools" in _variables(template)
 
 
 def require_read(conversation: Conversation, template: str, name: str) -> None:
@@ -34,14 +29,14 @@ def require_read(conversation: Conversation, template: str, name: str) -> None:
         InvalidRequestError: the template would ignore a part of the conversation.
     """
     reason = f"the chat template of {name} does not read"
-    if conversation.tools and not uses_tools(template):
+    if conversation.tools and "tools" not in variables_of(template):
         raise InvalidRequestError(f"tools were given, but {reason} them: leave them out.", param="tools")
     if conversation.has_calls and "tool_calls" not in template:
         message = f"a message has tool_calls, but {reason} them: leave them out."
         raise InvalidRequestError(message, param="messages")
     known = frozenset(
         variable
-        for variable in _variables(template) - FIXED - set(BoundedEnvironment().globals)
+        for variable in variables_of(template) - FIXED - set(BoundedEnvironment().globals)
         if not variable.endswith("_token")
     )
     for variable in conversation.variables:
@@ -52,7 +47,8 @@ def require_read(conversation: Conversation, template: str, name: str) -> None:
 
 
 @lru_cache(maxsize=16)
-def _variables(template: str) -> frozenset[str]:
+def variables_of(template: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads."""
     try:
         return frozenset(find_undeclared_variables(BoundedEnvironment().parse(template)))
     except (TemplateError, RecursionError):

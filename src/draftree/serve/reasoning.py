@@ -1,0 +1,447 @@
+"""Reasoning before an answer: its markers by chat template, its split from the text, and grammars that begin after it.
+
+Most models write `<think>…</think>` and then the answer. The prompt may already have the opening marker, or a whole
+empty block where reasoning is off. gpt-oss writes messages on channels, `analysis` before `final` (its format is called
+harmony); calls of functions are messages there, too.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, final
+
+from draftree.sampling.grammar.schema_rules import literal
+from draftree.sampling.params import SamplingParams
+from draftree.serve.notes import note
+from draftree.serve.pool import ServedModel
+from draftree.serve.render.tokens import TokenTexts
+from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, merged
+from draftree.serve.tools.parser import CallParser, Markers
+
+__all__ = ["AnswerParser", "Reasoning", "ReasoningFormat", "Stage", "reasoning_format", "reasoning_variables"]
+
+SPACE = " \t\r\n"
+TAIL_TOKENS = 64
+"""Number of last prompt tokens in which markers are searched; a marker may have one token for each byte."""
+MOST_SPACE = 4
+"""Maximum length of white space between reasoning and a text with a grammar."""
+
+
+class Stage(Enum):
+    """Where a prompt ends."""
+
+    BEFORE = auto()
+    """The text may begin with reasoning."""
+    INSIDE = auto()
+    """The text begins inside reasoning."""
+    AFTER = auto()
+    """The text has no reasoning."""
+
+
+class Splitter(ABC):
+    """Splits a text that grows into reasoning, text and calls. Mutated by `push` and `finish`."""
+
+    @property
+    @abstractmethod
+    def is_inside(self) -> bool:
+        """Whether the text ends inside reasoning."""
+
+    @abstractmethod
+    def push(self, text: str) -> list[Delta]:
+        """Read a piece of the text, and return what is certain."""
+
+    @abstractmethod
+    def finish(self) -> list[Delta]:
+        """Return the rest at the end of the text."""
+
+
+class ReasoningFormat(ABC):
+    """The written form of reasoning in a model family."""
+
+    @property
+    @abstractmethod
+    def markers(self) -> Sequence[str]:
+        """The texts that separate reasoning from the answer."""
+
+    @abstractmethod
+    def stage(self, prompt: str) -> Stage:
+        """Return where the text of a prompt ends; its last characters suffice."""
+
+    @abstractmethod
+    def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
+        """Return EBNF of what precedes the answer; None if nothing does.
+
+        Args:
+            stage: where the prompt ends.
+            specials: ids of special tokens by their written form.
+        """
+
+    @abstractmethod
+    def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
+        """Return a splitter of one text.
+
+        Args:
+            stage: where the prompt ends.
+            functions: names of the functions that the model may call.
+        """
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Tags(ReasoningFormat):
+    """One block between two markers at the beginning of a text."""
+
+    opening: str
+    closing: str
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The two markers."""
+        return self.opening, self.closing
+
+    def stage(self, prompt: str) -> Stage:
+        """Return the stage by the last marker, if it ends the prompt."""
+        end = prompt.rstrip(SPACE)
+        if end.endswith(self.opening):
+            return Stage.INSIDE
+        return Stage.AFTER if end.endswith(self.closing) else Stage.BEFORE
+
+    def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
+        """Return a block whose beginning is in the prompt, an optional block, or None."""
+        if stage is Stage.AFTER:
+            return None
+        if self.closing in specials:
+            inner = f'"" | ExcludeToken({", ".join(str(specials[one]) for one in self.markers)}) reasoning'
+        else:
+            inner = f"TagDispatch(loop_after_dispatch=false, excludes=({literal(self.closing)}))"
+        block = f"reasoning {_terminal(self.closing, specials)} space"
+        root = block if stage is Stage.INSIDE else f"(space {_terminal(self.opening, specials)} {block})?"
+        return f"root ::= {root}\nreasoning ::= {inner}\nspace ::= [ \\t\\r\\n]{{0,{MOST_SPACE}}}\n"
+
+    def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
+        """Return a splitter of one block and the text after it."""
+        return TagSplitter(self, stage)
+
+
+@final
+class TagSplitter(Splitter):
+    """Splitter of one block and the text after it; white space around the reasoning is left out.
+
+    Args:
+        form: the markers.
+        stage: where the prompt ends.
+    """
+
+    def __init__(self, form: Tags, stage: Stage) -> None:
+        self._form, self._stage = form, stage
+        self._closing = Markers(frozenset((form.closing,)))
+        self._buffer = ""
+        self._skips_space = stage is Stage.INSIDE
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text ends inside reasoning."""
+        return self._stage is Stage.INSIDE
+
+    def push(self, text: str) -> list[Delta]:
+        """Read a piece of the text."""
+        self._buffer += text
+        found: list[Delta] = []
+        if self._stage is Stage.BEFORE and not self._begin():
+            return found
+        if self._skips_space:
+            self._buffer = self._buffer.lstrip(SPACE)
+        if self._stage is Stage.INSIDE:
+            found += self._reasoning()
+        if self._stage is Stage.AFTER and self._buffer:
+            found.append(TextDelta(self._buffer))
+            self._buffer, self._skips_space = "", False
+        return found
+
+    def _begin(self) -> bool:
+        """Return whether it is certain how the text begins."""
+        start, opening = self._buffer.lstrip(SPACE), self._form.opening
+        if start.startswith(opening):
+            self._stage, self._buffer, self._skips_space = Stage.INSIDE, start.removeprefix(opening), True
+            return True
+        if opening.startswith(start):
+            return False
+        self._stage = Stage.AFTER
+        return True
+
+    def _reasoning(self) -> list[Delta]:
+        end = self._closing.search(self._buffer)
+        known = len(self._buffer) - self._closing.partial_length(self._buffer) if end is None else end.start()
+        text = self._buffer[:known].rstrip(SPACE)
+        if end is None:
+            self._buffer = self._buffer[len(text) :]
+            self._skips_space &= not text
+        else:
+            self._buffer = self._buffer[end.end() :].lstrip(SPACE)
+            self._stage, self._skips_space = Stage.AFTER, True
+        return [ReasoningDelta(text)] if text else []
+
+    def finish(self) -> list[Delta]:
+        """Return the rest, which may be a part of a marker."""
+        rest, self._buffer = self._buffer, ""
+        if self._stage is Stage.INSIDE:
+            rest = rest.rstrip(SPACE)
+            return [ReasoningDelta(rest)] if rest else []
+        return [TextDelta(rest)] if rest else []
+
+
+@final
+class Harmony(ReasoningFormat):
+    """Messages on channels: <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…"""
+
+    @property
+    def markers(self) -> Sequence[str]:
+        """The special tokens around and inside the headers of messages."""
+        return "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"
+
+    def stage(self, prompt: str) -> Stage:
+        """Return BEFORE: each message names its channel."""
+        return Stage.BEFORE
+
+    def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
+        """Return messages of reasoning, and the header of the answer."""
+        start, channel, constrain, message, end = (_terminal(one, specials) for one in self.markers[:5])
+        excluded = ", ".join(str(specials[one]) for one in self.markers if one in specials)
+        return (
+            f'root ::= ({channel} "analysis" {message} reasoning {end} {start} "assistant")* '
+            f'{channel} "final" (" "? {constrain} "json")? {message}\n'
+            f'reasoning ::= "" | ExcludeToken({excluded}) reasoning\n'
+        )
+
+    def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
+        """Return a splitter of messages."""
+        return HarmonySplitter(self, functions)
+
+
+CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+
+
+@final
+class HarmonySplitter(Splitter):
+    """Splitter of messages. A text without the header of a message is text.
+
+    Args:
+        form: the markers.
+        functions: names of the functions that the model may call.
+    """
+
+    def __init__(self, form: Harmony, functions: Collection[str]) -> None:
+        self._markers = Markers(frozenset(form.markers))
+        self._functions = functions
+        self._buffer = ""
+        self._header: str | None = ""
+        """The header of a message; None inside a message."""
+        self._channel = ""
+        self._num_calls = 0
+        self._is_call = False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the text ends inside reasoning."""
+        return self._channel == "analysis" and not self._is_call
+
+    def push(self, text: str) -> list[Delta]:
+        """Read a piece of the text."""
+        self._buffer += text
+        found: list[Delta] = []
+        while True:
+            marker = self._markers.search(self._buffer)
+            known = len(self._buffer) - self._markers.partial_length(self._buffer) if marker is None else marker.start()
+            found += self._read(self._buffer[:known])
+            self._buffer = self._buffer[known if marker is None else marker.end() :]
+            if marker is None:
+                return found
+            found += self._mark(marker[0])
+
+    def _read(self, text: str) -> list[Delta]:
+        if self._header is not None:
+            self._header += text
+            return []
+        if not text:
+            return []
+        if self._is_call:
+            return [CallDelta(self._num_calls - 1, text)]
+        return [ReasoningDelta(text) if self.is_inside else TextDelta(text)]
+
+    def _mark(self, marker: str) -> list[Delta]:
+        if marker == "<|message|>" and self._header is not None:
+            return self._open(self._header)
+        if marker in ("<|channel|>", "<|constrain|>"):
+            self._header = (self._header or "") + marker
+        else:
+            self._header = ""
+        return []
+
+    def _open(self, header: str) -> list[Delta]:
+        channel, recipient = CHANNEL.search(header), RECIPIENT.search(header)
+        self._header = None
+        self._channel = "" if channel is None else channel[1]
+        self._is_call = recipient is not None and recipient[1] in self._functions
+        if recipient is None or not self._is_call:
+            return []
+        self._num_calls += 1
+        return [CallDelta(self._num_calls - 1, id=f"call_{uuid.uuid4().hex[:24]}", name=recipient[1])]
+
+    def finish(self) -> list[Delta]:
+        """Return the rest."""
+        found = self._read(self._buffer)
+        if self._header and not self._channel:
+            found.append(TextDelta(self._header))
+        self._buffer, self._header = "", ""
+        return found
+
+
+FORMATS: tuple[tuple[str, ReasoningFormat], ...] = (
+    ("<|channel|>", Harmony()),
+    ("</think>", Tags("<think>", "</think>")),
+    ("</seed:think>", Tags("<seed:think>", "</seed:think>")),
+    ("[/THINK]", Tags("[THINK]", "[/THINK]")),
+    ("<|END_THINKING|>", Tags("<|START_THINKING|>", "<|END_THINKING|>")),
+    ("◁/think▷", Tags("◁think▷", "◁/think▷")),
+)
+"""The known formats by a text that their chat templates have; the first one is used."""
+
+
+def reasoning_format(template: str) -> ReasoningFormat | None:
+    """Return the format of reasoning in a chat template; None if it has none that is known."""
+    return next((form for mark, form in FORMATS if mark in template), None)
+
+
+def _terminal(marker: str, specials: Mapping[str, int]) -> str:
+    return f"Token({specials[marker]})" if marker in specials else literal(marker)
+
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Names under which chat templates read whether the model reasons."""
+UNREAD = "is ignored: the model's chat template reads no such variable"
+
+
+def reasoning_variables(
+    model: ServedModel, *, effort: str | None, is_enabled: bool | None, names: tuple[str, str]
+) -> dict[str, Any]:
+    """Return the template variables that set the reasoning of an answer.
+
+    Args:
+        model: the model.
+        effort: such as "low"; "none" asks for no reasoning, None for nothing.
+        is_enabled: whether the model reasons; None for its default.
+        names: the body's fields of `effort` and `is_enabled`; one that the chat template does not read is noted.
+    """
+    reads = frozenset[str]() if model.tokenizer is None else model.tokenizer.template_variables
+    switch = next((name for name in SWITCHES if name in reads), None)
+    found: dict[str, Any] = {}
+    if effort is not None:
+        if "reasoning_effort" in reads and not (effort == "none" and switch):
+            found["reasoning_effort"] = effort
+        elif switch is not None:
+            found[switch] = effort != "none"
+        elif effort != "none":
+            note(names[0], UNREAD)
+    if is_enabled is not None:
+        if switch is not None:
+            found[switch] = is_enabled
+        elif is_enabled or reasoning_format(model.chat_template) is not None:
+            note(names[1], UNREAD)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The reasoning of one answer.
+
+    Attributes:
+        form: its format.
+        stage: where the prompt ends.
+        specials: ids of the tokenizer's special tokens by their written form.
+    """
+
+    form: ReasoningFormat
+    stage: Stage
+    specials: Mapping[str, int]
+
+    @classmethod
+    async def of(cls, model: ServedModel, prompt_ids: Sequence[int]) -> Reasoning | None:
+        """Return the reasoning of an answer to an encoded conversation; None for a model that does not reason."""
+        form, tokenizer = reasoning_format(model.chat_template), model.tokenizer
+        if form is None or tokenizer is None:
+            return None
+        prompt = await model.llm.prompts.decode(prompt_ids[-TAIL_TOKENS:])
+        await model.prepare_texts()
+        return cls(form, form.stage(prompt), {tokenizer.added_tokens[token]: token for token in tokenizer.special_ids})
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Special tokens that are in the text, so that the markers can be read, and not in the answer."""
+        specials = frozenset(self.specials)
+        return specials.difference(self.form.markers) if specials.intersection(self.form.markers) else frozenset()
+
+    def sampling(self, params: SamplingParams) -> SamplingParams:
+        """Return sampling parameters whose text has the markers, and whose grammar begins after the reasoning."""
+        if not self.specials.keys().isdisjoint(self.form.markers):
+            params = replace(params, skip_special_tokens=False)
+        if params.constraint is None:
+            return params
+        return replace(params, grammar_prefix=self.form.grammar(self.stage, self.specials))
+
+    def splitter(self, functions: Collection[str]) -> Splitter:
+        """Return a splitter of one text."""
+        return self.form.splitter(self.stage, functions)
+
+    def num_tokens(self, ids: Sequence[int], texts: TokenTexts) -> int:
+        """Return the number of reasoning tokens, markers included, in a text."""
+        splitter, count = self.splitter(()), 0
+        for token in ids:
+            was_inside = splitter.is_inside
+            splitter.push(texts.text_of(token))
+            count += was_inside or splitter.is_inside
+        return count
+
+
+@final
+class AnswerParser:
+    """Parser of one answer with reasoning and calls. Mutated by `push` and `finish`.
+
+    Args:
+        splitter: of reasoning; None for a text without it.
+        calls: parser of the calls in the text.
+    """
+
+    def __init__(self, splitter: Splitter | None, calls: CallParser) -> None:
+        self._splitter, self._calls = splitter, calls
+        self._num_calls = 0
+
+    @property
+    def num_calls(self) -> int:
+        """Number of calls so far."""
+        return self._num_calls
+
+    def push(self, text: str) -> list[Delta]:
+        """Read a piece of the answer, and return what is certain."""
+        deltas = self._calls.push(text) if self._splitter is None else self._without_calls(self._splitter.push(text))
+        return self._counted(deltas)
+
+    def finish(self) -> list[Delta]:
+        """Return the rest at the end of the answer."""
+        deltas = [] if self._splitter is None else self._without_calls(self._splitter.finish())
+        return self._counted([*deltas, *self._calls.finish()])
+
+    def _without_calls(self, deltas: Sequence[Delta]) -> list[Delta]:
+        found: list[Delta] = []
+        for delta in deltas:
+            found += self._calls.push(delta.text) if isinstance(delta, TextDelta) else [delta]
+        return found
+
+    def _counted(self, deltas: Sequence[Delta]) -> list[Delta]:
+        self._num_calls += sum(isinstance(delta, CallDelta) and delta.name is not None for delta in deltas)
+        return merged(deltas)

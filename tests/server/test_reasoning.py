@@ -1,0 +1,223 @@
+"""Reasoning of models through the official client: split from answers, switched by the template, before grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from draftree import LLM, AsyncLLM, SamplingParams
+from draftree.core.errors import InvalidRequestError
+from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import Stage, reasoning_format
+from draftree.serve.tools.deltas import ReasoningDelta, TextDelta
+from scripted import CHANNELS, OPENED, REASONING, SWITCHED, scripted
+from serving import Running, running_server
+
+ASK: Any = [{"role": "user", "content": "2+2?"}]
+THOUGHTS, ANSWER = 'Two and two: "4".\nSo {"sum": 4}?', '{"sum": 4}'
+BLOCK = f"<think>\n{THOUGHTS}\n</think>\n\n{ANSWER}"
+CHANNELLED = f"<|channel|>analysis<|message|>{THOUGHTS}<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}"
+CALL = (
+    f"<|channel|>analysis<|message|>{THOUGHTS}<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    f'<|constrain|>json<|message|>{{"a": 2}}<|call|>'
+)
+MODELS = {
+    "block": (BLOCK, REASONING),
+    "opened": (BLOCK, OPENED),
+    "switched": (BLOCK, SWITCHED),
+    "channels": (CHANNELLED, CHANNELS),
+    "calling": (CALL, CHANNELS),
+}
+SPLIT = ("block", "opened", "switched", "channels")
+SCHEMA: Any = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SCHEMA}}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    models = [ServedModel(name, AsyncLLM(draft="ngram", **scripted(*made))) for name, made in MODELS.items()]
+    with running_server(models) as running:
+        yield running
+
+
+@pytest.mark.parametrize("model", SPLIT)
+def test_reasoning_is_apart_whole_and_streamed(client: openai.OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(model=model, messages=ASK, temperature=0)
+    message: Any = whole.choices[0].message
+    assert (message.reasoning_content, message.reasoning, message.content) == (THOUGHTS, THOUGHTS, ANSWER)
+    details = whole.usage and whole.usage.completion_tokens_details
+    assert details
+    assert whole.usage
+    assert 0 < (details.reasoning_tokens or 0) < whole.usage.completion_tokens
+    reasoning = content = ""
+    for chunk in client.chat.completions.create(model=model, messages=ASK, temperature=0, stream=True):
+        delta: Any = chunk.choices[0].delta
+        assert not (content and getattr(delta, "reasoning", None))
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+    assert (reasoning, content) == (THOUGHTS, ANSWER)
+
+
+def test_a_text_that_ends_in_its_reasoning_has_no_content(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(model="block", messages=ASK, temperature=0, max_tokens=9).choices
+    message: Any = choice.message
+    assert message.content is None
+    assert THOUGHTS.startswith(message.reasoning)
+    assert choice.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("template", "stage", "text", "reasoning", "content"),
+    [
+        (REASONING, Stage.BEFORE, "\n<think>\na <b>\n</think>\n\nc</think>", "a <b>", "c</think>"),
+        (REASONING, Stage.BEFORE, " <thin> is text", "", " <thin> is text"),
+        (REASONING, Stage.BEFORE, "text <think>a</think>", "", "text <think>a</think>"),
+        (REASONING, Stage.INSIDE, "a\n\n b </thin", "a\n\n b </thin", ""),
+        (REASONING, Stage.AFTER, "<think>text", "", "<think>text"),
+        (REASONING, Stage.BEFORE, "<think>\n\n</think>\n\nb", "", "b"),
+        ("[/THINK]", Stage.BEFORE, "[THINK]a[/THINK] b", "a", "b"),
+        (CHANNELS, Stage.BEFORE, "no header", "", "no header"),
+        (CHANNELS, Stage.BEFORE, "<|channel|>analysis<|message|>a<|end|><|start|>assist", "a", ""),
+        (CHANNELS, Stage.BEFORE, "<|channel|>commentary<|message|>a<|end|>", "", "a"),
+        (CHANNELS, Stage.BEFORE, "<|channel|>final <|constrain|>json<|message|>{}<|return|>", "", "{}"),
+    ],
+)
+def test_any_split_of_a_text_gives_the_same_reasoning(
+    template: str, stage: Stage, text: str, reasoning: str, content: str
+) -> None:
+    form = reasoning_format(template)
+    assert form is not None
+    for size in (1, 2, 3, 7, len(text)):
+        splitter = form.splitter(stage, ())
+        deltas = [delta for place in range(0, len(text), size) for delta in splitter.push(text[place : place + size])]
+        deltas += splitter.finish()
+        assert "".join(one.text for one in deltas if isinstance(one, ReasoningDelta)) == reasoning
+        assert "".join(one.text for one in deltas if isinstance(one, TextDelta)) == content
+
+
+def test_reasoning_can_be_left_out(client: openai.OpenAI) -> None:
+    found = client.chat.completions.create(
+        model="block", messages=ASK, temperature=0, extra_body={"include_reasoning": False}
+    )
+    assert found.choices[0].message.model_dump(exclude_none=True) == {"role": "assistant", "content": ANSWER}
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_reasoning", "prompt"),
+    [
+        ({}, True, ""),
+        ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, False, ""),
+        ({"extra_body": {"enable_thinking": False}}, False, ""),
+        ({"reasoning_effort": "none"}, False, ""),
+        ({"reasoning_effort": "high"}, True, "Effort: high"),
+    ],
+)
+def test_effort_goes_to_templates_that_read_it(
+    client: openai.OpenAI, fields: Any, has_reasoning: bool, prompt: str
+) -> None:
+    found = client.chat.completions.create(model="switched", messages=ASK, temperature=0, **fields)
+    plain = client.chat.completions.create(model="switched", messages=ASK, temperature=0)
+    message: Any = found.choices[0].message
+    if not prompt:
+        assert (getattr(message, "reasoning", None) is not None) == has_reasoning
+        assert message.content == ANSWER
+    assert found.usage
+    assert plain.usage
+    assert (found.usage.prompt_tokens > plain.usage.prompt_tokens) == bool(prompt or not has_reasoning)
+
+
+@pytest.mark.parametrize("model", SPLIT)
+def test_responses_have_a_reasoning_item(client: openai.OpenAI, model: str) -> None:
+    whole = client.responses.create(model=model, input="2+2?", temperature=0)
+    reasoning, message = whole.output
+    assert reasoning.type == "reasoning"
+    assert reasoning.content
+    assert reasoning.content[0].text == THOUGHTS
+    assert (message.type, whole.output_text) == ("message", ANSWER)
+    assert whole.usage
+    assert whole.usage.output_tokens_details.reasoning_tokens > 0
+    with client.responses.stream(model=model, input="2+2?", temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert "".join(one.delta for one in events if one.type == "response.reasoning_text.delta") == THOUGHTS
+    assert [one.text for one in events if one.type == "response.reasoning_text.done"] == [THOUGHTS]
+    assert [item.type for item in final.output] == ["reasoning", "message"]
+    assert final.output_text == ANSWER
+
+
+def test_reasoning_items_are_read_back(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="block", input="2+2?", temperature=0)
+    items: Any = [{"role": "user", "content": "2+2?"}, *first.output, {"role": "user", "content": "3+3?"}]
+    second = client.responses.with_raw_response.create(model="block", input=items, temperature=0)
+    assert "warning" not in second.headers
+    assert second.parse().output_text == ANSWER
+
+
+@pytest.mark.parametrize("fields", [{"response_format": FORMAT}, {"extra_body": {"guided_regex": r'\{"sum": \d\}'}}])
+@pytest.mark.parametrize("model", SPLIT)
+def test_a_grammar_begins_after_the_reasoning(client: openai.OpenAI, model: str, fields: Any) -> None:
+    found = client.chat.completions.create(model=model, messages=ASK, temperature=0, **fields)
+    message: Any = found.choices[0].message
+    assert (message.reasoning, message.content) == (THOUGHTS, ANSWER)
+    assert found.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("model", ["block", "opened", "channels"])
+def test_the_end_of_reasoning_inside_a_draft_changes_no_text(model: str) -> None:
+    drafts = ("prediction", "ngram", "suffix")
+    served = AsyncLLM(draft=drafts, plan="fixed", **scripted(*MODELS[model], certainty=9.0))
+    fields = {"messages": ASK, "max_tokens": 200, "response_format": FORMAT}
+    # the prediction goes past the end of the reasoning
+    predicted = {"prediction": {"type": "content", "content": MODELS[model][0]}}
+    answered = 0
+    with running_server([ServedModel("m", served)]) as running, httpx.Client(base_url=running.url) as http:
+        for seed in range(6):
+            texts = []
+            for draft in ("none", *drafts):
+                body = {**fields, "seed": seed, "draft": draft, **(predicted if draft == "prediction" else {})}
+                found = http.post("/v1/chat/completions", json=body, timeout=600).json()
+                texts.append(found["choices"][0])
+            message = texts[0]["message"]
+            assert [one["message"] for one in texts if one["message"] != message] == []
+            if texts[0]["finish_reason"] == "stop":
+                assert isinstance(json.loads(message["content"])["sum"], int)
+                answered += 1
+    assert answered
+
+
+def test_calls_of_channels(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="calling", messages=ASK, tools=[TOOL], temperature=0)
+    (choice,) = whole.choices
+    message: Any = choice.message
+    (call,) = message.tool_calls
+    assert (message.reasoning, message.content, choice.finish_reason) == (THOUGHTS, None, "tool_calls")
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": 2}')
+
+
+def test_a_forced_call_comes_after_the_reasoning(client: openai.OpenAI) -> None:
+    (choice,) = client.chat.completions.create(
+        model="block", messages=ASK, tools=[TOOL], tool_choice="required", temperature=0
+    ).choices
+    message: Any = choice.message
+    assert message.reasoning == THOUGHTS
+    assert message.tool_calls[0].function.name == "add"
+
+
+def test_the_grammar_prefix_of_the_library() -> None:
+    prefix = 'root ::= reasoning "</think>" [ \\n]{0,4}\nreasoning ::= TagDispatch(excludes=("</think>"))\n'
+    params = SamplingParams(json_schema=SCHEMA, grammar_prefix=prefix, temperature=0, max_tokens=None)
+    llm = LLM(draft="ngram", **scripted(BLOCK))
+    (done,) = llm.chat(ASK, params)
+    assert done.text == BLOCK
+    with pytest.raises(InvalidRequestError, match="give one of them") as caught:
+        llm.chat(ASK, SamplingParams(grammar_prefix=prefix))
+    assert caught.value.param == "grammar_prefix"
