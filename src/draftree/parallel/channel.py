@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import struct
+import sys
 import time
 from typing import NoReturn
 
@@ -24,6 +25,8 @@ JOIN_SECONDS = 1800.0
 """Time for all processes to start; rank 0 may download the model meanwhile."""
 HELLO_SECONDS = 10.0
 POLL_SECONDS = 0.1
+PROBE_SECONDS, PROBES = 10, 6
+"""A silent connection is probed every `PROBE_SECONDS`; after this many probes without an answer it is lost."""
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 16
 HELLO = struct.Struct(f"<{SECRET_BYTES}sqq")
@@ -205,20 +208,28 @@ def _accepted(listener: socket.socket, secret: bytes, ranks: range, end: float) 
         if not secrets.compare_digest(known, secret) or rank not in ranks or kind not in (MESSAGES, LIFELINE):
             peer.close()
             continue
-        peer.settimeout(None)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found[rank, kind] = peer
+        found[rank, kind] = _settled(peer)
     return found
 
 
 def _connected(host: str, port: int, hello: bytes) -> socket.socket:
     try:
-        peer = socket.create_connection((host, port), timeout=HELLO_SECONDS)
-        peer.settimeout(None)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer = _settled(socket.create_connection((host, port), timeout=HELLO_SECONDS))
         peer.sendall(hello)
     except OSError as error:
         raise RankError(f"rank 0 cannot be reached at {host}:{port} ({error}): start all processes again") from error
+    return peer
+
+
+def _settled(peer: socket.socket) -> socket.socket:
+    """Let a connection wait for ever, unless the other machine vanishes: it sends no end, but leaves probes alone."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = socket.TCP_KEEPALIVE if sys.platform == "darwin" else socket.TCP_KEEPIDLE
+    peer.setsockopt(socket.IPPROTO_TCP, idle, PROBE_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     return peer
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 from array import array
 from collections.abc import Iterator
@@ -103,6 +106,40 @@ def test_an_idle_event_loop_survives_the_loss_of_a_rank() -> None:
     pair.leader.lifelines.wait(60)
     assert not pair.leader.lifelines._thread.is_alive(), "it does not end this process"
     pair.stop()
+
+
+VANISHING = """
+import os, subprocess, threading
+from torch.distributed import HashStore
+from draftree.parallel import channel, lifeline
+from draftree.parallel.world import World
+
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+channel.PROBE_SECONDS, channel.PROBES = 1, 1
+lifeline.GRACE_SECONDS = 3600.0
+store, members = HashStore(), []
+thread = threading.Thread(target=lambda: members.append(channel.Member(World(1, 2, 1, 2, store))))
+thread.start()
+leader = channel.Leader(World(0, 2, 0, 2, store))
+thread.join()
+subprocess.run(["ip", "link", "set", "lo", "down"], check=True)  # no packet arrives any more, not even an end
+leader.lifelines._has_failed.wait()
+print(leader.lifelines.failure, flush=True)
+os._exit(0)
+"""
+ISOLATED = ("unshare", "--map-root-user", "--net")
+"""Runs a command with a network of its own."""
+
+
+@pytest.mark.skipif(
+    shutil.which("ip") is None
+    or shutil.which("unshare") is None
+    or subprocess.run([*ISOLATED, "true"], check=False).returncode != 0,
+    reason="the test needs a network of its own",
+)
+def test_a_machine_that_vanishes_is_noticed() -> None:
+    command = [*ISOLATED, sys.executable, "-c", VANISHING]
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout == b"rank 1 ended without a word\n"
 
 
 @pytest.mark.parametrize("draft", [None, "suffix,min=1", "early-exit:1,tree=1-2", "early-exit:1,k=2+ngram,min=1"])
