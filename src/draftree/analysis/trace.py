@@ -9,13 +9,13 @@ facts and texts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.core.node_map import prune
 from draftree.core.tree import TokenTree
 from draftree.core.types import DraftPart
@@ -170,15 +170,15 @@ def read_trace(path: Path) -> Trace:
         )
     try:
         return _trace_of(lines)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise ConfigurationError(f"'{path}' is damaged: a field of a line is missing or wrong ({error!r})") from error
 
 
 def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except ValueError as error:
-        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number} is not JSON: {error}") from error
+        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number}: {error}") from error
     if not isinstance(entry, dict):
         raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number} is not an object")
     return entry

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, parse_json
 
 FORMAT = 1
 OURS = "draftree"
@@ -239,11 +240,11 @@ def read_results(path: Path) -> Results:
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entries.append((number, json.loads(line)))
+            entries.append((number, parse_json(line)))
         except ValueError as error:
             if number == len(lines) and not content.endswith("\n"):
                 break  # the run was killed during this line
-            raise ConfigurationError(f"results file '{path}', line {number} is not JSON: {error}") from error
+            raise ConfigurationError(f"results file '{path}', line {number}: {error}") from error
     return _results(entries, path.name)
 
 
@@ -280,7 +281,7 @@ def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
                 end = entry
             else:
                 raise ValueError(f"unknown kind '{kind}'")
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             if isinstance(error, ConfigurationError):
                 raise
             raise ConfigurationError(

@@ -7,7 +7,6 @@ question (`question_id`, `category`, `turns`, the messages of the user), a Human
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
+from draftree.core.json_files import parse_json
 from draftree.text.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
@@ -132,9 +132,9 @@ def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:
 def _task(line: str, number: int, file: str) -> Task:
     where = f"prompts file {file}, line {number}"
     try:
-        fields = json.loads(line)
+        fields = parse_json(line)
     except ValueError as error:
-        raise ConfigurationError(f"{where} is not JSON ({error}): every line must be one object") from error
+        raise ConfigurationError(f"{where}: {error}; every line must be one object") from error
     if not isinstance(fields, dict):
         raise ConfigurationError(f"{where} is not a JSON object: every line must be one")
     given = [key for key in ("prompt", "messages", "turns") if key in fields]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import typer
 from draftree.cli.options import TEXT
 from draftree.cli.prompt import STANDARD_INPUT
 from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.core.json_files import JsonError, parse_json
 from draftree.text.chat.messages import check_messages
 
 __all__ = ["FilePrompt", "Prompts", "read_prompts", "require_alone"]
@@ -151,8 +151,8 @@ def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
 def json_value(line: str) -> Any:
     """Parse a line; None if it is not JSON."""
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_json(line)
+    except JsonError:
         return None
 
 

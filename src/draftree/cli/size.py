@@ -17,6 +17,7 @@ from draftree.analysis.fleet.sizing import USUAL_HOST, Demand, Plan, parse_param
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
 from draftree.analysis.trace import read_trace
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, read_json_lines
 
 __all__ = ["size"]
 
@@ -138,10 +139,11 @@ def host_costs_of(path: Path | None, draft: str | None, measured: Measurements |
     """Return the costs of the host: those of a file, of a measured drafter, or the usual ones."""
     if path is not None:
         try:
-            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
-        return calibrated_costs(rows)
+            return calibrated_costs(read_json_lines(path))
+        except ConfigurationError:
+            raise
+        except (OSError, *MALFORMED) as error:
+            raise ConfigurationError(f"'{path}' cannot be read as calibration runs: {error!r}") from error
     return USUAL_HOST if draft is None or measured is None else measured.draft(draft).host
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
+
+from draftree.core.json_files import MALFORMED, read_json
 
 __all__ = ["MANIFEST", "MODELS", "WORK", "get_again"]
 
@@ -20,8 +21,8 @@ def get_again(folder: Path) -> str:
     if found := HUB_SNAPSHOT.search(f"{folder}/"):
         return f"run 'hf download {found[1]}/{found[2]} --force-download'"
     try:
-        source = json.loads((folder / MANIFEST).read_text("utf-8"))["source"]
-    except (OSError, ValueError, KeyError, TypeError):
+        source = read_json(folder / MANIFEST)["source"]
+    except (OSError, *MALFORMED):
         return "copy the model again from its origin"
     if not _is_in_cache(folder):
         return "it was copied from a cache of models: copy it again from there"

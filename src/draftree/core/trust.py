@@ -6,10 +6,11 @@ rights of the process. Draftree passes `trust_remote_code=False` wherever transf
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from draftree.core.json_files import JsonError, read_json
 
 __all__ = ["ALLOW", "code_named_in", "kernel_refusal", "refusal"]
 
@@ -58,10 +59,9 @@ def _entries(path: Path) -> list[str]:
 
 def _settings(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except (FileNotFoundError, JsonError):
         return {}  # the reader of damaged settings refuses them
-    return content if isinstance(content, dict) else {}
 
 
 def _classes(mapped: Any) -> list[str]:

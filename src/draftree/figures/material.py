@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from draftree.analysis.trace import Trace
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import read_json_lines
 
 __all__ = ["RUN", "Material", "read_lines", "run_of"]
 
@@ -100,9 +100,9 @@ def read_lines(path: Path) -> list[Mapping[str, Any]]:
         ConfigurationError: it cannot be read, or is not JSON lines.
     """
     try:
-        lines = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines: list[Mapping[str, Any]] = [*read_json_lines(path)]
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"results file '{path}' cannot be read: {error}") from error
-    if not lines or not all(isinstance(line, dict) for line in lines):
+    if not lines:
         raise ConfigurationError(f"results file '{path}' has no JSON objects: name a file of benchmarks/results")
     return lines

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import MALFORMED, read_json
 
 __all__ = ["CONFIDENCE", "Calibration", "read_calibration", "with_confidence", "write_calibration"]
 
@@ -118,11 +119,11 @@ def read_calibration(folder: Path) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if values["format"] != FORMAT:
             raise ModelLoadError(f"{path} has format {values['format']!r}, and this program reads {FORMAT}")
         return Calibration(_pairs(values["greedy"]), _pairs(values["sampled"]))
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+    except (OSError, *MALFORMED) as reason:
         raise ModelLoadError(f"{path} is damaged ({reason!r}): delete it or get the head again") from reason
 
 

@@ -6,12 +6,13 @@ first candidates of each level, given that the level before was accepted.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from draftree.core.json_files import MALFORMED, read_json
 
 __all__ = ["AcceptanceRates", "read_rates"]
 
@@ -38,9 +39,9 @@ def read_rates(folder: Path) -> AcceptanceRates:
     too.
     """
     try:
-        unseen = json.loads((folder / RECIPE).read_text(encoding="utf-8"))["unseen"]
+        unseen = read_json(folder / RECIPE)["unseen"]
         by_temperature = {float(temperature): _rates(facts) for temperature, facts in unseen.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *MALFORMED):
         return AcceptanceRates()
     sampled = [rates for temperature, (rates, _) in by_temperature.items() if temperature > 0]
     weights = [reached for temperature, (_, reached) in by_temperature.items() if temperature > 0]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.heap import return_free_memory
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.loading.endings import eos_ids_from
 from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
 from draftree.loading.packed_start import PackedCopy, copy_name
@@ -173,11 +174,11 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 
 def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = read_json(path)
         return parsed(found["record"]) if found["facts"] == facts else None
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, *MALFORMED) as error:
         logger.info("'%s' is not usable: %s", path, error)
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.paths import expanded
 from draftree.loading.reading import first_line
 from draftree.loading.resolve import PATH_LIKE
@@ -30,14 +30,10 @@ def is_encoder_decoder(folder: Path) -> bool:
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
-    path = folder / "config.json"
-    if not path.is_file():
-        return {}
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except ValueError:
-        return {}
-    return found if isinstance(found, Mapping) else {}
+        return read_json(folder / "config.json")
+    except (FileNotFoundError, JsonError):
+        return {}  # the reader of damaged settings refuses them
 
 
 def is_encoder_decoder_target(model: Any) -> bool:

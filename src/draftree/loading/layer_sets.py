@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.models.base import LayerSubset
 from draftree.weights.cache import Cache
 
@@ -114,13 +115,13 @@ def stored_set(fingerprint: str) -> LayerSet:
     """
     place = place_of(fingerprint)
     try:
-        found = json.loads(place.read_text("utf-8"))
+        found = read_json(place)
         return LayerSet(**found | {side: tuple(found[side]) for side in ("attention", "mlp")})
     except FileNotFoundError:
         raise ConfigurationError(
             f"drafter 'layer-skip' has no stored set of layers to skip for this model: {HOW_TO_TUNE}"
         ) from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, *MALFORMED) as error:
         raise ConfigurationError(
             f"drafter 'layer-skip' cannot read '{place}', the set stored by tuning: {HOW_TO_TUNE}"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
 from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
 from draftree.weights.packed_scheme import quantization_of
@@ -124,8 +124,8 @@ def _require_readable(folder: Path, reason: str) -> None:
 
 def _require_whole(folder: Path) -> None:
     try:
-        of = json.loads((folder / "config.json").read_text("utf-8")).get(PART_OF)
-    except (OSError, ValueError, AttributeError):
+        of = read_json(folder / "config.json").get(PART_OF)
+    except (FileNotFoundError, JsonError):
         return  # the library says what is wrong with it
     if of is not None:
         raise ModelLoadError(

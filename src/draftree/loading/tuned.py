@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.core.paths import config_folder
 from draftree.core.processor import cpu_name, usable_cores
 from draftree.loading.load import LoadedModel
@@ -151,7 +152,7 @@ def _place(fingerprint: str) -> Path:
 
 def _read(path: Path) -> list[TunedDraft]:
     try:
-        values = json.loads(path.read_text("utf-8"))
+        values = read_json(path)
         if values["format"] != FORMAT:
             raise ConfigurationError(
                 f"'{path}' has format {values['format']!r}, and this program reads {FORMAT}: delete it"
@@ -159,7 +160,7 @@ def _read(path: Path) -> list[TunedDraft]:
         return [_result(one) for one in values["results"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, *MALFORMED) as error:
         if isinstance(error, ConfigurationError):
             raise
         raise ConfigurationError(f"'{path}', kept by 'draftree tune', is damaged or unreadable: delete it") from error

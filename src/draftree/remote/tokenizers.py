@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -110,15 +111,15 @@ def _plain(model: str) -> str:
 def _checked(content: bytes) -> tuple[str, Mapping[str, str], str]:
     """Return the model's name, its files, and their digest; no files if the server names those that are present."""
     try:
-        found: Any = json.loads(content)
+        found: Any = parse_json(content)
         model, known, files = found["model"], found.get("known"), found.get("files", {})
         assert isinstance(model, str)
         assert isinstance(files, dict)
         assert known is None or (isinstance(known, str) and DIGEST.fullmatch(known))
         assert all(name in FILES and isinstance(text, str) for name, text in files.items())
         for name in files:
-            if name in JSON_FILES and not isinstance(json.loads(files[name]), dict | list):
+            if name in JSON_FILES and not isinstance(parse_json(files[name]), dict | list):
                 raise ValueError(name)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError, RecursionError) as error:
+    except (AssertionError, *MALFORMED) as error:
         raise ModelLoadError(UNUSABLE) from error
     return model, files, files_digest(files) if known is None else known

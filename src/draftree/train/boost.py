@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import read_json
 from draftree.train.acceptance import condensed, coupled_acceptance
 from draftree.train.batches import Batch
 from draftree.train.finishing import RECIPE, write
@@ -188,7 +189,7 @@ def train_boosted(
         return result, {}
     union = union_of([*earlier, trainee_of(prepared, settings, job.output)], settings.depth)
     path = job.output / RECIPE
-    write(path, json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"union": union}, indent=1) + "\n")
+    write(path, json.dumps(read_json(path) | {"union": union}, indent=1) + "\n")
     return result, union
 
 

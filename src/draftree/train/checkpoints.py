@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.train.errors import TrainingError
 
 __all__ = ["load_checkpoint", "require_same_run", "save_checkpoint"]
@@ -39,11 +40,11 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["facts"])
+            facts: dict[str, Any] = dict(parse_json((file.metadata() or {})["facts"]))
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except FileNotFoundError:
         raise TrainingError(f"{path} does not exist: there is no run to resume") from None
-    except (SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:
         raise TrainingError(f"{path} is not a checkpoint or is damaged ({error}): start a new run") from None
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import JsonError, read_json
 from draftree.heads.folders import is_head, read_head
 from draftree.heads.writing import sglang, speculators
 from draftree.heads.writing.common import ExportTarget, require_empty
@@ -52,7 +52,7 @@ def export_target(name: str, served_as: str | None = None) -> ExportTarget:
     if loaded.folder is None:
         raise ModelLoadError(f"'{name}' has no folder: exports name one")
     facts, output = loaded.model.embedding_facts(), loaded.model.output_head()
-    values = json.loads((loaded.folder / "config.json").read_text("utf-8"))
+    values = read_json(loaded.folder / "config.json")
     return ExportTarget(
         served_as or str(loaded.folder),
         str((values.get("architectures") or [""])[0]),
@@ -70,10 +70,9 @@ def is_whole_model(folder: Path) -> bool:
 
 def _architectures(folder: Path) -> list[str]:
     try:
-        values: Any = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        found = read_json(folder / "config.json").get("architectures")
+    except (FileNotFoundError, JsonError):
         return []
-    found = values.get("architectures") if isinstance(values, dict) else None
     return [str(name) for name in found] if isinstance(found, list) else []
 
 

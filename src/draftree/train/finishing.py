@@ -9,6 +9,7 @@ from typing import Any
 
 from draftree.bench.provenance import machine, versions
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.train.evaluate import Evaluation, table
 from draftree.train.loop import LOG
 from draftree.train.plots import draw_run
@@ -95,24 +96,29 @@ def earlier_runs(start: Path | None) -> dict[str, Any]:
     Returns:
         `earlier` with data, settings and size of each run, the first one first; nothing if there is no recipe.
     """
-    try:
-        found = json.loads((start / RECIPE).read_text(encoding="utf-8")) if start is not None else None
-    except (OSError, ValueError):
-        return {}  # a drafter of others
-    if not isinstance(found, dict) or "run" not in found:
+    if start is None:
         return {}
-    own = {name: found[name] for name in ("data", "settings", "run") if name in found}
-    return {"earlier": [*found.get("earlier", ()), own]}
+    try:
+        found = read_json(start / RECIPE)
+        runs = [*found.get("earlier", ()), {name: found[name] for name in ("data", "settings", "run") if name in found}]
+        list(map(_earlier_run, runs))  # the model card needs their values
+    except (OSError, *MALFORMED):
+        return {}  # other programs write files of this name
+    return {"earlier": runs}
+
+
+def _earlier_run(facts: Mapping[str, Any]) -> str:
+    data, run = facts["data"], facts["run"]
+    return (
+        f"\nAn earlier run: {run['trained_predictions']:,} predictions in {run['updates']:,} updates and "
+        f"{run['minutes']} minutes, on {data['tokens']:,} tokens.\n"
+    )
 
 
 def card(facts: Mapping[str, Any], kind: str, usage: str) -> str:
     """Return the model card."""
     data, run = facts["data"], facts["run"]
-    earlier = "".join(
-        f"\nAn earlier run: {one['run']['trained_predictions']:,} predictions in {one['run']['updates']:,} updates and "
-        f"{one['run']['minutes']} minutes, on {one['data']['tokens']:,} tokens.\n"
-        for one in facts.get("earlier", ())
-    )
+    earlier = "".join(map(_earlier_run, facts.get("earlier", ())))
     lines = [
         f"# {kind} for {facts['target']}",
         "",

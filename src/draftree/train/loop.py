@@ -16,6 +16,7 @@ import torch
 
 from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.exhaustion import is_out_of_memory
+from draftree.core.json_files import MALFORMED
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint, require_same_run, save_checkpoint
 from draftree.train.errors import TrainingError
@@ -85,9 +86,9 @@ class TrainingRun:
         require_same_run(path, facts, self._same())
         try:
             self._optimizer.load(tensors)
-        except (KeyError, RuntimeError) as error:
+            self._state = RunState(**facts["state"])
+        except (RuntimeError, *MALFORMED) as error:
             raise TrainingError(f"{path} is of another drafter ({error}): start a new run in another folder") from None
-        self._state = RunState(**facts["state"])
 
     def run(self) -> RunState:
         """Train until a limit or until the score stops rising; the module then has the weights of the best evaluation.

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from draftree.core.json_files import JsonError, parse_json
 from draftree.train.evaluate import Evaluation
 from draftree.train.losses import Loss
 from draftree.train.unroll import StepTotals
@@ -106,9 +107,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with suppress(json.JSONDecodeError):
-            yield json.loads(line)
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(JsonError):
+            if isinstance(value := parse_json(line), dict) and isinstance(value.get("step"), int):
+                yield value
 
 
 def append_line(path: Path, state: RunState, facts: dict[str, Any]) -> None:

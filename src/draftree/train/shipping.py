@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import JsonError, read_json
 from draftree.heads.base import Head
 from draftree.heads.calibration import CONFIDENCE
 from draftree.heads.folders import read_head
@@ -152,14 +153,11 @@ def _require_empty(output: Path) -> None:
 
 def _recipe(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(folder / RECIPE)
+    except (FileNotFoundError, JsonError) as error:
         raise ConfigurationError(
-            f"'{folder}' has no readable '{RECIPE}': give the folder that 'draftree train head' wrote"
+            f"'{folder}' has no readable '{RECIPE}' ({error}): give the folder that 'draftree train head' wrote"
         ) from error
-    if not isinstance(found, dict):
-        raise ConfigurationError(f"'{folder / RECIPE}' is damaged: it must hold one JSON object")
-    return found
 
 
 def _licence(given: str | None, target: str) -> str:

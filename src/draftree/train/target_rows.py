@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from draftree.core.json_files import MALFORMED
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.acceptance import LEAST_LOG
@@ -90,11 +91,14 @@ class TargetRows:
             TrainingError: the file is damaged.
         """
         found: dict[int, dict[str, Tensor]] = {}
-        for name, value in load_checkpoint(path)[0].items():
-            key, _, field = name.partition("/")
-            found.setdefault(int(key), {})[field] = value
-        for number, one in found.items():
-            self._kept[first + number] = KeptRows(one.get("ids"), one["log_p"], one["log_outside"])
+        try:
+            for name, value in load_checkpoint(path)[0].items():
+                key, _, field = name.partition("/")
+                found.setdefault(int(key), {})[field] = value
+            for number, one in found.items():
+                self._kept[first + number] = KeptRows(one.get("ids"), one["log_p"], one["log_outside"])
+        except MALFORMED as error:
+            raise TrainingError(f"{path} is damaged ({error!r}): delete it") from None
 
     def digest(self) -> str:
         """Return a hash of what the distributions depend on besides the texts."""

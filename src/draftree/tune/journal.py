@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.tune.candidates import Candidate
 from draftree.tune.contest import Cell, Sample
 from draftree.weights.cache import Cache
@@ -41,10 +42,10 @@ class Journal:
             return found
         for line in lines:
             try:
-                values = json.loads(line)
+                values = parse_json(line)
                 place = (values.pop("cell"), values.pop("candidate"))
                 found[place] = Sample(**values)
-            except (ValueError, KeyError, TypeError):
+            except MALFORMED:
                 logger.info("%s: a line was not completed, and is left out", self.path)
         return found
 

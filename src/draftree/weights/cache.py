@@ -21,6 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from draftree.core.errors import WeightsError
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.paths import expanded, home_folder
 from draftree.core.remedies import MANIFEST, MODELS, WORK
 from draftree.weights.sums import sums_of
@@ -64,10 +65,9 @@ class Cache:
     def manifest(self, name: str) -> dict[str, object] | None:
         """Return the manifest of that name's folder; None if there is no complete folder."""
         try:
-            content = json.loads((self.folder(name) / MANIFEST).read_text("utf-8"))
-        except (OSError, ValueError):
+            return read_json(self.folder(name) / MANIFEST)
+        except (FileNotFoundError, JsonError):
             return None
-        return content if isinstance(content, dict) else None
 
     def holds(self, name: str, origin: Mapping[str, object]) -> bool:
         """Return whether there is a complete folder of that name whose manifest matches all entries of `origin`."""

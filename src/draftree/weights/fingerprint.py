@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.weights.cache import Cache
 from draftree.weights.fetch import file_sha256
 from draftree.weights.progress import Progress
@@ -60,7 +61,7 @@ def _note(path: Path, cache: Cache) -> Path:
 
 def _recorded(note: Path, seen: dict[str, Any]) -> str | None:
     try:
-        known = json.loads(note.read_text("utf-8"))
+        known = read_json(note)
         return str(known["sha256"]) if {key: known[key] for key in seen} == seen else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         return None  # a missing or damaged record only costs another read of the file

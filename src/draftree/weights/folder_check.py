@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 from draftree.weights.config_check import check_sizes
 from draftree.weights.safetensors_file import check_safetensors
@@ -26,7 +26,7 @@ def check_model_folder(folder: Path) -> None:
     """
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"the folder '{folder}' is not a model folder: {why_not(folder)}")
-    config = read_json(folder / "config.json")
+    config = read_settings(folder / "config.json")
     if "model_type" not in config:
         raise ModelLoadError(
             f"'{folder / 'config.json'}' lacks 'model_type', which names the architecture; {get_again(folder)}"
@@ -34,7 +34,7 @@ def check_model_folder(folder: Path) -> None:
     check_sizes(folder / "config.json", config)
     for name in OPTIONAL_SETTINGS:
         if (folder / name).is_file():
-            read_json(folder / name)
+            read_settings(folder / name)
     files = [check_safetensors(path) for path in weight_files(folder)]
     if files:
         num_tensors, num_values = sum(one.num_tensors for one in files), sum(one.num_values for one in files)
@@ -77,7 +77,7 @@ def index_files(index: Path) -> list[str]:
     Raises:
         ModelLoadError: the index names no file, or a file elsewhere.
     """
-    places = read_json(index).get("weight_map")
+    places = read_settings(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
     wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if wrong or not isinstance(places, dict):
@@ -88,13 +88,15 @@ def index_files(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read one of the settings files of a model.
+
+    Raises:
+        ModelLoadError: it is missing, damaged or holds no settings.
+    """
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from error
-    except RecursionError as error:
-        raise ModelLoadError(f"'{path}' cannot be read (it is nested too deeply); {get_again(path.parent)}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"'{path}' cannot be read (it holds no settings); {get_again(path.parent)}")
-    return content
+        return read_json(path)
+    except FileNotFoundError:
+        raise ModelLoadError(f"'{path}' is missing; {get_again(path.parent)}") from None
+    except JsonError as error:
+        raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from None

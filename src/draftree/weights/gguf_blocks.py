@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.errors import DraftreeError
+from draftree.core.errors import DraftreeError, ModelLoadError
+from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.remedies import get_again
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
 from draftree.weights.convert_gguf import (
@@ -109,9 +111,12 @@ def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Pa
         if not cache.holds(name, made_from):
             with cache.publish(name, {"source": path.name} | made_from) as fresh:
                 _describe(file, fresh, sha256)
-    facts = json.loads((folder / BLOCK_FACTS).read_text("utf-8"))
     architecture = ARCHITECTURES[file.metadata["general.architecture"]]
-    return folder, BlockFile(file, architecture, settings=facts["settings"], sources=facts["sources"])
+    try:
+        facts = read_json(folder / BLOCK_FACTS)
+        return folder, BlockFile(file, architecture, settings=facts["settings"], sources=facts["sources"])
+    except (OSError, *MALFORMED) as error:
+        raise ModelLoadError(f"'{folder / BLOCK_FACTS}' is damaged ({error!r}); {get_again(folder)}") from None
 
 
 def _describe(file: GgufFile, folder: Path, sha256: str) -> None:

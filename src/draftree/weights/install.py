@@ -15,7 +15,7 @@ from draftree.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
 from draftree.weights.convert_whisper import WHISPER_CONVERTER, convert_whisper
 from draftree.weights.fetch import fetch_source, file_sha256
 from draftree.weights.fingerprint import fingerprint, is_fingerprinted
-from draftree.weights.folder_check import check_model_folder, read_json
+from draftree.weights.folder_check import check_model_folder, read_settings
 from draftree.weights.gguf_file import GgufFile, require_gguf
 from draftree.weights.progress import Progress, silent
 from draftree.weights.sums import keep_sums, known_sums, noted_sums, require_intact
@@ -201,7 +201,7 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
     if manifest is not None and not stored:
         # installed before sums were recorded: the present content is recorded as good
         for path in folder.glob("*.json"):
-            read_json(path)
+            read_settings(path)
         keep_sums(folder, cache.root)
         stored = noted_sums(folder, cache.root)
     require_intact(folder, cache.root, stored or None, again=again)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 
 __all__ = ["ALL_INPUTS", "BITS", "BLOCK", "SUFFIXES", "Scheme", "quantization_of", "refusal", "scheme_of"]
@@ -53,12 +53,12 @@ def quantization_of(folder: Path) -> Mapping[str, Any] | None:
         ModelLoadError: its configuration cannot be read.
     """
     try:
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        config = read_json(folder / "config.json")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except JsonError as error:
         raise ModelLoadError(f"'{folder / 'config.json'}' cannot be read: {error}") from error
-    found = config.get("quantization_config") if isinstance(config, dict) else None
+    found = config.get("quantization_config")
     if not isinstance(found, dict):
         return None
     layout = AUTOROUND.get(str(found.get("packing_format"))) if found.get("quant_method") == "auto-round" else None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 
 __all__ = ["distrust", "is_distrusted", "keep_sums", "known_sums", "noted_sums", "require_intact", "sums_of"]
@@ -123,9 +124,8 @@ def _place(folder: Path, root: Path) -> Path:
 
 def _note(folder: Path, root: Path) -> dict[str, Any]:
     try:
-        found = json.loads(_place(folder, root).read_text("utf-8"))
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+        return read_json(_place(folder, root))
+    except (FileNotFoundError, JsonError):
         return {}
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, read_json_lines
 
 
 class PassCurve(Protocol):
@@ -85,17 +85,21 @@ class MeasuredCurve:
             token_share: as for the class; None for that of the file, or 0 if it has none.
 
         Raises:
-            ConfigurationError: the file has no such lines.
+            ConfigurationError: the file cannot be read, or has no such lines.
         """
         points, prompts, found_share = [], dict[int, float](), 0.0
-        for line in path.read_text("utf-8").splitlines():
-            row: Mapping[str, Any] = json.loads(line)
-            found_share = float(row.get("token_share", found_share))
-            if {"batch", "prefix", "rows", "milliseconds"} <= row.keys():
-                seconds = statistics.median(row["milliseconds"]) / 1000
-                points.append((int(row["batch"]), int(row["rows"]), int(row["prefix"]), seconds))
-            elif {"prompt_rows", "milliseconds"} <= row.keys():
-                prompts[int(row["prompt_rows"])] = statistics.median(row["milliseconds"]) / 1000
+        try:
+            for row in read_json_lines(path):
+                found_share = float(row.get("token_share", found_share))
+                if {"batch", "prefix", "rows", "milliseconds"} <= row.keys():
+                    seconds = statistics.median(row["milliseconds"]) / 1000
+                    points.append((int(row["batch"]), int(row["rows"]), int(row["prefix"]), seconds))
+                elif {"prompt_rows", "milliseconds"} <= row.keys():
+                    prompts[int(row["prompt_rows"])] = statistics.median(row["milliseconds"]) / 1000
+        except FileNotFoundError as error:
+            raise ConfigurationError(f"'{path}' does not exist: check the path") from error
+        except MALFORMED as error:
+            raise ConfigurationError(f"'{path}' cannot be read as measurements: {error}") from error
         if not points:
             raise ConfigurationError(
                 f"'{path}' has no measured passes: write it by benchmarks/load.py --scenario costs"

@@ -7,7 +7,6 @@ every batch, so they are replayed in other batches, behind other networks and on
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from draftree.analysis.fleet.simulation import Fleet, FleetSettings
 from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
 from draftree.analysis.trace import Trace, TracedRound
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.json_files import MALFORMED, read_json_lines
 
 __all__ = ["MeasuredDraft", "Measurements", "host_costs", "requests_of_texts", "with_texts"]
 
@@ -150,13 +150,12 @@ class Measurements:
         Raises:
             ConfigurationError: the file has no measured passes, or cannot be read.
         """
+        curve = MeasuredCurve.read(path)
         try:
-            rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-            curve = MeasuredCurve.read(path)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
-        drafts = {row["draft"]: MeasuredDraft.of_line(row) for row in rows if row.get("kind") == "draft"}
-        return cls(curve, drafts)
+            rows = [row for row in read_json_lines(path) if row.get("kind") == "draft"]
+            return cls(curve, {row["draft"]: MeasuredDraft.of_line(row) for row in rows})
+        except (OSError, *MALFORMED) as error:
+            raise ConfigurationError(f"'{path}' cannot be read as measurements: {error!r}") from error
 
     def draft(self, spec: str) -> MeasuredDraft:
         """Return the rounds of a drafter.

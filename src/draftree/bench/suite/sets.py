@@ -15,6 +15,7 @@ from typing import Any
 
 from draftree.bench.workload import SHIPPED, Task, Workload, read_workload
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import parse_json
 
 __all__ = ["HUMANEVAL", "SETS", "SHIPPED_SET", "SPEC_BENCH", "PromptSet", "digest_of", "read_sets"]
 
@@ -74,7 +75,7 @@ def require_format(path: Path, name: str) -> None:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             return  # likewise
         missing = [field for field in FIELDS[name] if not isinstance(entry, dict) or field not in entry]

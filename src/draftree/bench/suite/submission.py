@@ -6,7 +6,6 @@ by the shipped schema and computes the scores again.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from draftree.bench.records import Record, Results
 from draftree.bench.suite.schema import violations
 from draftree.bench.suite.scores import Entry, scores_of
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import JsonError, read_json
 
 __all__ = ["FORMAT", "SCHEMA", "VERSION", "check", "entries_of", "facts_of", "read_submission", "submission_of"]
 
@@ -128,22 +128,20 @@ def read_submission(path: Path) -> dict[str, Any]:
         ConfigurationError: it cannot be read, or does not pass the check; the message has every reason.
     """
     try:
-        submission = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        submission = read_json(path)
+    except (OSError, JsonError) as error:
         raise ConfigurationError(f"submission '{path}' cannot be read: {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"submission '{path}' is not JSON: {error}") from error
     problems = check(submission)
     if problems:
         raise ConfigurationError(f"submission '{path}' is not valid: {'; '.join(problems)}")
-    return dict(submission)
+    return submission
 
 
 def check(submission: Any) -> list[str]:
     """Return what is wrong with a submission: by the schema, and by computing its scores again."""
     if isinstance(submission, dict) and submission.get("format") == FORMAT and submission.get("version") != VERSION:
         return [f"it has version {submission.get('version')}, and this Draftree reads version {VERSION}"]
-    problems = violations(submission, json.loads(SCHEMA.read_text("utf-8")))
+    problems = violations(submission, read_json(SCHEMA))
     if problems:
         return problems
     names = [method["name"] for method in submission["methods"]]

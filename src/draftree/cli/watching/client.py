@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -11,6 +10,7 @@ from typing import Any
 
 from draftree.cli.watching.address import Address
 from draftree.core.errors import ConfigurationError, DraftreeError
+from draftree.core.json_files import parse_json
 
 __all__ = ["RefusedError", "ServerClient", "UnreachableError"]
 
@@ -131,7 +131,7 @@ class ServerClient:
             RefusedError: it is none.
         """
         try:
-            found = json.loads(raw) if len(raw) <= MAX_BYTES else None
+            found = parse_json(raw) if len(raw) <= MAX_BYTES else None
         except ValueError:  # also wrong UTF-8
             found = None
         if not isinstance(found, dict):

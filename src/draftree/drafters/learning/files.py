@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.core.locks import PathLock
 from draftree.drafters.learning.base import DamagedStateError, LearnedState
 
@@ -72,12 +73,12 @@ class LearnedFile:
                 different = [key for key, value in self._header.items() if header.get(key) != value]
                 if different:
                     raise DamagedStateError(f"its {different[0]} is {header.get(different[0])!r}")
-                owners: list[str] = json.loads(header["owners"])
+                owners: list[str] = parse_json(header["owners"])
                 found: dict[str, dict[str, np.ndarray]] = {owner: {} for owner in owners}
                 for key in stored.keys():  # noqa: SIM118, not a mapping
                     place, _, array = key.partition("/")
                     found[owners[int(place)]][array] = stored.get_tensor(key)
-        except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, SafetensorError, *MALFORMED) as error:
             raise error if isinstance(error, DamagedStateError) else DamagedStateError(str(error)) from error
         return found
 

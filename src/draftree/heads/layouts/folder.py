@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from collections.abc import Callable
 from functools import cached_property
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
+from draftree.core.json_files import JsonError, read_json
 from draftree.heads.layouts.values import Values
 
 T = TypeVar("T")
@@ -20,7 +20,6 @@ CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-MAX_JSON_BYTES = 16_000_000
 """Upper limit of JSON files: a damaged file must not fill the memory."""
 
 
@@ -132,14 +131,9 @@ class HeadFolder:
     def _json(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
-            if path.stat().st_size > MAX_JSON_BYTES:
-                raise ModelLoadError(f"'{name}' has more than {MAX_JSON_BYTES} bytes: it is no configuration")
-            found = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as reason:
+            return read_json(path)
+        except (FileNotFoundError, JsonError) as reason:
             raise _damaged(name, reason) from reason
-        if not isinstance(found, dict):
-            raise ModelLoadError(f"'{name}' must hold one JSON object: get the head again")
-        return found
 
 
 def _damaged(file: str, reason: Exception) -> ModelLoadError:

@@ -6,13 +6,13 @@ values of its configuration that change what it computes. Dtype, device, kernels
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.heads.layouts.decoder import rope_of
 from draftree.heads.layouts.values import Values
 
@@ -98,12 +98,12 @@ def read_manifest(folder: Path) -> ShippedHead:
     """
     path = folder / MANIFEST
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if values["format"] != FORMAT:
             raise ModelLoadError(f"{path} has format {values['format']!r}, and this program reads {FORMAT}")
         target = values["target"]
         return ShippedHead(folder, str(target["fingerprint"]), dict(target["config"]), str(values["licence"]))
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+    except (OSError, *MALFORMED) as reason:
         raise ModelLoadError(f"{path} is damaged ({reason!r}): install the package again") from reason
 
 
@@ -119,10 +119,10 @@ def config_facts(folder: Path) -> dict[str, Any]:
         ModelLoadError: the file is missing or damaged.
     """
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = read_json(folder / "config.json")
         facts: dict[str, Any] = {name: values.get(name) for name in FACTS}
         return facts | {"rope": rope_of(Values(values))}
-    except (OSError, ValueError, AttributeError, TypeError) as reason:
+    except (OSError, *MALFORMED) as reason:
         raise ModelLoadError(f"{folder / 'config.json'} is damaged or unreadable ({reason})") from reason
 
 

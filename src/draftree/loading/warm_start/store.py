@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, parse_json
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)
@@ -87,10 +88,10 @@ class Store:
         try:
             content = path.read_bytes()
             found: Mapping[str, Any] = (
-                json.loads(content)["facts"] if path.suffix == BLOCKS_SUFFIX else _parsed(content)["made_for"]
+                parse_json(content)["facts"] if path.suffix == BLOCKS_SUFFIX else _parsed(content)["made_for"]
             )
             return found
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *MALFORMED):
             return {}
 
     def clear(self) -> int:
@@ -105,7 +106,7 @@ def _parsed(whole: bytes) -> dict[str, Any]:
     digest, _, text = whole.partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != digest:
         raise ValueError("it is damaged")
-    found = json.loads(text)
+    found = parse_json(text)
     if not isinstance(found, dict) or not {"made_for", "content"} <= found.keys():
         raise ValueError("it is not a record")
     return found

@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".so"
 SUM_LENGTH = 32
 WORK, PRIVATE, PACKING = ".build", "draftree-native", ".packing"
+EXTRA_FLAGS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))
+"""A link is not followed, and opening a named pipe does not wait for a writer."""
 OTHERS, GROUP = stat.S_IWOTH, stat.S_IWGRP
 DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
 """Age in seconds after which a working folder of another machine is abandoned."""
@@ -58,13 +60,14 @@ def _modified(path: Path) -> float:
 def why_unusable(path: Path) -> str | None:
     """Return why a library must not be loaded; None if it may."""
     try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+        handle = os.open(path, os.O_RDONLY | EXTRA_FLAGS)
     except OSError as error:
         return f"'{path}' cannot be opened ({error.strerror})"
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return f"'{path}' is not a file"
     with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return f"'{path}' is no file"
         reason = why_untrusted(status, path)
         if reason is None and _sum(file.read()) != path.stem.rpartition("-")[2]:
             reason = f"'{path}' is damaged"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.models.native.groups import RowBlocks
 from draftree.models.native.pages import FilePages
 
@@ -203,11 +203,11 @@ def _candidates(folder: Path) -> dict[str, StoredWeight]:
         index = folder / INDEX
         files = [WHOLE]
         if not (folder / WHOLE).exists():
-            files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            files = sorted(set(read_json(index)["weight_map"].values()))
         for name in files:
             with safe_open(folder / name, framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118, it is no dictionary
                     found[key] = StoredWeight(name, key, tuple(file.get_slice(key).get_shape()))
-    except (OSError, ValueError, KeyError, SafetensorError):
+    except (OSError, SafetensorError, *MALFORMED):
         return {}
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import final
 
+from draftree.core.json_files import parse_json
 from draftree.serve.errors import ApiError
 from draftree.serve.ray.resume import DONE, StreamRecord
 from draftree.serve.ray.wire import AnswerStart, Headers, Send
@@ -145,7 +146,7 @@ def _error_code(event: str) -> str | None:
     for line in event.split("\n"):
         if line.startswith("data:"):
             try:
-                data = json.loads(line.removeprefix("data:"))
+                data = parse_json(line.removeprefix("data:"))
             except ValueError:
                 return None
             error = data.get("error") if isinstance(data, dict) else None

@@ -17,6 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
+from draftree.core.json_files import parse_json
 from draftree.serve.errors import ApiError, api_error
 from draftree.serve.ray.delivery import Delivery, RefusedError
 from draftree.serve.ray.exposition import merged_metrics
@@ -229,7 +230,7 @@ def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, bool]:
     if scope["method"] != "POST" or scope["path"] not in GENERATING:
         return request, False
     try:
-        fields = json.loads(body)
+        fields = parse_json(body)
     except ValueError:
         return request, False
     if not isinstance(fields, dict):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from draftree.core.errors import DraftreeError
+from draftree.core.json_files import parse_json
 
 TEXTS = frozenset({"content", "text", "delta", "arguments", "reasoning_content", "refusal"})
 """Keys whose strings are appended to earlier ones."""
@@ -193,7 +194,7 @@ def _parse(event: str) -> tuple[str, dict[str, Any] | None]:
         elif field == "data":
             lines.append(value)
     try:
-        data = json.loads("\n".join(lines))
+        data = parse_json("\n".join(lines))
     except ValueError:
         return name, None
     return name, data if isinstance(data, dict) else None

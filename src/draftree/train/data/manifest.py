@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import MALFORMED, JsonError, read_json
 
 FORMAT, VERSION = "draftree training data", 1
 MANIFEST = "manifest.json"
@@ -179,14 +180,14 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
         except FileNotFoundError as error:
             raise ConfigurationError(
                 f"'{folder}' holds no training data: '{MANIFEST}' is missing; make them with 'draftree train data'"
             ) from error
-        except (OSError, ValueError) as error:
+        except JsonError as error:
             raise ConfigurationError(f"'{path}' cannot be read: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if content.get("format") != FORMAT:
             raise ConfigurationError(f"'{path}' is not the manifest of training data")
         if content.get("version") != VERSION:
             raise ConfigurationError(
@@ -194,7 +195,7 @@ class Manifest:
             )
         try:
             return _manifest_of(content)
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise ConfigurationError(f"'{path}' is damaged: {error!r}") from error
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
+from draftree.core.json_files import MALFORMED, read_json
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights
@@ -111,7 +112,7 @@ def write_store(
 
 def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
     """Store facts that JSON can represent with the weights; replaces those from before."""
-    description = json.loads((store.folder / DESCRIPTION).read_text("utf-8"))
+    description = read_json(store.folder / DESCRIPTION)
     _write(store.folder, description | {"facts": facts})
     return dataclasses.replace(store, facts=facts)
 
@@ -126,7 +127,7 @@ def open_store(folder: Path) -> WeightStore:
     from safetensors.torch import load_file
 
     try:
-        found = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        found = read_json(folder / DESCRIPTION)
         if found["format"] != FORMAT:
             raise ValueError(f"its format is {found['format']}, expected {FORMAT}")
         if found.get("layout") != layout():
@@ -148,7 +149,7 @@ def open_store(folder: Path) -> WeightStore:
         if size != store.num_bytes:
             raise ValueError(f"'{WEIGHTS}' has {size} bytes, expected {store.num_bytes}")
         return store
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, SafetensorError, *MALFORMED) as error:
         raise ModelLoadError(f"'{folder}' holds no packed weights that can be used: {error}") from error
 
 

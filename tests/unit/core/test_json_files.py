@@ -1,0 +1,117 @@
+"""Damaged JSON from outside is one clear error, in every reader of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftree.analysis.fleet.measured import Measurements
+from draftree.analysis.trace import read_trace
+from draftree.bench.records import read_results
+from draftree.bench.suite.submission import read_submission
+from draftree.bench.workload import read_workload
+from draftree.cli.plan import host_costs_of
+from draftree.core.errors import DraftreeError
+from draftree.core.json_files import MAX_JSON_BYTES, JsonError, parse_json, read_json, read_json_lines
+from draftree.core.trust import code_named_in
+from draftree.figures.material import read_lines
+from draftree.heads.calibration import CONFIDENCE, read_calibration
+from draftree.heads.rates import read_rates
+from draftree.heads.shipped.catalogue import MANIFEST, read_manifest
+from draftree.loading.encoder_decoder import is_encoder_decoder
+from draftree.models.native.library_files import why_unusable
+from draftree.train.checkpoints import load_checkpoint
+from draftree.train.data.manifest import Manifest
+from draftree.train.finishing import RECIPE, earlier_runs
+from draftree.train.run_state import read_log
+from draftree.weights.cache import Cache
+from draftree.weights.folder_check import check_model_folder
+from draftree.weights.packed_scheme import quantization_of
+
+DEEP = b"[" * 200_000
+DAMAGE: dict[str, bytes | None] = {
+    "a folder": None,
+    "deep": DEEP + b"\n",
+    "deep inside": b'{"kind": "trace", "format": 1, "a": ' + DEEP + b"]" * 200_000 + b"}\n",
+    "another encoding": b'{"a": "\xff"}\n',
+    "empty": b"",
+    "no object": b"[null]\n",
+    "a long number": b"1" * 5000,
+    "other values": b'{"kind": "draft", "format": [], "run": 3, "config": {}, "target": 1, "milliseconds": 2}\n',
+}
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "trace": ("t.jsonl", read_trace),
+    "results": ("r.jsonl", read_results),
+    "figures": ("r.jsonl", read_lines),
+    "workload": ("w.jsonl", read_workload),
+    "submission": ("s.json", read_submission),
+    "measurements": ("m.jsonl", Measurements.read),
+    "calibration runs": ("c.jsonl", lambda path: host_costs_of(path, None, None)),
+    "training log": ("log.jsonl", lambda path: read_log(path) if path.is_file() else None),
+    "checkpoint": ("c.safetensors", load_checkpoint),
+    "library": ("library.so", why_unusable),
+    "training data": ("manifest.json", lambda path: Manifest.read(path.parent)),
+    "shipped head": (MANIFEST, lambda path: read_manifest(path.parent)),
+    "confidence": (CONFIDENCE, lambda path: read_calibration(path.parent)),
+    "rates": (RECIPE, lambda path: read_rates(path.parent)),
+    "recipe": (RECIPE, lambda path: earlier_runs(path.parent)),
+    "manifest": ("draftree.json", lambda path: Cache().manifest(str(path.parent))),
+    "kind of model": ("config.json", lambda path: is_encoder_decoder(path.parent)),
+    "quantization": ("config.json", lambda path: quantization_of(path.parent)),
+    "code": ("config.json", lambda path: code_named_in(path.parent)),
+    "model": ("config.json", lambda path: check_model_folder(path.parent)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_damaged_file_is_a_deliberate_error(reader: str, damage: str, tmp_path: Path) -> None:
+    name, read = READERS[reader]
+    content = DAMAGE[damage]
+    if content is None:
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_bytes(content)
+    try:
+        read(tmp_path / name)
+    except DraftreeError as error:
+        assert len(str(error)) < 1000, "the message does not quote the file"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (DEEP, "nested too deeply"),
+        (b"\xff", "not UTF-8"),
+        (b"{", "not JSON"),
+        (b"[1]", "does not hold a JSON object"),
+        (b" " * (MAX_JSON_BYTES + 1), "more than 64 MiB"),
+    ],
+)
+def test_the_reason_is_given(content: bytes, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(JsonError, match=reason):
+        read_json(path)
+
+
+def test_a_missing_file_is_not_a_damaged_one(tmp_path: Path) -> None:
+    for read in (read_json, read_json_lines):
+        with pytest.raises(FileNotFoundError):
+            read(tmp_path / "a.json")
+
+
+def test_the_number_of_a_damaged_line_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2\n', "utf-8")
+    with pytest.raises(JsonError, match="line 3: it is not JSON"):
+        read_json_lines(path)
+    path.write_text('\n{"a": 1}\n', "utf-8")
+    assert read_json_lines(path) == [{"a": 1}]
+
+
+def test_a_byte_order_mark_is_no_content() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
