@@ -124,7 +124,7 @@ def test_a_file_holds_passes_and_rounds(tmp_path: Path) -> None:
     assert found.curve.seconds(1, 1, 64) == pytest.approx(0.010)
     with pytest.raises(ConfigurationError, match="no rounds of 'sufix': did you mean 'suffix'"):
         found.draft("sufix")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="does not exist"):
         Measurements.read(tmp_path / "missing")
 
 

@@ -226,7 +226,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     ("text", "said"),
     [
         ("", "no header line"),
-        ("oops\n", "line 1 is not JSON"),
+        ("oops\n", "line 1: it is not JSON"),
         ('{"a": 1}\n', "line 1 was not written by draftree bench"),
         ("[]\n", "line 1 was not written by draftree bench"),
         ('{"kind": "header", "format": 99}\n', "has format 99, this version reads 1"),

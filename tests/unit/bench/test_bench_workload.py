@@ -47,7 +47,7 @@ def test_foreign_formats_are_read(tmp_path):
     ("lines", "said"),
     [
         ([], "holds no prompts"),
-        (['{"prompt": "a"}', "{oops"], "line 2 is not JSON"),
+        (['{"prompt": "a"}', "{oops"], "line 2: it is not JSON"),
         (["[1]"], "line 1 is not a JSON object"),
         (['{"id": "a"}'], "line 1 has no prompt"),
         (['{"prompt": "a", "turns": ["b"]}'], "line 1 has prompt and turns"),

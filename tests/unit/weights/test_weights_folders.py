@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("own_caches")
     [
         ("config.json", None, "is not a model folder: it lacks config.json; name a folder"),
         ("config.json", "{", r"config\.json' cannot be read \("),
-        ("config.json", "[]", "it holds no settings"),
+        ("config.json", "[]", "does not hold a JSON object"),
         ("config.json", "{}", "lacks 'model_type'"),
         ("generation_config.json", "{,}", "cannot be read"),
         ("tokenizer_config.json", "\x00", "cannot be read"),
