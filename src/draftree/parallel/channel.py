@@ -226,8 +226,10 @@ def _settled(peer: socket.socket) -> socket.socket:
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle = socket.TCP_KEEPALIVE if sys.platform == "darwin" else socket.TCP_KEEPIDLE
-    peer.setsockopt(socket.IPPROTO_TCP, idle, PROBE_SECONDS)
+    if sys.platform == "darwin":
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPALIVE, PROBE_SECONDS)
+    else:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_SECONDS)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_SECONDS)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)
     return peer
