@@ -41,8 +41,9 @@ def bearer(secret: str) -> str:
     return f"Bearer {secret}"
 
 
-def test_each_line_is_a_key_with_an_optional_name_and_models(tmp_path: Path) -> None:
-    keys = ring(tmp_path)
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_each_line_is_a_key_with_an_optional_name_and_models(tmp_path: Path, start: str) -> None:
+    keys = ring(tmp_path, start + FILE)
     assert keys.authenticate(bearer("sk-3b1c5a7d9e")) == ApiKey("key-1")
     assert keys.authenticate(bearer("sk-58f1c0a2b4")) == ApiKey("alice")
     batch = keys.authenticate(bearer("sk-77ad09e3f1"))

@@ -114,10 +114,11 @@ def test_the_field_of_one_endpoint_is_named(http: httpx.Client, url: str, field:
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "wizard", "content": "a"}, "messages[0].role"),
+        ({"role": "wizard", "content": "a"}, "messages"),
+        ({"role": "", "content": "a"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
+        ({"role": "user", "content": "a", "contents": "red"}, "messages[0].contents"),
         ({"role": "user", "content": "a", "audio": {"id": "x"}}, "messages[0].audio"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -56,13 +57,23 @@ def test_messages_are_encoded_as_for_an_answer(http: httpx.Client, server: Runni
     )
 
 
-def test_tools_and_variables_reach_the_template(http: httpx.Client) -> None:
-    hermes = Tokenizer(byte_level(HERMES), name="tiny")
-    definition = {"name": "run", "description": "Runs", "parameters": {"type": "object", "properties": {}}}
-    wanted = hermes.apply_chat_template(
-        MESSAGES, tools=[{"type": "function", "function": definition}], template_kwargs={"enable_thinking": True}
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "run"}},
+        {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, "name": "run"}},
+        {"function": {"name": "run", "description": None, "parameters": {}, "strict": False}, "type": "function"},
+        {"type": "function", "function": {"name": "run", "x-note": [1, {"a": None}]}, "cache_control": {"a": "b"}},
+        {"type": "function", "function": {"name": "run", "parameters": {"properties": {"b": {}, "a": {"enum": [1]}}}}},
+    ],
+    ids=json.dumps,
+)
+def test_tools_and_variables_reach_the_template_as_they_are_sent(http: httpx.Client, tool: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "The fox runs"}]
+    wanted = byte_level(HERMES).apply_chat_template(
+        messages, tools=[tool], enable_thinking=True, add_generation_prompt=True, return_dict=False
     )
-    body = {"model": "hermes", "messages": MESSAGES, "tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}}
+    body = {"model": "hermes", "messages": messages, "tools": [tool], "chat_template_kwargs": {"enable_thinking": True}}
     assert tokens(http, **body)["tokens"] == wanted
 
 

@@ -64,9 +64,10 @@ def test_the_client_gets_calls_whole_and_streamed(client: openai.OpenAI, family:
     assert arguments == call.function.arguments
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "Rome"}', '{"city": "', "", "[1]"])
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_calls_and_results_are_read_back(client: openai.OpenAI, family: str) -> None:
-    function = {"name": "get_weather", "arguments": json.dumps({"city": "Rome"})}
+def test_calls_and_results_are_read_back(client: openai.OpenAI, family: str, arguments: str) -> None:
+    function = {"name": "get_weather", "arguments": arguments}
     history: Any = [
         {"role": "user", "content": "How is Rome?"},
         {

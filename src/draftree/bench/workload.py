@@ -104,7 +104,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
     try:
         content = path.read_bytes()
         # not splitlines: a prompt may contain other separators than line breaks
-        lines = content.decode("utf-8").split("\n")
+        lines = content.decode("utf-8-sig").split("\n")
     except FileNotFoundError as error:
         raise ConfigurationError(f"prompts file '{path}' does not exist: check the path") from error
     except UnicodeDecodeError as error:

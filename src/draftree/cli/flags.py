@@ -149,7 +149,7 @@ def read_optional(kind: type) -> Callable[[Any], Any]:
 
 def read_file(given: Path | None) -> str | None:
     try:
-        return None if given is None else given.read_text(encoding="utf-8")
+        return None if given is None else given.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"cannot be read: {error.strerror}"
         raise ValueError(f"'{given}' {reason}") from error

@@ -109,7 +109,7 @@ def _unauthorized(message: str, code: str) -> ApiError:
 
 def _lines(path: str) -> Sequence[str]:
     try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"the file of API keys '{path}' cannot be read: {reason}") from error

@@ -12,7 +12,7 @@ from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.literal import LiteralEncoder
-from draftree.text.chat.messages import Messages, conversation_of, require_unicode
+from draftree.text.chat.messages import MESSAGE_KEYS, Messages, conversation_of, require_unicode
 from draftree.text.languages import language_token, languages_of, reading
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
 
@@ -143,7 +143,7 @@ class Tokenizer:
                 f"{self.name} has no chat template, so a chat cannot be encoded: "
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
-        if conversation.tools or conversation.variables or conversation.has_calls:
+        if conversation.tools or conversation.variables or conversation.keys - set(MESSAGE_KEYS):
             from draftree.text.chat.template_names import require_read
 
             require_read(conversation, self.chat_template or "", self.name)

@@ -104,8 +104,9 @@ def test_a_value_that_cannot_be_read_names_its_flag(arguments: list[str], words:
 
 def test_a_schema_is_typed_or_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
-    file.write_text('{"type":   "array"}', encoding="utf-8")
-    assert parsed(["--json-schema", str(file)]).json_schema == '{"type": "array"}'
+    for encoding in ("utf-8", "utf-8-sig"):
+        file.write_text('{"type":   "array"}', encoding=encoding)
+        assert parsed(["--json-schema", str(file)]).json_schema == '{"type": "array"}'
     with pytest.raises(typer.BadParameter, match="cannot be read"):
         parsed(["--json-schema", "no/such/schema"])
     with pytest.raises(InvalidRequestError, match="json_schema"):

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from draftree.serve.api.beams import searched
 from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
 from draftree.serve.beam_params import chat_request
+from draftree.serve.chat_messages import template_messages
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -21,13 +22,11 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.chat import ChatWriter
 from draftree.serve.render.head import Head, Report
-from draftree.serve.schema.chat import ChatBody, Message
+from draftree.serve.schema.chat import ChatBody
 from draftree.serve.sse import EventStream, respond
 from draftree.serve.tools.plan import ToolPlan
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERRORS)
-ROLES = {"developer": "system"}
-"""Roles of the API that templates know under another name."""
 
 
 @router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)
@@ -60,7 +59,7 @@ async def _beams(body: ChatBody, request: Request) -> Response:
     found = await searched(
         request,
         model,
-        prompts=[_messages(body, model)],
+        prompts=[template_messages(body.messages, model.chat_template)],
         asked=asked,
         priority=body.priority or 0,
         response_id=head.id,
@@ -123,7 +122,7 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
     async with running_job(
         request,
         model,
-        prompts=[_messages(body, model)],
+        prompts=[template_messages(body.messages, model.chat_template)],
         params=plan.sampling(params),
         options=options,
         encode=encode,
@@ -139,24 +138,3 @@ def _adds_prompt(body: ChatBody) -> bool:
         message = "'continue_final_message' excludes 'add_generation_prompt': set one of them"
         raise invalid(message, "add_generation_prompt")
     return False
-
-
-def _messages(body: ChatBody, model: ServedModel) -> list[dict[str, Any]]:
-    return [_plain(message, model, place=f"messages[{place}]") for place, message in enumerate(body.messages)]
-
-
-def _plain(message: Message, model: ServedModel, *, place: str) -> dict[str, Any]:
-    reasoning = message.reasoning_content or message.reasoning
-    if message.content is None and not message.tool_calls and not reasoning:
-        raise invalid(f"'{place}' needs 'content', or calls of the assistant", f"{place}.content")
-    if message.name is not None and message.role != "tool" and "name" not in model.chat_template:
-        raise invalid(f"the model's chat template has no place for '{place}.name': leave it out", f"{place}.name")
-    if message.tool_call_id is not None and message.role != "tool":
-        raise invalid(f"'{place}.tool_call_id' belongs to the role 'tool': leave it out", f"{place}.tool_call_id")
-    if reasoning and (message.role != "assistant" or message.reasoning not in (None, reasoning)):
-        reason = "belongs to the role 'assistant', and has the value of 'reasoning_content' if both are sent"
-        raise invalid(f"'{place}.reasoning' {reason}: leave it out", f"{place}.reasoning")
-    plain = message.model_dump(exclude_none=True, exclude={"reasoning", "reasoning_content"})
-    if reasoning:
-        plain["reasoning_content"] = reasoning
-    return {**plain, "role": ROLES.get(message.role, message.role)}

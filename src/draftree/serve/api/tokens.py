@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.common import ERRORS, model_of, server_of
+from draftree.serve.chat_messages import template_messages
 from draftree.serve.errors import invalid
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import named_error
@@ -17,7 +16,6 @@ from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
 
 router = APIRouter(tags=["tokens"], responses=ERRORS)
-ROLES = {"developer": "system"}
 
 
 @router.post("/tokenize", summary="Encode a text or a conversation")
@@ -80,15 +78,10 @@ async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
     plan = await ToolPlan.load(_tokenizer(model), body.tools)
     try:
         return await model.llm.prompts.encode_chat(
-            _messages(body),
+            template_messages(body.messages or (), model.chat_template),
             tools=plan.tools,
             template_kwargs=body.chat_template_kwargs,
             add_generation_prompt=body.add_generation_prompt is not False,
         )
     except InvalidRequestError as error:
         raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
-
-
-def _messages(body: TokenizeBody) -> list[dict[str, Any]]:
-    messages = [message.model_dump(exclude_none=True) for message in body.messages or []]
-    return [{**message, "role": ROLES.get(message["role"], message["role"])} for message in messages]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, Body, ServiceTier
 from draftree.serve.schema.elsewhere import CHAT, SHARED, Effect, ignored, refused
@@ -24,7 +24,7 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One message of a conversation."""
+    """One message of a conversation; its role and its further fields are those of the chat template."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
         "audio": refused("only text is supported"),
@@ -33,13 +33,20 @@ class Message(Body):
         "annotations": ignored("only the text of a message is read", []),
         "cache_control": ignored("prefixes are cached without it"),
     }
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    model_config = ConfigDict(extra="allow")
+
+    role: str = Field(min_length=1, max_length=64)
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+
+    @classmethod
+    def _take_unknown(cls, name: str, value: Any, kept: dict[str, Any]) -> None:
+        """Keep the field: the chat template may read it."""
+        kept[name] = value
 
 
 class ChatBody(BeamBody):

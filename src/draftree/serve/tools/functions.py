@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ __all__ = ["Function", "functions_of", "is_forced", "required_name"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 MAX_TOOLS = 128
 KEYS = ("name", "description", "parameters", "strict")
+LIKENESS = 0.75
+"""Similarity from which another field counts as a misspelt one; the rest is for the chat template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class Function:
         name: its name.
         schema: the JSON schema of its arguments, an object.
         is_strict: whether the arguments must follow the schema.
-        tool: its definition in OpenAI's form, for templates.
+        tool: its definition as the client sent it, for templates.
     """
 
     name: str
@@ -60,14 +63,15 @@ def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]
 
 
 def _function(tool: object, place: str) -> Function:
-    if not isinstance(tool, Mapping) or tool.get("type") != "function" or set(tool) != {"type", "function"}:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
         raise invalid(f'\'{place}\' must have the form {{"type": "function", "function": {{…}}}}', place)
-    inner, place = tool["function"], f"{place}.function"
+    inner, place = tool.get("function"), f"{place}.function"
     if not isinstance(inner, Mapping):
         raise invalid(f"'{place}' must be an object with a name", place)
-    for key in inner:
-        if key not in KEYS:
-            raise invalid(f"'{place}.{key}' is unknown: {suggestion(str(key), KEYS)}", f"{place}.{key}")
+    for key in set(inner).difference(KEYS):
+        close = difflib.get_close_matches(key, KEYS, n=1, cutoff=LIKENESS)
+        if close:
+            raise invalid(f"'{place}.{key}' is unknown: did you mean '{close[0]}'?", f"{place}.{key}")
     name = inner.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         reason = "must have 1 to 64 letters, digits, dots, dashes and underscores"
@@ -77,11 +81,7 @@ def _function(tool: object, place: str) -> Function:
     if not isinstance(inner.get("strict"), bool | None):
         raise invalid(f"'{place}.strict' must be true or false", f"{place}.strict")
     schema = _schema(inner.get("parameters"), f"{place}.parameters")
-    shown = {key: value for key, value in inner.items() if value is not None and key != "strict"}
-    # templates read these fields without a check
-    shown = {"description": "", "parameters": {"type": "object", "properties": {}}} | shown
-    order = {key: shown[key] for key in ("name", "description", "parameters")}
-    return Function(name, schema, bool(inner.get("strict")), {"type": "function", "function": order})
+    return Function(name, schema, bool(inner.get("strict")), tool)
 
 
 def _schema(given: object, place: str) -> Mapping[str, Any]:

@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, blaming, suggestion
+from draftree.core.errors import InvalidRequestError, blaming
 from draftree.text.chat.conversation import Conversation
 
-__all__ = ["MESSAGE_KEYS", "Messages", "check_messages", "conversation_of", "require_unicode"]
+__all__ = ["KNOWN_KEYS", "MESSAGE_KEYS", "Messages", "check_messages", "conversation_of", "require_unicode"]
 
 Messages = Sequence[Mapping[str, Any]]
 MESSAGE_KEYS = ("role", "content")
-OPTIONAL_KEYS = ("name", "reasoning_content", "tool_call_id", "tool_calls")
+KNOWN_KEYS = frozenset((*MESSAGE_KEYS, "name", "reasoning_content", "thinking", "tool_call_id", "tool_calls"))
+"""Common keys of messages; others must be read by the template."""
 MAX_DEPTH = 64
 """Levels of objects and arrays in tools, arguments and template variables."""
 
@@ -27,7 +28,8 @@ def conversation_of(
 ) -> Conversation:
     """Check messages, tools and template variables, and convert them to the form that templates expect.
 
-    Text parts are joined by line ends. Arguments of calls, which are JSON text in OpenAI's form, become objects.
+    Text parts are joined by line ends. Arguments of calls, which are JSON text in OpenAI's form, become objects; text
+    that is no JSON object, such as that of a call that was cut, stays as it is.
 
     Raises:
         InvalidRequestError: a message, tool or variable of another shape.
@@ -51,7 +53,7 @@ def check_messages(messages: object) -> None:
 
     A message has a "role" and a "content": a text, or a list of parts {"type": "text", "text": …}. Messages of the
     assistant may have "tool_calls" or "reasoning_content", and then no content; messages of the role "tool" may have a
-    "tool_call_id"; any message may have a "name".
+    "tool_call_id"; any message may have a "name", and other keys that the template reads.
 
     Raises:
         InvalidRequestError: not a list of such messages.
@@ -73,19 +75,13 @@ def _check_message(message: object, place: str) -> None:
             f"{_capital(place)} must be a dictionary, but is of type {type(message).__name__}: "
             'write {"role": "user", "content": "…"}.'
         )
-    known = (*MESSAGE_KEYS, *OPTIONAL_KEYS)
-    unknown = [key for key in message if key not in known]
-    if unknown:
-        raise InvalidRequestError(
-            f"{_capital(place)} has the key {unknown[0]!r}, which is not known: "
-            f"a message has {', '.join(map(repr, known[:-1]))} or {known[-1]!r}."
-        )
     _require_text(message, "role", place=place)
     if not message["role"].strip():
         raise InvalidRequestError(f'"role" of {place} is empty: write "system", "user" or "assistant".')
     for key in ("name", "reasoning_content", "tool_call_id"):
         if message.get(key) is not None:
             _require_text(message, key, place=place)
+    _require_plain({key: message[key] for key in message if key not in KNOWN_KEYS}, place)
     if message.get("tool_calls"):
         _check_calls(message, place)
     if message.get("content") is None and (message.get("tool_calls") or message.get("reasoning_content") is not None):
@@ -121,32 +117,27 @@ def _check_calls(message: Mapping[str, Any], place: str) -> None:
                 f'{_capital(where)} must be {{"id": "…", "type": "function", "function": {{"name": "…", '
                 '"arguments": "…"}}: write it so.'
             )
-        _check_known(call, ("id", "type", "function", "index"), where)
-        _check_known(call["function"], ("name", "arguments"), where)
         if call.get("type", "function") != "function":
             raise InvalidRequestError(f'"type" of {where} must be "function": only calls of functions are supported.')
         if call.get("id") is not None:
             _require_text(call, "id", place=where)
         _require_text(call["function"], "name", place=where)
+        _require_plain(call, where)
         _arguments(call["function"].get("arguments"), where)
 
 
-def _check_known(value: Mapping[str, Any], known: Sequence[str], place: str) -> None:
-    for key in value:
-        if key not in known:
-            raise InvalidRequestError(f"{_capital(place)} has the key {key!r}: {suggestion(str(key), known)}.")
-
-
-def _arguments(value: object, place: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object."""
+def _arguments(value: object, place: str) -> dict[str, Any] | str:
+    """Return the arguments of a call: an object, or text that is none."""
     found = value
     if isinstance(value, str):
         require_unicode(value, f'"arguments" of {place}')
         try:
             found = json.loads(value) if value.strip() else {}
         except (ValueError, RecursionError):
-            found = None
+            return value
     if not isinstance(found, Mapping):
+        if isinstance(value, str):
+            return value
         raise InvalidRequestError(f'"arguments" of {place} must be the JSON text of an object, such as "{{}}".')
     _require_plain(found, f'"arguments" of {place}')
     return dict(found)
@@ -169,11 +160,9 @@ def _template_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {
-        "name": call["function"]["name"],
-        "arguments": _arguments(call["function"].get("arguments"), "a call"),
-    }
-    return {**({"id": call["id"]} if call.get("id") is not None else {}), "type": "function", "function": function}
+    function = {**call["function"], "arguments": _arguments(call["function"].get("arguments"), "a call")}
+    kept = {key: value for key, value in call.items() if value is not None}
+    return {**kept, "type": "function", "function": function}
 
 
 def _checked_tools(tools: object) -> list[dict[str, Any]] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from jinja2 import TemplateError
@@ -9,16 +10,17 @@ from jinja2.meta import find_undeclared_variables
 
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.text.chat.conversation import Conversation
+from draftree.text.chat.messages import KNOWN_KEYS
 from draftree.text.chat.templates import BoundedEnvironment
 
-__all__ = ["require_read", "variables_of"]
+__all__ = ["reads_key", "require_read", "variables_of"]
 
 FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """Variables of every rendering."""
 
 
 def require_read(conversation: Conversation, template: str, name: str) -> None:
-    """Raise unless the template reads the tools, calls and variables of a conversation.
+    """Raise unless the template reads the tools, calls, variables and keys of messages of a conversation.
 
     Args:
         conversation: the input of the template.
@@ -34,6 +36,12 @@ def require_read(conversation: Conversation, template: str, name: str) -> None:
     if conversation.has_calls and "tool_calls" not in template:
         message = f"a message has tool_calls, but {reason} them: leave them out."
         raise InvalidRequestError(message, param="messages")
+    for key in conversation.keys - KNOWN_KEYS:
+        if not reads_key(template, key):
+            message = f"a message has the key {key!r}, which {reason}: {suggestion(key, KNOWN_KEYS)}."
+            raise InvalidRequestError(message, param="messages")
+    if not conversation.variables:
+        return
     known = frozenset(
         variable
         for variable in variables_of(template) - FIXED - set(BoundedEnvironment().globals)
@@ -44,6 +52,11 @@ def require_read(conversation: Conversation, template: str, name: str) -> None:
             hint = suggestion(variable, known) if known else "it reads no such variables"
             message = f"template_kwargs has {variable!r}, which {reason}: {hint}."
             raise InvalidRequestError(message, param="template_kwargs")
+
+
+def reads_key(template: str, key: str) -> bool:
+    """Return whether the source of a template has the name of a key of messages."""
+    return re.search(rf"(?<!\w){re.escape(key)}(?!\w)", template) is not None
 
 
 @lru_cache(maxsize=16)
