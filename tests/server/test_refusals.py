@@ -7,9 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
+from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ModelLoadError
-from serving import NAME
+from draftree.serve.pool import ServedModel
+from serving import NAME, running_server, tiny_model
+from text_backends import byte_level
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
@@ -205,3 +209,15 @@ def test_an_error_that_names_files_shows_no_details(http: httpx.Client, monkeypa
 def test_the_first_model_is_the_default(http: httpx.Client) -> None:
     answer = http.post(PLAIN, json={"prompt": "hello", "max_tokens": 1})
     assert answer.json()["model"] == NAME
+
+
+def test_a_panic_of_the_tokenizer_is_refused_in_the_shape_of_openai() -> None:
+    backend = byte_level()
+    backend.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    text = "a" * 40 + "b"
+    models = [ServedModel(NAME, AsyncLLM(tiny_model(), "none", tokenizer=backend))]
+    with running_server(models) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        for url, fields in ((PLAIN, {"prompt": text}), (CHAT, {"messages": [{"role": "user", "content": text}]})):
+            assert "cannot encode this" in refused(client, url, fields)["message"]
+        refused(client, PLAIN, {"bad_words": [text]})
+        assert client.get("/health").status_code == 200

@@ -4,6 +4,7 @@
     ├── ConfigurationError (ValueError)     a method, option or combination that cannot be honoured
     │   └── VocabularyMismatchError         drafter and target do not share one vocabulary
     ├── InvalidRequestError (ValueError)    a prompt or sampling parameter that cannot be honoured
+    │   └── TokenizerError                  the model's tokenizer fails on this text or these tokens
     ├── ModelError (RuntimeError)
     │   ├── ModelNotFoundError              no such name, folder, file or hub id
     │   ├── ModelLoadError                  found, but broken or unreadable
@@ -38,6 +39,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "QueueFullError",
     "RankError",
+    "TokenizerError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "WeightsError",
@@ -75,6 +77,10 @@ class InvalidRequestError(DraftreeError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class TokenizerError(InvalidRequestError):
+    """The model's tokenizer fails on this text or these tokens."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 
+from draftree.core.panics import panics_as_errors
 from draftree.core.trust import code_named_in
 from draftree.loading.warm_start.store import Store, digest_of
 from draftree.text import plain
@@ -53,7 +54,8 @@ def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenize
 
 def _facts(loaded: Tokenizer, folder: Path) -> PlainFacts | None:
     try:
-        return plain_facts(loaded.backend, folder)
+        with panics_as_errors():
+            return plain_facts(loaded.backend, folder)
     except Exception as error:  # custom tokenizers may raise anything
         logger.info("%s: its tokenizer was not compared: %s", folder, error)
         return None

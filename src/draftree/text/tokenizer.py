@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError, ModelLoadError
+from draftree.core.errors import DraftreeError, InvalidRequestError, ModelLoadError, TokenizerError
+from draftree.core.panics import panics_as_errors
 from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
 from draftree.text.chat.conversation import Conversation
@@ -15,6 +17,7 @@ from draftree.text.chat.literal import LiteralEncoder
 from draftree.text.chat.messages import MESSAGE_KEYS, Messages, conversation_of, require_unicode
 from draftree.text.languages import language_token, languages_of, reading
 from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
+from draftree.text.tokenizer_files import MAX_TOKENS, check_tokenizer_files
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -53,17 +56,21 @@ class Tokenizer:
         from transformers import AutoTokenizer
 
         try:
-            backend = AutoTokenizer.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=trust_remote_code
-            )
-            tokenizer = cls(backend, name=folder.name)
-            num_tokens = len(tokenizer._tokens)
+            check_tokenizer_files(folder)
+            with panics_as_errors():
+                backend = AutoTokenizer.from_pretrained(
+                    str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+                )
+                tokenizer = cls(backend, name=folder.name)
+                largest = max(tokenizer._tokens, default=None)
         except Exception as error:  # the libraries below raise bare Exception for a damaged file
             if "trust_remote_code" in str(error) and (why := refusal(folder)):
                 raise ModelLoadError(f"The tokenizer in {why}.") from error
             raise _broken(folder, _first_line(error)) from error
-        if num_tokens == 0:
+        if largest is None:
             raise _broken(folder, "the vocabulary is empty")
+        if largest >= MAX_TOKENS:
+            raise _broken(folder, f"a token has the id {largest}, and ids are below {MAX_TOKENS}")
         return tokenizer
 
     @property
@@ -76,13 +83,15 @@ class Tokenizer:
 
         Raises:
             InvalidRequestError: not a string, or a string that is not valid Unicode.
+            TokenizerError: the tokenizer fails on this text.
         """
         if not isinstance(text, str):
             raise InvalidRequestError(
                 f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
             )
         require_unicode(text, "The prompt")
-        return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
+        with self._working("encode this text"):
+            return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def encode_in(self, language: str, text: str) -> list[int]:
         """Encode a text with the tokens that a multilingual model expects around a prompt in this language.
@@ -101,14 +110,30 @@ class Tokenizer:
 
     def encode_literally(self, text: str) -> list[int]:
         """Encode plain text: a special token such as </s> in it is spelled."""
-        ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        return [int(i) for i in ids]
+        with self._working("encode this text"):
+            ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+            return [int(i) for i in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
         """Decode token ids exactly; bytes that form no character become U+FFFD."""
-        return self._backend.decode(
-            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        with self._working("decode these tokens"):
+            return self._backend.decode(
+                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+
+    @contextmanager
+    def _working(self, task: str) -> Iterator[None]:
+        """Turn any failure of the libraries, which raise bare `Exception` and panics, into a `TokenizerError`."""
+        try:
+            with panics_as_errors():
+                yield
+        except DraftreeError:
+            raise
+        except Exception as error:
+            raise TokenizerError(
+                f"the tokenizer of {self.name} cannot {task} ({_first_line(error)}): change the text, or get a version "
+                "of the model whose tokenizer.json is intact"
+            ) from error
 
     def apply_chat_template(
         self,
@@ -156,7 +181,8 @@ class Tokenizer:
             ) from error
         if allow_control_tokens:
             return self.encode(text, add_special_tokens=False)
-        return self._literal_encoder.ids(conversation, text)
+        with self._working("encode this conversation"):
+            return self._literal_encoder.ids(conversation, text)
 
     @cached_property
     def _literal_encoder(self) -> LiteralEncoder:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
+from draftree.core.panics import panics_as_errors
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.config_check import check_sizes
 from draftree.weights.gguf_file import Dtype, GgufFile
@@ -43,8 +44,9 @@ def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress
     """
     file = GgufFile(source)
     try:
-        architecture, settings, shapes = save_description(file, folder, dtype=dtype)
-        sources = tensor_sources(file, shapes)
+        with panics_as_errors():
+            architecture, settings, shapes = save_description(file, folder, dtype=dtype)
+            sources = tensor_sources(file, shapes)
     except (DraftreeError, OSError):
         raise
     except Exception as error:

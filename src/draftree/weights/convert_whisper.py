@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftree.core.errors import UnsupportedModelError
+from draftree.core.panics import panics_as_errors
 from draftree.weights.ctranslate2_file import Ctranslate2File
 from draftree.weights.progress import Progress
 from draftree.weights.safetensors_file import write_safetensors
@@ -110,7 +111,8 @@ def _saved_tokenizer(file: Ctranslate2File, folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        backend = Tokenizer.from_str(file.rest.decode("utf-8"))
+        with panics_as_errors():
+            backend = Tokenizer.from_str(file.rest.decode("utf-8"))
     except Exception as error:  # the library raises plain exceptions
         raise file.broken(f"the tokenizer after the model cannot be read ({error})") from error
     end = "<|endoftext|>"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftree.core.errors import DraftreeError, ModelLoadError
 from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.panics import panics_as_errors
 from draftree.core.remedies import get_again
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
@@ -121,7 +122,8 @@ def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Pa
 
 def _describe(file: GgufFile, folder: Path, sha256: str) -> None:
     try:
-        _, settings, shapes = save_description(file, folder, dtype="bfloat16")
+        with panics_as_errors():
+            _, settings, shapes = save_description(file, folder, dtype="bfloat16")
         sources = tensor_sources(file, shapes)
         (folder / BLOCK_FACTS).write_text(
             json.dumps({"sha256": sha256, "settings": settings, "sources": sources}), "utf-8"

@@ -1,0 +1,98 @@
+"""Limits of tokenizer files, checked before the libraries read them.
+
+The `tokenizers` library ends the process when it cannot allocate memory, and a small file can ask for any amount: each
+step of a tokenizer may lengthen what the step before wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.core.json_files import MALFORMED, MAX_JSON_BYTES, read_json
+
+__all__ = ["MAX_TOKENS", "check_tokenizer_files"]
+
+PATTERNS = ("*token*", "vocab*", "merges*", "chat_template*", "tekken.json")
+MAX_TOKENS = 1 << 24
+"""Limit of token ids: lists by id are kept; the largest known vocabularies have a million tokens."""
+MAX_GROWTH = 1024
+"""Bytes that may become of one: the compositions of NFKC become up to 33, and a space in them three more."""
+MAX_COPIES, MAX_ADDED = 4, 1000
+"""Copies of a text, and tokens around it, that a post-processor may write."""
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raise for files that are too large, or with which a short text takes unbounded memory.
+
+    Raises:
+        ValueError: a file is damaged or beyond a limit; the text says why.
+    """
+    for pattern in PATTERNS:
+        for path in folder.glob(pattern):
+            if path.is_file() and path.stat().st_size > MAX_JSON_BYTES:
+                raise ValueError(f"{path.name} has more than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        content = read_json(folder / "tokenizer.json")
+    except FileNotFoundError:
+        return
+    for parts in (("normalizer", "pre_tokenizer", "model"), ("decoder",)):
+        growth = math.prod(_growth(step) for part in parts for step in _steps(content.get(part)))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"{' and '.join(parts)} of tokenizer.json lengthen a text more than {MAX_GROWTH} times")
+    around = [_copies(step) for step in _steps(content.get("post_processor"))]
+    if math.prod(max(1, copies) for copies, _ in around) > MAX_COPIES:
+        raise ValueError(f"the post_processor of tokenizer.json writes a text more than {MAX_COPIES} times")
+    if sum(added for _, added in around) > MAX_ADDED:
+        raise ValueError(f"the post_processor of tokenizer.json writes more than {MAX_ADDED} tokens around a text")
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a part of a tokenizer; a step of another form is left to the library, which refuses it."""
+    if isinstance(part, Mapping):
+        yield part
+        for name in ("normalizers", "pretokenizers", "decoders", "processors"):
+            for step in part.get(name) or ():
+                yield from _steps(step)
+
+
+def _growth(step: Mapping[str, Any]) -> int:
+    """Return an upper bound of the bytes that a step writes for one byte."""
+    if step.get("type") == "ByteLevel":
+        return 2
+    if step.get("type") == "Precompiled":
+        return _longest_replacement(step.get("precompiled_charsmap"))
+    names = ("content", "prepend", "continuing_subword_prefix", "end_of_word_suffix")
+    written = [str(step[name]) for name in names if step.get(name) is not None]
+    return max(1, len("".join(written).encode("utf-8", "surrogatepass")))
+
+
+def _longest_replacement(table: Any) -> int:
+    """Return the length of the longest replacement in a table: the size of a trie, the trie, texts that end with 0."""
+    try:
+        content = base64.b64decode(table, validate=True)
+        place = 4 + int.from_bytes(content[:4], "little")
+    except MALFORMED:
+        raise ValueError("the precompiled_charsmap of tokenizer.json is damaged") from None
+    if not 4 < place <= len(content):
+        raise ValueError("the precompiled_charsmap of tokenizer.json is damaged")
+    return max(1, *map(len, content[place:].split(b"\0")))
+
+
+def _copies(step: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how often a step of the post-processor writes the text, and how many tokens it adds."""
+    if step.get("type") != "TemplateProcessing":
+        return 1, 2
+    copies, added = 0, 0
+    try:
+        for piece in step["single"]:
+            if "Sequence" in piece:
+                copies += 1
+            else:
+                added += len(step["special_tokens"][piece["SpecialToken"]["id"]]["ids"])
+    except MALFORMED:
+        raise ValueError("the post_processor of tokenizer.json is damaged") from None
+    return copies, added
