@@ -112,7 +112,7 @@ def analyse(
 ) -> None:
     """Draw the figures of speculative decoding from runs of a model, from traces and from results files.
 
-    Every figure is written as SVG and PNG, with its numbers as CSV. Runs are recorded below DIR/traces.
+    Every figure is written as SVG, PNG and PDF, with its numbers as CSV. Runs are recorded below DIR/traces.
     """
     if listing:
         list_figures()

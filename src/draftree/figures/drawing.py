@@ -1,10 +1,10 @@
-"""Writes a figure as SVG, PNG and CSV with one style. Needs the extra `plots`; no torch."""
+"""Writes a figure as SVG, PNG, PDF and CSV with one style. Needs the extra `plots`; no torch."""
 
 from __future__ import annotations
 
 import csv
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
 from draftree.figures.base import Data, Figure
 
-__all__ = ["CELLS", "INK", "SERIES", "band", "dodged", "ink_on", "legend", "printable", "write_figure"]
+__all__ = ["CELLS", "INK", "SERIES", "band", "dodged", "ink_on", "legend", "printable", "write_figure", "write_sheet"]
 
 DPI = 110
 INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}
@@ -32,6 +32,7 @@ CELLS = ("#010101", "#fefefe")
 STYLE = {
     "svg.hashsalt": "draftree",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -47,26 +48,53 @@ WIDTH = 112
 
 
 def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Path]:
-    """Write NAME.svg, NAME.png and NAME.csv; existing files of these names are replaced.
+    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv; existing files of these names are replaced.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    notes = (data.measured, f"Losing case: {data.losing}.")
+    paths = write_sheet(
+        lambda sheet: figure.draw(sheet, data), folder / name, title=figure.title, notes=notes, size=figure.size
+    )
+    table = folder / f"{name}.csv"
+    write_rows(table, data.rows)
+    return [*paths, table]
+
+
+def write_sheet(
+    draw: Callable[[Any], None], path: Path, *, title: str, notes: Sequence[str], size: tuple[float, float]
+) -> list[Path]:
+    """Write a drawing as SVG, PNG and PDF; equal drawings give equal files.
+
+    Args:
+        draw: draws into a figure of matplotlib, without title and notes.
+        path: path of the files without their ending.
+        title: title of the figure.
+        notes: paragraphs below the drawing: what was measured on what.
+        size: width and height in inches.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
     """
     matplotlib = import_extra("plots", "figures need", error=ConfigurationError)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.{ending}" for ending in ("svg", "png", "csv")]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    svg, png, pdf = (path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png", "pdf"))
     with matplotlib.rc_context(STYLE):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Sheet
 
-        sheet = Sheet(figsize=figure.size, layout="constrained")
+        sheet = Sheet(figsize=size, layout="constrained")
         FigureCanvasAgg(sheet)
-        figure.draw(sheet, data)
-        _notes(sheet, figure, data)
-        save_svg(sheet, paths[0])
-        sheet.savefig(paths[1], dpi=DPI, metadata={"Software": None})
-    write_rows(paths[2], data.rows)
-    return paths
+        draw(sheet)
+        width = int(WIDTH * size[0] / 6.8)
+        lines = [printable(line).replace("·", " ") for note in notes for line in textwrap.wrap(note, width)]
+        sheet.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        sheet.supxlabel("\n".join(lines), fontsize=7, color="#57606a", x=0.01, ha="left")
+        save_svg(sheet, svg)
+        sheet.savefig(png, dpi=DPI, metadata={"Software": None})
+        sheet.savefig(pdf, metadata={"CreationDate": None})
+    return [svg, png, pdf]
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -76,15 +104,6 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writeheader()
         for row in rows:
             writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-
-
-def _notes(sheet: Any, figure: Figure, data: Data) -> None:
-    """Add the title, what was measured, and the losing case."""
-    width = int(WIDTH * figure.size[0] / 6.8)
-    lines = [*textwrap.wrap(data.measured, width), *textwrap.wrap(f"Losing case: {data.losing}.", width)]
-    lines = [printable(line).replace("·", " ") for line in lines]
-    sheet.suptitle(figure.title, fontsize=11, fontweight="bold", x=0.01, ha="left")
-    sheet.supxlabel("\n".join(lines), fontsize=7, color="#57606a", x=0.01, ha="left")
 
 
 def printable(text: str) -> str:

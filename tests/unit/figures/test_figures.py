@@ -105,7 +105,7 @@ def rows(name: str, material: Material) -> list[Mapping[str, Any]]:
     return list(data_of(name, material).rows)
 
 
-def test_every_figure_of_the_command_has_three_files(folder: Path) -> None:
+def test_every_figure_of_the_command_has_its_files(folder: Path) -> None:
     drawn = {path.stem for path in folder.glob("*.svg")}
     assert {"expected-tokens", "tree-budget", "walltime", "phases", "trees", "soft-matching"} <= drawn
     for name in drawn:
@@ -114,6 +114,7 @@ def test_every_figure_of_the_command_has_three_files(folder: Path) -> None:
         assert "Losing case:" in svg
         assert len(svg) < 150_000
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         with (folder / f"{name}.csv").open() as stream:
             assert list(csv.DictReader(stream))
 
@@ -256,7 +257,9 @@ def test_results_lines_become_figures(material: Material) -> None:
 def test_figures_of_results_are_drawn(material: Material, tmp_path: Path) -> None:
     chosen = chosen_figures(("acceptance-estimates", "model-size", "rtt"))
     drawn = draw_all(chosen, material, tmp_path, must=True)
-    assert {path.name for path in drawn.paths} == {f"{name}.{end}" for name in chosen for end in ("svg", "png", "csv")}
+    assert {path.name for path in drawn.paths} == {
+        f"{name}.{end}" for name in chosen for end in ("svg", "png", "pdf", "csv")
+    }
 
 
 def test_figures_without_data_are_skipped_or_refused(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def report(
     plots: Annotated[
         Path | None,
         typer.Option(
-            help="A folder for plots of all files together, instead of tables; needs the extra 'plots'.",
+            help="A folder for figures (SVG, PNG, PDF) instead of tables; needs the extra 'plots'.",
             metavar="DIR",
             rich_help_panel="Output",
         ),
@@ -71,7 +71,7 @@ def report(
     from draftree.bench.tables import markdown as as_markdown
 
     if plots is not None:
-        from draftree.bench.plots import draw_all
+        from draftree.figures.results import draw_all
 
         require_extra("plots", "--plots needs", error=ConfigurationError)
         for path in draw_all([read_results(path) for path in files], plots):

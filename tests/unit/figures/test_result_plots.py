@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_samples import HEADER, METHODS, record
-from draftree.bench.plots import draw_all
 from draftree.bench.records import DistributionRecord, Results, TreeRecord
 from draftree.bench.summary import Report
 from draftree.bench.tables import grids_of, together_grid
 from draftree.bench.tree_tables import tree_grids
 from draftree.core.errors import ConfigurationError
+from draftree.figures.results import draw_all
 
 WAYS = {"tree": 11.0, "chain": 10.0, "batched": 30.0, "one by one": 40.0}
 SCORED = [TreeRecord("2-2", how, 6, 4, 9, (value - 1, value, value + 5)) for how, value in WAYS.items()]
@@ -82,13 +82,17 @@ def test_every_plot_is_written(tmp_path: Path) -> None:
         "rules-story",
         "p-scoring",
     }
-    for path in drawn:
-        shown = " ".join(ElementTree.parse(path).getroot().itertext())
-        assert len(shown) > 20
+    assert {path.suffix for path in drawn} == {".svg", ".png", ".pdf"}
+    shown = {
+        path.stem: " ".join(ElementTree.parse(path).getroot().itertext()) for path in drawn if path.suffix == ".svg"
+    }
+    assert "Decode speed-up over plain decoding" in shown["t0-speed"]
+    assert "quartiles over prompts" in shown["t0-speed"]
+    for text in shown.values():
+        assert "a processor" in text, "the provenance is below every figure"
     # the same numbers give the same file
-    before = drawn[0].read_bytes()
-    draw_all(results, tmp_path / "plots")
-    assert drawn[0].read_bytes() == before
+    before = [path.read_bytes() for path in drawn]
+    assert [path.read_bytes() for path in draw_all(results, tmp_path / "plots")] == before
 
 
 def test_missing_data_for_plots_is_reported(tmp_path: Path) -> None:
