@@ -89,7 +89,7 @@ def test_a_second_start_notices_a_tree_that_has_other_bits(
     folder = drafter_folder("llama", tmp_path, distance=0.0, **DEEP)
     assert load_model(folder, dtype="float32").model.is_exact
     monkeypatch.setattr(
-        "draftree.loading.warm_start.native_start.NativeModel",
+        "draftree.loading.packed_start.NativeModel",
         lambda *given, **named: shifted(NativeModel(*given, **named), SHIFTS["company"]),
     )
     load_model(folder, dtype="float32")

@@ -160,7 +160,7 @@ def test_a_model_is_packed_once_and_then_starts_from_its_file(folder: Path, monk
 
 
 def test_a_model_whose_rows_differ_by_shape_is_not_exact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.loading.offloading.rounds_alike", lambda *_: False)
+    monkeypatch.setattr("draftree.loading.packed_start.rounds_alike", lambda *_: False)
     first = load_model(folder, dtype="float32", offload=budget(folder))
     assert not first.model.is_exact
     assert not load_model(folder, dtype="float32", offload=budget(folder)).model.is_exact

@@ -1,4 +1,4 @@
-"""Second starts of GGUF files: packed weights from the cache, and what happens if they are gone, damaged or off."""
+"""Second starts: packed weights from the cache, and what happens if they are gone, damaged, stale or off."""
 
 from __future__ import annotations
 
@@ -8,28 +8,53 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from block_files import written
 from draftree.cli.main import run
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.loading import block_start, packed_start
-from draftree.loading.load import load_model
+from draftree.loading import load as loading
+from draftree.loading.load import LoadedModel, load_model
 from draftree.models.native import library_files, packed
 from draftree.models.native.library_files import PACKING
+from families import fresh
 from native_samples import in_c
-from second_starts import logits
+from second_starts import SIZES, logits
 
 pytestmark = [in_c, pytest.mark.usefixtures("store")]
+Load = Callable[[], LoadedModel]
+
+
+FOLDERS: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "int4": {"dtype": "bfloat16", "quantization": "int4"},
+}
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return written(tmp_path, kind="Q4_0", others={"ffn_down": "Q8_0"})
+
+
+@pytest.fixture(params=["gguf", *FOLDERS])
+def load(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Start a model whose packed weights are kept."""
+    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    if request.param == "gguf":
+        return partial(load_model, written(tmp_path, kind="Q4_0", others={"ffn_down": "Q8_0"}))
+    model = fresh("qwen3", **SIZES, tie_word_embeddings=request.param != "int8")
+    model.save_pretrained(tmp_path / "model")
+    return partial(load_model, tmp_path / "model", **FOLDERS[request.param])
 
 
 def ended() -> int:
@@ -42,16 +67,17 @@ def ended() -> int:
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no start after this one pack weights."""
     monkeypatch.setattr(block_start, "_first_start", lambda *_, **__: pytest.fail("the structure is recorded"))
+    monkeypatch.setattr(loading, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
     monkeypatch.setattr(packed.PackedWeights, "_linear", lambda *_, **__: pytest.fail("the weights are packed"))
 
 
-def test_a_second_start_reads_packed_weights(path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load_model(path)
+def test_a_second_start_reads_packed_weights(load: Load, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load()
     ((folder, size),) = packed_start.packed_folders()
     assert folder.parent == store.parent / "packed"
     assert abs(size - first.model.footprint.weights) < 128 << 10
     refuse(monkeypatch)
-    second = load_model(path)
+    second = load()
     assert torch.equal(logits(first), logits(second))
     assert first.model.footprint == second.model.footprint
     assert (first.model.self_check, first.eos_ids) == (second.model.self_check, second.eos_ids)
@@ -65,32 +91,54 @@ def test_each_dtype_of_keys_has_a_copy(path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_copy_that_is_gone_or_damaged_is_made_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = logits(load_model(path))
+    first = logits(load())
     ((folder, _),) = packed_start.packed_folders()
     shutil.rmtree(folder)
-    assert torch.equal(logits(load_model(path)), first)
+    monkeypatch.setattr(loading, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
+    assert torch.equal(logits(load()), first)
     weights = folder / "weights.bin"
     damaged = bytearray(weights.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     weights.write_bytes(damaged)
     with caplog.at_level(logging.INFO, logger="draftree"):
-        assert torch.equal(logits(load_model(path)), first)
+        assert torch.equal(logits(load()), first)
     assert "is damaged" in caplog.text
     refuse(monkeypatch)
-    assert torch.equal(logits(load_model(path)), first)
+    assert torch.equal(logits(load()), first)
 
 
-def test_an_unfinished_copy_is_not_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(packed_start, "add_facts", lambda *_: None)
-        first = logits(load_model(path))
-    made: list[Any] = []
-    pack = packed_start.write_store
-    monkeypatch.setattr(packed_start, "write_store", lambda *a, **k: made.append(a) or pack(*a, **k))
-    assert torch.equal(logits(load_model(path)), first)
-    assert len(made) == 1
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_files_that_changed_with_equal_sizes_and_times_are_read_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    fresh("qwen3", **SIZES).save_pretrained(tmp_path / "model")
+    load_model(tmp_path / "model", **FOLDERS[kind])
+    path = tmp_path / "model" / "model.safetensors"
+    status, weights = path.stat(), load_file(path)
+    weights["model.layers.3.mlp.down_proj.weight"][5, 5] += 1
+    save_file(weights, path, metadata={"format": "pt"})
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(ModelLoadError, match="is damaged: its content differs from the stored one"):
+        load_model(tmp_path / "model", **FOLDERS[kind])
+
+
+def test_weights_that_are_renamed_while_they_are_read_are_kept_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    fresh("llama", **SIZES, tie_word_embeddings=True).model.save_pretrained(tmp_path / "inner")
+    first = logits(load_model(tmp_path / "inner"))
+    refuse(monkeypatch)
+    assert torch.equal(logits(load_model(tmp_path / "inner")), first)
+
+
+def test_small_models_are_not_kept(tmp_path: Path) -> None:
+    fresh("qwen3", **SIZES).save_pretrained(tmp_path / "model")
+    load_model(tmp_path / "model")
+    assert packed_start.packed_folders() == []
 
 
 def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
@@ -105,26 +153,42 @@ def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
     assert len(packed_start.packed_folders()) == 1
 
 
-def test_without_copies_every_start_packs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_copies_every_start_packs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(packed_start.SWITCH, "0")
-    first = logits(load_model(path))
+    first = logits(load())
     assert packed_start.packed_folders() == []
-    assert torch.equal(logits(load_model(path)), first)
+    assert torch.equal(logits(load()), first)
     monkeypatch.setenv(packed_start.SWITCH, "yes")
     with pytest.raises(ConfigurationError, match="DRAFTREE_PACKED is 'yes'"):
-        load_model(path)
+        load()
 
 
+def full(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def half_full(_: Path) -> Any:
+    return SimpleNamespace(free=1000)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [("save_store", "No space left on device"), ("shutil.disk_usage", "of the 1000 bytes that are free")],
+)
 def test_a_full_disk_costs_only_the_copy(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    load: Load, broken: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(packed_start, "write_store", full)
-    load_model(path)
-    assert "No space left on device" in caplog.text
+    monkeypatch.setattr(f"draftree.loading.packed_start.{broken}", full if broken == "save_store" else half_full)
+    with caplog.at_level(logging.INFO, logger="draftree"):
+        first = logits(load())
+    assert words in caplog.text
     assert packed_start.packed_folders() == []
+    assert torch.equal(logits(load()), first)
+
+
+def test_a_cache_that_cannot_be_written_costs_only_the_copy(load: Load, store: Path) -> None:
+    (store.parent / "packed").write_text("a file where the folder should be")
+    assert torch.equal(logits(load()), logits(load()))
 
 
 def test_commands_list_and_remove_copies(

@@ -149,16 +149,16 @@ def start(
     known, model = _recorded(record, facts), None
     copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
     if known is not None and (model := copy.load(known.blueprint)) is None:
-        model = copy.build(known.blueprint, BlockWeights(source))
+        model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
         if digest(model) != known.digest:
             logger.warning("'%s' gives other logits now: it is made again", record)
             known = None
         else:
-            copy.complete()
+            copy.keep(model)
     if known is None or model is None:
-        model, known = _first_start(folder, source, dtype, identity=identity, copy=copy, quantization=quantization)
+        model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
         _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
-        copy.complete()
+        copy.keep(model)
         model.free_slots()  # of the comparisons
         return_free_memory()  # of the dequantized layers
     model.is_exact, model.self_check = known.check.is_exact, known.check
@@ -184,7 +184,7 @@ def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
 
 
 def _first_start(
-    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, copy: PackedCopy, quantization: str
+    folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
 ) -> tuple[NativeModel, Record]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
     steps.info("%s: comparing the first layers with those of transformers", folder.name)
@@ -208,7 +208,7 @@ def _first_start(
     _require_alike(few.layers, layers, templates, source)
     blueprint = replace(few, layers=layers, fingerprint=identity[:16])
     steps.info("%s: packing weights for native kernels", folder.name)
-    model = copy.build(blueprint, BlockWeights(source))
+    model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
     _require_finite(model, folder)
     found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
     return model, Record(blueprint, {}, found, eos_ids, digest(model))

@@ -31,16 +31,15 @@ from draftree.loading.lowering_seq2seq import lower_encoder_decoder
 from draftree.loading.offloading import (
     NO_STREAM,
     Offload,
-    OffloadedStart,
     offload_folder,
-    saved_packing,
     torch_placement,
 )
 from draftree.loading.packed_reference import checked_packed
+from draftree.loading.packed_start import PackedStart
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
 from draftree.loading.upcast import in_float32
-from draftree.loading.warm_start.native_start import StartKey, load_start, save_start, start_key
+from draftree.loading.warm_start.native_start import start_key
 from draftree.loading.wrapping import wrap_model
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
@@ -119,21 +118,20 @@ def load_model(
     runs_code = trust_remote_code and bool(code_named_in(folder))
     lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
     key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
-    if options is not None:
-        return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, key=key)
-    saved = saved_packing(key, quantization)
-    if saved is not None and (kept := saved.load()) is not None:
-        return _lowered(kept[0], folder, kept[1].eos_ids, name=str(name), quantization=quantization)
-    if saved is None and key is not None and (found := load_start(key)) is not None:
-        return _lowered(found.model, folder, found.record.eos_ids, name=str(name), quantization=quantization)
-    if key is not None and is_distrusted(folder, Cache().root):
+    start = None if key is None else PackedStart(key, offload)
+    if start is not None and (found := start.load()) is not None:
+        return _lowered(found[0], folder, found[1].eos_ids, name=str(name), quantization=quantization)
+    if start is not None and is_distrusted(folder, Cache().root):
         folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
-        key = start_key(folder, kind, quantization)
+        key = start_key(folder, kind, quantization, is_needed=offload is not None)
+        start = None if key is None else PackedStart(key, offload)
+    if options is not None:
+        return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, start=start)
     steps.info("%s: reading weights through transformers", name)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
         try:
-            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, key=key, start=saved)
+            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, start=start)
             return replace(ours, runs_code=runs_code)
         except NativeUnavailableError as reason:
             why = str(reason)
@@ -179,12 +177,9 @@ def _load_encoder_decoder(
 
 
 def _load_offloaded(
-    options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, key: StartKey | None
+    options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, start: PackedStart | None
 ) -> LoadedModel:
     """Load a model whose weights are read in every pass: through passes in C, else through accelerate."""
-    start = None if key is None else OffloadedStart(key, options.memory)
-    if start is not None and (found := start.load()) is not None:
-        return _lowered(found[0], folder, found[1].eos_ids, name=name, quantization=options.quantization)
     trusts, why = options.trust_remote_code, None
     if start is not None:
         model = read_model(folder, kind, where, trust_remote_code=trusts)
@@ -206,8 +201,7 @@ def lower_model(
     folder: Path | None = None,
     name: str = "",
     quantization: str | None = None,
-    key: StartKey | None = None,
-    start: OffloadedStart | None = None,
+    start: PackedStart | None = None,
 ) -> LoadedModel:
     """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
@@ -216,8 +210,7 @@ def lower_model(
         folder: folder of its files, if it was loaded from files.
         name: name in messages.
         quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
-        key: key of the record for the next start; None records nothing.
-        start: packs the weights into a file from which this start and later ones read them; None for no file.
+        start: keeps what later starts need; None keeps nothing.
 
     Raises:
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
@@ -233,9 +226,12 @@ def lower_model(
             reference = reference_logits(model)
         blueprint = plan_model(model)
         steps.info("%s: packing weights for native kernels", found)
-        places = None if key is None or start is not None else places_in_files(model, blueprint.names, key.folder)
-        build = NativeModel if start is None else start.build_compared
-        ours = build(blueprint, ModelWeights(model), quantization=quantization)
+        if start is None:
+            ours, places = NativeModel(blueprint, ModelWeights(model), quantization=quantization), None
+        else:
+            # streamed weights are larger than memory, and reading them once more takes long
+            places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
+            ours = start.build(blueprint, ModelWeights(model))
     except (ModelLoadError, BudgetError):
         raise
     except NativeUnavailableError:
@@ -255,10 +251,8 @@ def lower_model(
     is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
     result = replace(result, is_exact=result.is_exact and is_alike)
     ours.is_exact, ours.self_check = result.is_exact, result
-    if key is not None and places is not None:
-        save_start(key, ours, blueprint=blueprint, places=places, check=result, eos_ids=eos_ids)
     if start is not None:
-        start.record(ours, eos_ids)
+        start.record(ours, eos_ids, places)
     if quantization is not None:
         ours.free_slots()  # of the comparisons
         return_free_memory()  # of the weights before rounding

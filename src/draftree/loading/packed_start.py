@@ -1,4 +1,4 @@
-"""Packed weights that the cache keeps for later starts, which then read them instead of packing again.
+"""Later starts of models with native kernels: from packed weights in the cache, or from the record of the first start.
 
 A folder of packed weights is as large as the weights in memory. It belongs to the files and versions that it was made
 for; the start of a model whose files or versions changed replaces it.
@@ -6,28 +6,55 @@ for; the start of a model whose files or versions changed replaces it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
 from draftree.loading.choices import QUANTIZATIONS
-from draftree.loading.warm_start.native_start import start_name
+from draftree.loading.warm_start.native_record import Record, parsed
+from draftree.loading.warm_start.native_start import StartKey, digest, start_name
+from draftree.loading.warm_start.store import Store
+from draftree.models.check import NATIVE_LENGTHS, rounds_alike
 from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.library_files import PACKING, working_folder
 from draftree.models.native.lowering import DTYPES, PACKED_AS
 from draftree.models.native.model import NativeModel
-from draftree.models.native.streaming.model import resident_model
-from draftree.models.native.streaming.store import add_facts, open_store, publish, write_store
-from draftree.models.native.weights import Weights
+from draftree.models.native.packed import PackedWeights
+from draftree.models.native.streaming.budget import BudgetError, parse_size
+from draftree.models.native.streaming.model import StreamedModel, resident_model
+from draftree.models.native.streaming.shallow import shallow
+from draftree.models.native.streaming.store import (
+    WeightStore,
+    add_facts,
+    open_store,
+    publish,
+    save_store,
+    write_store,
+)
+from draftree.models.native.streaming.weights import LEAST_MAPPED
+from draftree.models.native.weights import FileWeights, StoredWeight, Weights
 from draftree.weights.cache import Cache
+from draftree.weights.sums import distrust, keep_sums
 
-__all__ = ["SWITCH", "PackedCopy", "copy_name", "keeps_packed", "packed_folders", "place_of", "remove_packed"]
+__all__ = [
+    "SWITCH",
+    "PackedCopy",
+    "PackedStart",
+    "copy_name",
+    "keeps_packed",
+    "packed_folders",
+    "place_of",
+    "remove_packed",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +62,10 @@ FOLDER = "packed"
 """Folder of packed weights in the cache."""
 SWITCH = "DRAFTREE_PACKED"
 """Environment variable: 0 keeps no packed weights."""
+LEAST_KEPT = LEAST_MAPPED
+"""Least size in bytes of packed weights that are kept if packing is not slow: smaller ones take a tenth of a second."""
+STABLE = ("folder", "dtype", "quantization", "files", "settings")
+"""Facts of a start on which packed weights depend; if others change, their logits are compared again."""
 
 
 def keeps_packed() -> bool:
@@ -46,7 +77,7 @@ def keeps_packed() -> bool:
     given = os.environ.get(SWITCH) or "1"
     if given not in ("0", "1"):
         raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
-    return given == "1"
+    return given == "1" and hasattr(os, "preadv")
 
 
 def copy_name(folder: Path, place: str, kind: str) -> str:
@@ -105,12 +136,10 @@ class PackedCopy:
     def __init__(self, name: str, facts: Mapping[str, Any], *, quantization: str) -> None:
         self._place = Cache().root / FOLDER / name
         self._facts, self._quantization = dict(facts), quantization
-        self._is_on = keeps_packed()
-        self._is_new = False
 
     def load(self, blueprint: Blueprint) -> NativeModel | None:
         """Return the model if its packed weights are complete and were made for these facts; else None."""
-        if not (self._is_on and self._place.exists()):
+        if not (keeps_packed() and self._place.exists()):
             return None
         try:
             store = open_store(self._place)
@@ -121,33 +150,174 @@ class PackedCopy:
             logger.info("'%s' is not usable: %s", self._place, error)
             return None
 
-    def build(self, blueprint: Blueprint, weights: Weights) -> NativeModel:
-        """Pack weights into the cache, or into memory if the cache cannot be written; `complete` makes them valid.
+    def keep(self, model: NativeModel) -> None:
+        """Keep the weights of a model, whose logits were compared, for later starts."""
+        if keeps_packed():
+            _keep(model, self._place, self._facts)
 
-        Raises:
-            NativeUnavailableError: the native kernels are unavailable.
-        """
-        if self._is_on:
-            try:
-                self._pack(blueprint, weights)
-                self._is_new = True
-                return resident_model(blueprint, open_store(self._place), quantization=self._quantization)
-            except (ModelLoadError, OSError) as error:
-                logger.warning("packed weights are not kept, so that every start packs them again: %s", error)
-        return NativeModel(blueprint, weights, quantization=self._quantization)
 
-    def complete(self) -> None:
-        """Let later starts use what `build` packed, after its logits were compared."""
-        if self._is_new:
-            add_facts(open_store(self._place), self._facts)
-
-    def _pack(self, blueprint: Blueprint, weights: Weights) -> None:
-        with (
-            Cache().locked(f"{FOLDER}-{self._place.name}"),
-            working_folder(self._place.parent, PACKING) as work,
-        ):
+def _keep(model: NativeModel, place: Path, facts: Mapping[str, Any]) -> None:
+    """Write the packed weights of a model to a folder of the cache; log it if that is not possible."""
+    packed = model.decoder.packed
+    assert isinstance(packed, PackedWeights), "the weights were packed by this start"
+    try:
+        with Cache().locked(f"{FOLDER}-{place.name}"), working_folder(place.parent, PACKING) as work:
+            free = shutil.disk_usage(work).free
+            if 2 * packed.num_bytes > free:
+                raise OSError(f"they would take {packed.num_bytes} of the {free} bytes that are free")
             fresh = work / "fresh"
             fresh.mkdir()
-            logger.info("packing weights to '%s'", self._place)
-            write_store(fresh, library(), blueprint, weights, quantization=self._quantization)
-            publish(fresh, self._place)
+            logger.info("writing packed weights to '%s'", place)
+            save_store(fresh, packed, facts)
+            publish(fresh, place)
+    except (DraftreeError, OSError) as error:
+        level = logging.WARNING if _is_slow_to_pack(model.quantization) else logging.INFO
+        logger.log(level, "packed weights are not kept, so that every start packs them again: %s", error)
+
+
+def _is_slow_to_pack(quantization: str | None) -> bool:
+    return quantization not in (None, "int8")
+
+
+class PackedStart:
+    """Start of a model with native kernels, and what it keeps for later ones.
+
+    Args:
+        key: the model and its options.
+        memory: memory for its weights, such as "8GB", if passes read the other ones from the cache; None for all
+            weights in memory.
+
+    Attributes:
+        key: as above.
+        streams: whether passes read weights from the cache.
+        is_exact: whether passes of all shapes have the same bits, if weights are streamed; set by `build`.
+
+    Raises:
+        ConfigurationError: malformed memory.
+    """
+
+    def __init__(self, key: StartKey, memory: str | int | None = None) -> None:
+        self.key = key
+        self._budget = None if memory is None else parse_size(memory)
+        self._place = Cache().root / FOLDER / key.name
+        self.streams = self._budget is not None
+        self.is_exact = False
+
+    def load(self) -> tuple[NativeModel, Record] | None:
+        """Return the model from packed weights or from the record of its first start; None if neither is usable.
+
+        Raises:
+            ConfigurationError: the memory is too small.
+            ModelLoadError: streamed weights are damaged, or cannot be written.
+        """
+        if (found := self._packed_before()) is not None:
+            return found
+        kept = Store().get(self.key.name, self.key.facts) if Store().is_on else None
+        if kept is None:
+            return None
+        try:
+            record = parsed(kept)
+            weights = FileWeights(self.key.folder, record.places)
+            try:
+                model = self._built(record.blueprint, weights)
+            finally:
+                weights.close()
+        except BudgetError:
+            raise
+        except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
+            logger.info("%s: its record is not usable: %s", self.key.folder, error)
+            return None
+        if digest(model) != record.digest:
+            logger.warning("%s: its record gives different logits now: its files are checked", self.key.folder)
+            distrust(self.key.folder, Cache().root)
+            return None
+        self._keep(model, record)
+        model.is_exact, model.self_check = record.check.is_exact, record.check
+        return model, record
+
+    def build(self, blueprint: Blueprint, weights: Weights) -> NativeModel:
+        """Return the model of a first start, and set `is_exact` if its weights are streamed.
+
+        Passes of many shapes over the first layers decide that: whole passes would read the file some thirty times.
+
+        Raises:
+            DraftreeError: the memory is too small, streamed weights cannot be written, or kernels are unavailable.
+        """
+        model = self._built(blueprint, weights)
+        if self._budget is not None:
+            plan, store = shallow(blueprint, open_store(self._place))
+            part = StreamedModel(plan, store, budget=self._budget, quantization=self.key.quantization)
+            self.is_exact = rounds_alike(part, NATIVE_LENGTHS)
+        return model
+
+    def record(self, model: NativeModel, eos_ids: tuple[int, ...], places: Mapping[str, StoredWeight] | None) -> None:
+        """Record everything that later starts need.
+
+        Args:
+            model: the checked model that `build` returned.
+            eos_ids: tokens that end a text.
+            places: locations of its weights in files; None if the files have other values.
+        """
+        assert model.self_check is not None, "the model was checked"
+        record = Record(model.blueprint, places or {}, model.self_check, eos_ids, digest(model))
+        if places is not None:
+            keep_sums(self.key.folder, Cache().root)
+            Store().put(self.key.name, self.key.facts, asdict(record))
+        self._keep(model, record)
+
+    def _built(self, blueprint: Blueprint, weights: Weights) -> NativeModel:
+        quantization = self.key.quantization
+        if self._budget is None:
+            return NativeModel(blueprint, weights, quantization=quantization)
+        place = self._place
+        with Cache().locked(f"{FOLDER}-{place.name}"), working_folder(place.parent, PACKING) as work:
+            fresh = work / "fresh"
+            fresh.mkdir()
+            logger.info("packing the weights of '%s' to '%s'", self.key.folder, place)
+            write_store(fresh, library(), blueprint, weights, quantization=quantization)
+            publish(fresh, place)
+        return self._model(blueprint, open_store(place))
+
+    def _model(self, blueprint: Blueprint, store: WeightStore) -> NativeModel:
+        quantization = self.key.quantization
+        if self._budget is None:
+            return resident_model(blueprint, store, quantization=quantization)
+        return StreamedModel(blueprint, store, budget=self._budget, quantization=quantization)
+
+    def _keep(self, model: NativeModel, record: Record) -> None:
+        """Keep packed weights whose logits were compared, with the record."""
+        found = Record(record.blueprint, {}, record.check, record.eos_ids, record.digest)
+        facts = {"stable": self._stable(), "start": self._start(), "record": asdict(found)}
+        if self.streams:
+            add_facts(open_store(self._place), facts)
+        elif keeps_packed() and (_is_slow_to_pack(model.quantization) or model.footprint.weights >= LEAST_KEPT):
+            _keep(model, self._place, facts)
+
+    def _stable(self) -> dict[str, Any]:
+        # files can change while their sizes and times stay the same; their status changes then
+        statuses = [(self.key.folder / name).stat() for name, *_ in self.key.facts["files"]]
+        found = {name: self.key.facts[name] for name in STABLE}
+        return found | {"statuses": [[status.st_ino, status.st_ctime_ns] for status in statuses]}
+
+    def _start(self) -> dict[str, Any]:
+        return {name: value for name, value in self.key.facts.items() if name not in STABLE}
+
+    def _packed_before(self) -> tuple[NativeModel, Record] | None:
+        if not (self._place.exists() and (self.streams or keeps_packed())):
+            return None
+        try:
+            store = open_store(self._place)
+            if store.facts.get("stable") != self._stable():
+                return None
+            record = parsed(store.facts["record"])
+            model = self._model(record.blueprint, store)
+        except (ModelLoadError, OSError, KeyError, TypeError) as error:
+            logger.info("'%s' is not usable: %s", self._place, error)
+            return None
+        if store.facts["start"] != self._start():  # other versions of the package or its kernels
+            if digest(model) != record.digest:
+                return None
+            with contextlib.suppress(OSError):
+                add_facts(store, {**store.facts, "start": self._start()})
+        model.is_exact, model.self_check = record.check.is_exact, record.check
+        return model, record

@@ -1,8 +1,7 @@
-"""Start of a model from the record of its first start and its files. No module of transformers is needed."""
+"""Facts on which the record of a start depends, and the digest of the logits that it computed."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -13,18 +12,13 @@ from typing import Any
 
 import torch
 
-from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.store import Store, digest_of
 from draftree.models.base import Extend, Pass
-from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens
-from draftree.models.native.blueprint import Blueprint
+from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
-from draftree.models.native.weights import FileWeights, StoredWeight
 from draftree.version import __version__
-from draftree.weights.cache import Cache
-from draftree.weights.sums import distrust, keep_sums
 
 logger = logging.getLogger(__name__)
 
@@ -89,61 +83,6 @@ def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
     files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
     statuses = [(path.name, path.stat()) for path in files]
     return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """A model and its record."""
-
-    model: NativeModel
-    record: Record
-
-
-def load_start(key: StartKey) -> Recalled | None:
-    """Return the model from its record, if it still computes the same logits; else None."""
-    kept = Store().get(key.name, key.facts)
-    if kept is None:
-        return None
-    try:
-        record = parsed(kept)
-        weights = FileWeights(key.folder, record.places)
-        try:
-            model = NativeModel(record.blueprint, weights, quantization=key.quantization)
-        finally:
-            weights.close()
-    except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
-        logger.info("%s: its record is not usable: %s", key.folder, error)
-        return None
-    if digest(model) != record.digest:
-        logger.warning("%s: its record gives different logits now: its files are checked", key.folder)
-        distrust(key.folder, Cache().root)
-        return None
-    model.is_exact, model.self_check = record.check.is_exact, record.check
-    return Recalled(model, record)
-
-
-def save_start(
-    key: StartKey,
-    model: NativeModel,
-    *,
-    blueprint: Blueprint,
-    places: Mapping[str, StoredWeight],
-    check: CheckResult,
-    eos_ids: tuple[int, ...],
-) -> None:
-    """Record everything that the next start needs.
-
-    Args:
-        key: key of the start.
-        model: the loaded model.
-        blueprint: its structure.
-        places: locations of its weights.
-        check: result of the self-check.
-        eos_ids: tokens that end a text.
-    """
-    record = Record(blueprint, places, check, eos_ids, digest(model))
-    keep_sums(key.folder, Cache().root)
-    Store().put(key.name, key.facts, dataclasses.asdict(record))
 
 
 @torch.inference_mode()

@@ -81,6 +81,11 @@ class NativeDecoder:
         self._memory_version = -1
 
     @property
+    def packed(self) -> PackedSource:
+        """The packed weights."""
+        return self._packed
+
+    @property
     def num_layers(self) -> int:
         """Number of layers."""
         return len(self._blueprint.layers)

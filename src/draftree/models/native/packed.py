@@ -45,6 +45,8 @@ class PackedWeights:
     Attributes:
         decoder: the structure of the model.
         layers: those of its layers; keys, values and score biases are not set.
+        arena: memory of all products.
+        layer_ends: for each layer, the byte of the arena at which its products end.
         biases: score biases by distance, shape (heads, distances); farther ones are those of the last distance.
     """
 
@@ -71,7 +73,9 @@ class PackedWeights:
         self._lent: list[Tensor] = []
         """Weights of another owner, which are not counted."""
         size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
-        self._arena, self._used = huge_pages(size) if arena is None else arena, 0
+        self.arena = huge_pages(size) if arena is None else arena
+        self.layer_ends: list[int] = []
+        self._used = 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
@@ -92,7 +96,7 @@ class PackedWeights:
     @property
     def beside(self) -> list[Tensor]:
         """Weights outside the arena: norms, scales, sums, biases and a separate embedding."""
-        start, end = self._arena.data_ptr(), self._arena.data_ptr() + self._arena.numel()
+        start, end = self.arena.data_ptr(), self.arena.data_ptr() + self.arena.numel()
         return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
 
     def at(self, place: int | None) -> Tensor | None:
@@ -210,6 +214,7 @@ class PackedWeights:
         else:
             packed.gate_up = self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp)
             packed.down = self._linear([layer.down], pool, first_output=hidden)
+        self.layer_ends.append(self._used)
         if self._after_layer is not None:
             self._after_layer(self._used)
         return packed
@@ -297,4 +302,4 @@ class PackedWeights:
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used
         self._used += -(-num_bytes // PAGE) * PAGE
-        return self._arena[start : start + num_bytes]
+        return self.arena[start : start + num_bytes]

@@ -1,7 +1,7 @@
 """Packed layers as mapped memory, which passes can use before a thread has copied them to huge pages.
 
 Pages of the system's cache need no copy, so a start takes no longer than comparing checksums. Copies are worth their
-time afterwards: address translation of small pages takes a tenth of a pass.
+time in longer use: address translation of small pages takes a tenth of a pass.
 """
 
 from __future__ import annotations
@@ -22,10 +22,6 @@ from draftree.models.native.streaming.reader import Extent, WeightFile
 __all__ = ["MappedFile", "copy_in_background"]
 
 logger = logging.getLogger(__name__)
-
-PAUSE = 0.25
-"""Seconds before the first copy, in which the first tokens have all processors."""
-
 
 _ending = threading.Event()
 _threads = weakref.WeakSet[threading.Thread]()
@@ -100,7 +96,6 @@ def _end_threads() -> None:
 
 
 def _copy(reference: weakref.ref[MappedLayers], count: int) -> None:
-    _ending.wait(PAUSE)
     for layer in range(count):
         weights = reference()
         if weights is None or _ending.is_set():

@@ -13,8 +13,9 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from draftree.models.native.streaming.reader import Extent
 from draftree.models.native.streaming.structures import exported, layout
 from draftree.models.native.weights import Weights
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
 
 
@@ -47,6 +48,7 @@ class WeightStore:
         tail: place of the products after the layers: the output head and a projection.
         embedding: place of a separate embedding; None if passes read the output head.
         small: small tensors.
+        packed_bytes: size of all weights in memory in bytes, without padding.
         facts: what the caller stored with them.
     """
 
@@ -57,6 +59,7 @@ class WeightStore:
     tail: Extent
     embedding: Extent | None
     small: tuple[Tensor, ...]
+    packed_bytes: int
     facts: Mapping[str, Any]
 
     @property
@@ -74,7 +77,7 @@ class WeightStore:
 def write_store(
     folder: Path, library: Library, blueprint: Blueprint, weights: Weights, *, quantization: str | None
 ) -> WeightStore:
-    """Pack weights into a new folder; `add_facts` completes it.
+    """Pack weights into a new folder, within a few layers of memory; `add_facts` completes it.
 
     Args:
         folder: an empty folder.
@@ -96,18 +99,88 @@ def write_store(
                 packed = PackedWeights(
                     library, blueprint, weights, kind=kind, arena=mapped.bytes, after_layer=mapped.end_layer
                 )
-                description = mapped.describe(packed)
-                small = {str(number): tensor for number, tensor in enumerate(mapped.small)}
+                description, small = _described(packed, [*mapped.extents, mapped.end(packed.used_bytes)], mapped.append)
+                small = [tensor.clone() for tensor in small]
                 del packed
             file.truncate(mapped.used_bytes)
             os.fsync(file.fileno())
-        from safetensors.torch import save_file
-
-        save_file(small, folder / SMALL)
+        _save_small(small, folder)
+        _write(folder, description)
     except OSError as error:
         raise ModelLoadError(f"packed weights cannot be written to '{folder}': {error.strerror}") from error
-    _write(folder, description)
     return open_store(folder)
+
+
+def save_store(folder: Path, packed: PackedWeights, facts: Mapping[str, Any]) -> None:
+    """Write packed weights that are in memory to a new folder.
+
+    Args:
+        folder: an empty folder.
+        packed: weights of a whole model.
+        facts: facts that JSON can represent, see `WeightStore`.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    content = packed.arena.numpy().data
+    with open(folder / WEIGHTS, "wb") as file:
+
+        def append(raw: memoryview, size: int) -> Extent:
+            start = file.tell()
+            file.write(raw)
+            padding = bytes(size - len(raw))
+            file.write(padding)
+            return Extent(start, size, zlib.crc32(padding, zlib.crc32(raw)))
+
+        ends = (*packed.layer_ends, packed.used_bytes)
+        extents = [append(content[start:end], end - start) for start, end in pairwise((0, *ends))]
+        description, small = _described(packed, extents, append)
+    _save_small(small, folder)
+    _write(folder, {**description, "facts": facts})
+
+
+def _described(
+    packed: PackedWeights, extents: Sequence[Extent], append: Callable[[memoryview, int], Extent]
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Return the description of packed weights and the small tensors beside them.
+
+    Args:
+        packed: the weights.
+        extents: places of the layers and of the tail.
+        append: writes a separate embedding to the end of the file, filled up to a number of bytes.
+    """
+    embedding: Extent | None = None
+    places: dict[int, dict[str, int]] = {}
+    small: list[Tensor] = []
+    base = packed.arena.data_ptr()
+    for tensor in packed.beside:
+        if tensor.data_ptr() == packed.decoder.embedding:
+            raw = tensor.contiguous().view(torch.uint8).flatten().numpy().data
+            embedding = append(raw, -(-len(raw) // PAGE) * PAGE)
+            places[tensor.data_ptr()] = {"at": embedding.start}
+        else:
+            places[tensor.data_ptr()] = {"tensor": len(small)}
+            small.append(tensor)
+
+    def place_of(address: int) -> dict[str, int]:
+        return places.get(address) or {"at": address - base}
+
+    *layers, tail = map(dataclasses.asdict, extents)
+    description = {
+        "decoder": exported(packed.decoder, place_of),
+        "layers": [exported(layer, place_of) for layer in packed.layers],
+        "extents": layers,
+        "tail": tail,
+        "embedding": None if embedding is None else dataclasses.asdict(embedding),
+        "packed_bytes": packed.num_bytes,
+    }
+    return description, small
+
+
+def _save_small(tensors: Sequence[Tensor], folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({str(number): tensor for number, tensor in enumerate(tensors)}, folder / SMALL)
 
 
 def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
@@ -143,6 +216,7 @@ def open_store(folder: Path) -> WeightStore:
             tail=Extent(**found["tail"]),
             embedding=None if found["embedding"] is None else Extent(**found["embedding"]),
             small=tensors,
+            packed_bytes=found["packed_bytes"],
             facts=found.get("facts", {}),
         )
         size = store.file.stat().st_size
@@ -181,10 +255,9 @@ class _Mapped:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
-        self._base = self.bytes.data_ptr()
-        self._extents: list[Extent] = []
-        self._used = 0
-        self.small: list[Tensor] = []
+        self.extents: list[Extent] = []
+        self.used_bytes = 0
+        """Number of bytes that are written."""
 
     def __enter__(self) -> _Mapped:
         return self
@@ -195,10 +268,11 @@ class _Mapped:
 
     def end_layer(self, used: int) -> None:
         """Note a layer that ends at this byte, write its pages and release them."""
-        self._extents.append(self._end(used))
+        self.extents.append(self.end(used))
 
-    def _end(self, used: int) -> Extent:
-        start, self._used = self._used, used
+    def end(self, used: int) -> Extent:
+        """Return the place of what ends at this byte, write its pages and release them."""
+        start, self.used_bytes = self.used_bytes, used
         size = used - start
         with memoryview(self._memory) as view:
             checksum = zlib.crc32(view[start:used])
@@ -207,33 +281,8 @@ class _Mapped:
             self._memory.madvise(mmap.MADV_DONTNEED, start, size)
         return Extent(start, size, checksum)
 
-    @property
-    def used_bytes(self) -> int:
-        """Number of bytes that are written."""
-        return self._used
-
-    def describe(self, packed: PackedWeights) -> dict[str, Any]:
-        """Return the description, and copy a large embedding to the end of the file."""
-        tail = self._end(packed.used_bytes)
-        embedding: Extent | None = None
-        places: dict[int, dict[str, int]] = {}
-        for tensor in packed.beside:
-            if tensor.data_ptr() == packed.decoder.embedding:
-                raw = tensor.contiguous().view(torch.uint8).flatten()
-                places[tensor.data_ptr()] = {"at": self._used}
-                self.bytes[self._used : self._used + len(raw)] = raw
-                embedding = self._end(self._used + -(-len(raw) // PAGE) * PAGE)
-            else:
-                places[tensor.data_ptr()] = {"tensor": len(self.small)}
-                self.small.append(tensor.clone())
-
-        def place_of(address: int) -> dict[str, int]:
-            return places.get(address) or {"at": address - self._base}
-
-        return {
-            "decoder": exported(packed.decoder, place_of),
-            "layers": [exported(layer, place_of) for layer in packed.layers],
-            "extents": [dataclasses.asdict(extent) for extent in self._extents],
-            "tail": dataclasses.asdict(tail),
-            "embedding": None if embedding is None else dataclasses.asdict(embedding),
-        }
+    def append(self, raw: memoryview, size: int) -> Extent:
+        """Copy bytes to the end of the file, filled up to a size."""
+        with memoryview(self._memory) as view:
+            view[self.used_bytes : self.used_bytes + len(raw)] = raw
+        return self.end(self.used_bytes + size)

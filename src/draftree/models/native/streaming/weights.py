@@ -55,6 +55,7 @@ class StreamedWeights:
 
     def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
         self._library, self._store = library, store
+        self._is_resident = budget is None
         self.biases: tuple[Tensor, ...] = ()
         fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
         sizes = [extent.size for extent in store.extents]
@@ -93,7 +94,6 @@ class StreamedWeights:
         self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
         self.start_bytes = self._file.num_bytes
         """Bytes read when the model was loaded."""
-        self._is_copying = False
         if budget is None:
             weakref.finalize(self, self._file.close)
             if self._map is None:
@@ -102,7 +102,7 @@ class StreamedWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of weights in memory, buffers included."""
-        return self.placement.memory
+        return self._store.packed_bytes if self._is_resident else self.placement.memory
 
     @property
     def reads_directly(self) -> bool:
@@ -170,9 +170,8 @@ class StreamedWeights:
         return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
 
     def start_copying(self) -> None:
-        """Let a thread copy mapped layers to huge pages, if there are any that none has begun to copy."""
-        if self._map is not None and not self._is_copying:
-            self._is_copying = True
+        """Let a thread copy mapped layers to huge pages, if there are any."""
+        if self._map is not None:
             copy_in_background(self, len(self._resident))
 
     def copy_layer(self, layer: int) -> None:
