@@ -132,10 +132,16 @@ def test_stream_with_usage(http: httpx.Client) -> None:
     assert last["usage"]["total_tokens"] == 6 + last["usage"]["prompt_tokens"]
     assert {chunk["id"] for chunk in chunks} == {last["id"]}
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    counts = [chunk["usage"]["completion_tokens"] for chunk in events(http, "/v1/chat/completions", body)]
-    assert counts == sorted(counts)
-    assert counts[-1] == 6
+
+
+def test_usage_of_every_chunk_counts_the_tokens_that_were_sent(http: httpx.Client) -> None:
+    body = {"model": NAME, "messages": MESSAGES, "max_tokens": 20, "seed": 7, "n": 2, "stream": True}
+    body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
+    num_sent = 0
+    for chunk in events(http, "/v1/chat/completions", body):
+        num_sent += sum(len(choice.get("token_ids", ())) for choice in chunk["choices"])
+        assert chunk["usage"]["completion_tokens"] == num_sent
+    assert num_sent == 40
 
 
 def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
@@ -173,7 +179,8 @@ def test_prompt_logprobs_and_token_ids(http: httpx.Client) -> None:
     assert rows[0] is None
     for token, row in zip(answer["prompt_token_ids"][1:], rows[1:], strict=True):
         assert row[str(token)]["logprob"] <= 0
-        assert 1 in [entry["rank"] for entry in row.values()]
+        assert {entry["rank"] for entry in row.values()} == {1, row[str(token)]["rank"]}
+    assert any(row[str(token)]["rank"] > 2 for token, row in zip(answer["prompt_token_ids"][1:], rows[1:], strict=True))
 
 
 def test_streamed_token_ids(http: httpx.Client) -> None:

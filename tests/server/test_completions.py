@@ -10,8 +10,12 @@ import openai
 import pytest
 
 from draftree import SamplingParams
+from draftree.serve.render.tokens import OffsetLogprobs, TokenTexts
 from draftree.serve.sse import ChunkEncoder, event
+from draftree.text.detokenize import Detokenizer
+from draftree.text.tokenizer import Tokenizer
 from serving import NAME, events, plain_llm
+from text_backends import byte_fallback
 
 PROMPTS = ["The quick brown fox", "def add(first"]
 URL = "/v1/completions"
@@ -67,6 +71,23 @@ def test_echo(client: openai.OpenAI) -> None:
     streamed = "".join(chunk.choices[0].text for chunk in ask(client, echo=True, stream=True))
     assert streamed == PROMPTS[0] + done.text
     assert ask(client, prompt=ids_of(PROMPTS[0]), echo=True).choices[0].text == PROMPTS[0] + done.text
+
+
+def test_special_tokens_of_an_echoed_prompt(client: openai.OpenAI) -> None:
+    prompt = "<|im_start|>The quick</s> fox"
+    for given in (prompt, ids_of(prompt)):
+        choice = ask(client, prompt=given, echo=True, logprobs=0).choices[0]
+        assert choice.text.startswith(prompt)
+        found = dict(zip(choice.logprobs.text_offset, choice.logprobs.tokens, strict=True))
+        assert (found[0], found[12], found[prompt.index("</s>")]) == ("<|im_start|>", "The", "</s>")
+
+
+def test_offsets_of_characters_in_several_byte_tokens() -> None:
+    tokenizer = Tokenizer(byte_fallback())
+    ids = tokenizer.encode("문장입니다", add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
+    offsets = OffsetLogprobs(TokenTexts(tokenizer), detokenizer).push([None] * len(ids), tuple(ids))["text_offset"]
+    assert offsets[-15:] == [place for place in range(5) for _ in range(3)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -110,6 +110,7 @@ def test_misspelt_fields_are_refused_with_a_suggestion(endpoint: str, field: str
         ("chat", {"top_logprobs": 0, "logprobs": False}, []),
         ("chat", {"max_tokens": 2, "verbosity": "medium", "reasoning_effort": "none"}, []),
         ("chat", {"tool_choice": "auto"}, []),
+        ("chat", {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs.enable_thinking"]),
         ("chat", {"stream_options": {"include_usage": True}}, ["stream_options"]),
         ("chat", {"service_tier": "flex"}, ["service_tier"]),
         ("chat", {"prediction": {"type": "content", "content": "hello"}}, ["prediction"]),

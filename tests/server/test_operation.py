@@ -25,6 +25,9 @@ def test_health_readiness_and_version(server: Running) -> None:
     assert HTTP.get(f"{server.url}/health").json() == {"status": "ok"}
     assert HTTP.get(f"{server.url}/ready").json() == {"status": "ready"}
     assert HTTP.get(f"{server.url}/version").json() == {"version": __version__}
+    for path in ("health", "ready", "version"):
+        answer = HTTP.head(f"{server.url}/{path}")
+        assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_a_server_without_models_is_alive_but_not_ready() -> None:

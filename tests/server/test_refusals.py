@@ -148,6 +148,13 @@ def test_an_unknown_model(http: httpx.Client) -> None:
     assert "'tiny'" in error["message"]
 
 
+@pytest.mark.parametrize("lark", ['start: "a" | "b"', "%llguidance {}\nstart: /a/", '?start: x\nx.2: "a"'])
+def test_lark_grammars_are_refused_with_the_alternative(http: httpx.Client, lark: str) -> None:
+    error = refused(http, CHAT, {"structured_outputs": {"grammar": lark}})
+    assert error["param"] == "structured_outputs"
+    assert "root ::=" in error["message"]
+
+
 def test_two_constraints(http: httpx.Client) -> None:
     fields = {"response_format": {"type": "json_object"}, "guided_regex": "a+"}
     assert refused(http, CHAT, fields)["param"] == "guided_regex"

@@ -51,6 +51,7 @@ def test_text_equals_the_librarys(client: openai.OpenAI) -> None:
     answer = ask(client)
     done = expected([user(PROMPT)])
     assert answer.output_text == done.text
+    assert answer.id.startswith("resp_")
     assert (answer.object, answer.status, answer.model, answer.store) == ("response", "incomplete", NAME, False)
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage.output_tokens == len(done.token_ids) == 24

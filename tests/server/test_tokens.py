@@ -51,6 +51,13 @@ def test_messages_are_encoded_as_for_an_answer(http: httpx.Client, server: Runni
     assert tokens(http, model=NAME, messages=MESSAGES)["tokens"] == tokenizer().apply_chat_template(MESSAGES)
     closed = tokens(http, model=NAME, messages=MESSAGES, add_generation_prompt=False)["tokens"]
     assert closed == tokenizer().apply_chat_template(MESSAGES, add_generation_prompt=False)
+    assert tokens(http, model=NAME, messages=MESSAGES, add_special_tokens=True)["tokens"] == [
+        *tokenizer().start_ids,
+        *tokenizer().apply_chat_template(MESSAGES),
+    ]
+    opened = [*MESSAGES, {"role": "assistant", "content": "It"}]
+    found = tokens(http, model=NAME, messages=opened, continue_final_message=True)["tokens"]
+    assert found == tokenizer().apply_chat_template(MESSAGES) + tokenizer().encode("It", add_special_tokens=False)
     developer = [{"role": "developer", "content": [{"type": "text", "text": "Go"}]}]
     assert tokens(http, model=NAME, messages=developer)["tokens"] == tokenizer().apply_chat_template(
         [{"role": "system", "content": "Go"}]
@@ -93,10 +100,12 @@ def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
         ("tokenize", {"model": "other", "prompt": "a"}, "model"),
         ("tokenize", {"prompt": "a"}, "model"),
         ("tokenize", {"model": NAME, "prompt": 1}, "prompt"),
-        ("tokenize", {"model": NAME, "prompt": "a", "tools": TOOLS}, "tools"),
-        ("tokenize", {"model": NAME, "prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ("tokenize", {"model": NAME, "prompt": "a", "x": 1}, "x"),
-        ("tokenize", {"model": NAME, "messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "tokenize",
+            {"model": NAME, "messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
         ("tokenize", {"model": NAME, "messages": MESSAGES, "tools": TOOLS}, "tools"),
         ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),

@@ -55,9 +55,13 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[T
     """
     top = logits.shape[-1] if top == EVERY_TOKEN else top
     log_probs = torch.log_softmax(logits, dim=-1)
-    chosen = log_probs.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1)).squeeze(-1).tolist()
+    chosen = log_probs.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1))
+    ranks = (log_probs > chosen).sum(-1) + 1
     best = log_probs.topk(top, dim=-1)
+    rows = zip(
+        tokens, chosen.squeeze(-1).tolist(), best.indices.tolist(), best.values.tolist(), ranks.tolist(), strict=True
+    )
     return [
-        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)))
-        for token, logprob, ids, values in zip(tokens, chosen, best.indices.tolist(), best.values.tolist(), strict=True)
+        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)), rank)
+        for token, logprob, ids, values, rank in rows
     ]

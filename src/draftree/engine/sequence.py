@@ -39,11 +39,13 @@ class TokenLogprob:
         token_id: the written token.
         logprob: natural logarithm of its probability.
         top: the most likely tokens with their log-probabilities, best first.
+        rank: 1 for the most likely token; None where it was not computed.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

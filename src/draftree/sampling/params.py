@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -268,6 +269,16 @@ def _bias(name: str, value: Any) -> float:
     return Number(-100.0, 100.0, allowed)(name, value)
 
 
+_LARK = re.compile(r"^(?:%llguidance|[?!]?\w+(?:\.\d+)?\s*:(?!:=))", re.MULTILINE)
+"""A directive or a rule of a Lark grammar."""
+
+
+def _require_ebnf(text: str) -> None:
+    if "::=" not in text and _LARK.search(text):
+        raise ValueError('it is a Lark grammar: write EBNF, such as root ::= "yes" | "no"')
+    require_bounded_grammar(text)
+
+
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "n": Whole(1),
     "temperature": _temperature,
@@ -298,6 +309,6 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "prediction": _prediction,
     "json_schema": _json_schema,
     "regex": _Text(require_bounded_regex),
-    "grammar": _Text(require_bounded_grammar),
+    "grammar": _Text(_require_ebnf),
     "grammar_prefix": _Text(require_bounded_grammar),
 }

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
 from draftree.serve.errors import invalid
 from draftree.serve.notes import note
-from draftree.serve.schema.chat import Message
+from draftree.serve.schema.chat import ChatBody, Message
+from draftree.serve.schema.tokens import TokenizeBody
 from draftree.serve.tools.families import family_of
 from draftree.text.chat.template_names import reads_key
+from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["template_messages"]
+__all__ = ["adds_prompt", "template_messages", "template_variables"]
 
 LIKENESS = 0.75
 """Similarity from which an unknown field counts as a misspelt one."""
@@ -31,6 +33,33 @@ def template_messages(messages: Sequence[Message], template: str) -> list[dict[s
         ApiError: 400, a message without content, or a misspelt field.
     """
     return [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def adds_prompt(body: ChatBody | TokenizeBody) -> bool:
+    """Return whether the header of the assistant's answer follows the messages.
+
+    Raises:
+        ApiError: 400, the last message is to be continued, too.
+    """
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        message = "'continue_final_message' excludes 'add_generation_prompt': set one of them"
+        raise invalid(message, "add_generation_prompt")
+    return False
+
+
+def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return variables for a chat template, without switches that are off and that it does not have."""
+    known = frozenset() if tokenizer is None else tokenizer.template_variables
+    kept = {}
+    for name, value in (given or {}).items():
+        is_off = value is None or value is False
+        if is_off and name not in known and not difflib.get_close_matches(name, known, n=1, cutoff=LIKENESS):
+            note(f"chat_template_kwargs.{name[:64]}", "is ignored: the chat template does not read it")
+        else:
+            kept[name] = value
+    return kept
 
 
 def _message(message: Message, template: str, *, place: str) -> dict[str, Any]:

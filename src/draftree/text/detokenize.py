@@ -59,6 +59,10 @@ class Detokenizer:
         skipped, push = self._skipped, self._stream.push if not self._joined else self._push_joined
         return ["" if token_id in skipped else push(token_id) for token_id in token_ids]
 
+    def num_held_before(self, token_id: int) -> int:
+        """Return the number of characters that are held back and precede the text of the next token."""
+        return self._stream.num_held_before(token_id)
+
     def _push_joined(self, token_id: int) -> str:
         piece, token = self._stream.push(token_id), self._joined.get(token_id)
         if token is not None and self._follows_joined:

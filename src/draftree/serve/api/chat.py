@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from draftree.serve.api.beams import searched
 from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
 from draftree.serve.beam_params import chat_request
-from draftree.serve.chat_messages import template_messages
+from draftree.serve.chat_messages import adds_prompt, template_messages, template_variables
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -85,8 +85,8 @@ def _encoder(
     return partial(
         model.llm.prompts.encode_chat,
         tools=tools,
-        template_kwargs={**variables, **(body.chat_template_kwargs or {})},
-        add_generation_prompt=_adds_prompt(body),
+        template_kwargs={**variables, **template_variables(body.chat_template_kwargs, model.tokenizer)},
+        add_generation_prompt=adds_prompt(body),
         continue_final_message=bool(body.continue_final_message),
     )
 
@@ -129,12 +129,3 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
         is_chat=True,
     ) as job:
         yield _Chat(job, ChatWriter(job, body, head, plan))
-
-
-def _adds_prompt(body: ChatBody) -> bool:
-    if not body.continue_final_message:
-        return body.add_generation_prompt is not False
-    if body.add_generation_prompt:
-        message = "'continue_final_message' excludes 'add_generation_prompt': set one of them"
-        raise invalid(message, "add_generation_prompt")
-    return False

@@ -100,9 +100,10 @@ def _prompts(body: CompletionBody) -> list[str | list[int]]:
 
 
 async def _text_of(model: ServedModel, params: SamplingParams, prompt: str | list[int], ids: Sequence[int]) -> str:
-    """Return the text of a prompt: as given, or decoded if it was token ids or truncated."""
+    """Return the text of a prompt: as given, or decoded with all special tokens if it was token ids or truncated."""
     if isinstance(prompt, str) and params.truncate_prompt_tokens is None:
         return prompt
     if model.tokenizer is None:
         return ""
-    return await model.llm.prompts.decode(ids, skip_special_tokens=params.skip_special_tokens)
+    text = await model.llm.prompts.decode(ids)
+    return prompt if isinstance(prompt, str) and prompt in text else text

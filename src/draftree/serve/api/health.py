@@ -37,3 +37,7 @@ async def ready(request: Request) -> Response:
 async def version() -> Response:
     """Return the version of Draftree."""
     return JsonResponse({"version": __version__})
+
+
+for path, endpoint in (("/health", health), ("/ready", ready), ("/version", version)):
+    router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)

@@ -6,9 +6,10 @@ from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.chat_messages import template_messages
+from draftree.serve.chat_messages import adds_prompt, template_messages, template_variables
 from draftree.serve.errors import invalid
 from draftree.serve.json_text import JsonResponse
+from draftree.serve.notes import note
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.tokens import DetokenizeBody, TokenizeBody
@@ -63,25 +64,25 @@ def _tokenizer(model: ServedModel) -> Tokenizer:
 
 async def _text_ids(body: TokenizeBody, prompt: str, model: ServedModel) -> list[int]:
     _tokenizer(model)
-    for name in ("add_generation_prompt", "chat_template_kwargs", "tools"):
+    for name in ("add_generation_prompt", "chat_template_kwargs", "continue_final_message", "tools"):
         if getattr(body, name) is not None:
-            raise invalid(f"'{name}' belongs to 'messages': leave it out", name)
+            note(name, "is ignored: it belongs to 'messages'")
     return await model.llm.prompts.encode_text(prompt, add_special_tokens=body.add_special_tokens is not False)
 
 
 async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
-    if body.add_special_tokens:
-        message = "the chat template writes the special tokens: leave 'add_special_tokens' out"
-        raise invalid(message, "add_special_tokens")
-    plan = await ToolPlan.load(_tokenizer(model), body.tools)
+    tokenizer = _tokenizer(model)
+    plan = await ToolPlan.load(tokenizer, body.tools)
     try:
-        return await model.llm.prompts.encode_chat(
+        ids = await model.llm.prompts.encode_chat(
             template_messages(body.messages or (), model.chat_template),
             tools=plan.tools,
-            template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt is not False,
+            template_kwargs=template_variables(body.chat_template_kwargs, tokenizer),
+            add_generation_prompt=adds_prompt(body),
+            continue_final_message=bool(body.continue_final_message),
         )
     except InvalidRequestError as error:
         raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
+    return [*tokenizer.start_ids, *ids] if body.add_special_tokens else ids

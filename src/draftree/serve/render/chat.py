@@ -30,6 +30,7 @@ class ChatWriter:
     def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
         self._job, self._body, self._head, self._plan = job, body, head, plan
         self._report = Report(job, body)
+        self._num_sent = 0
         self._parsers: dict[int, AnswerParser] = {}
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
@@ -52,6 +53,7 @@ class ChatWriter:
             if found.index not in self._parsers:
                 self._parsers[found.index] = self._plan.parser(self._job.options.reasoning)
                 data = encoder.event(self._first_chunk(found.index))
+            self._num_sent += len(found.update.token_ids)
             chunk = self._chunk(found)
             if chunk is not None:
                 data += encoder.event(chunk)
@@ -90,7 +92,7 @@ class ChatWriter:
     def _first_chunk(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunk = {"choices": [choice], **usage_so_far(self._job, self._body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, self._body, self._num_sent)}
         if self._body.return_token_ids:
             chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
         return chunk
@@ -118,7 +120,7 @@ class ChatWriter:
         if update.is_last:
             choice["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
             choice["stop_reason"] = update.sequence.stop_reason
-        chunk = {"choices": [choice], **usage_so_far(self._job, body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, body, self._num_sent)}
         return {**chunk, "draftree": report} if report else chunk
 
 

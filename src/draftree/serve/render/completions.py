@@ -34,6 +34,7 @@ class CompletionWriter:
         self._report = Report(job, body)
         self._offsets: dict[int, OffsetLogprobs] = {}
         self._begun: set[int] = set()
+        self._num_sent = 0
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """Return the response object of finished texts."""
@@ -44,6 +45,7 @@ class CompletionWriter:
         """Yield the encoded chunks of a stream, one for each update of a text."""
         encoder = ChunkEncoder(self._fields)
         async for found in self._job.updates():
+            self._num_sent += len(found.update.token_ids)
             chunk = self._chunk(found)
             if chunk is not None:
                 yield encoder.event(chunk)
@@ -97,7 +99,7 @@ class CompletionWriter:
             choice["token_ids"] = [] if drops else list(update.token_ids)
             if is_first:
                 choice["prompt_token_ids"] = list(self._prompt_ids(index))
-        chunk = {"choices": [choice], **usage_so_far(self._job, body)}
+        chunk = {"choices": [choice], **usage_so_far(self._job, body, self._num_sent)}
         return {**chunk, "draftree": report} if report else chunk
 
     def _logprobs(self, index: int, update: Update, *, is_first: bool) -> dict[str, Any]:
@@ -109,15 +111,17 @@ class CompletionWriter:
 
     def _begin_offsets(self, index: int, prompt: Sequence[Any]) -> OffsetLogprobs:
         """Return the writer of log-probabilities of a text, whose first result begins with an echoed prompt."""
-        texts, params, ids = self._job.served.texts, self._job.params, self._prompt_ids(index)
+        texts, params = self._job.served.texts, self._job.params
         detokenizer = None
         if texts.tokenizer is not None:
-            # the decoder's prompt of an encoder-decoder model, whose text does not continue the prompt
-            before = () if self._body.echo else self._job.submissions[index // params.n].decoder_prompt_ids
+            before = self._job.submissions[index // params.n].decoder_prompt_ids
             detokenizer = Detokenizer(
                 texts.tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_ids=before
             )
-        return OffsetLogprobs(texts, detokenizer, first=(tuple(prompt), ids) if self._body.echo else ((), ()))
+        found = OffsetLogprobs(texts, detokenizer)
+        if self._body.echo:
+            found.begin(prompt, self._prompt_ids(index), self._echo(index))
+        return found
 
     def _prompt_ids(self, index: int) -> tuple[int, ...]:
         return self._job.submissions[index // self._job.params.n].prompt_ids

@@ -35,7 +35,8 @@ class Head:
     @classmethod
     def of(cls, prefix: str, body: SamplingBody, model: ServedModel) -> Head:
         """Return the head of the response to a body; its `request_id` becomes a part of the id."""
-        return cls(f"{prefix}-{body.request_id or uuid.uuid4().hex}", model)
+        joint = "-" if prefix.endswith("cmpl") else "_"  # as in OpenAI's API
+        return cls(f"{prefix}{joint}{body.request_id or uuid.uuid4().hex}", model)
 
     def fields(self, kind: str) -> dict[str, Any]:
         """Return the fields of an object of this kind."""
@@ -126,9 +127,19 @@ def closing_fields(job: Job) -> dict[str, Any]:
     return {"usage": usage_json(job), **({} if metrics is None else {"metrics": metrics})}
 
 
-def usage_so_far(job: Job, body: SamplingBody) -> dict[str, Any]:
-    """Return the `usage` field of a chunk with text, as `stream_options` request it."""
+def usage_so_far(job: Job, body: SamplingBody, num_sent: int) -> dict[str, Any]:
+    """Return the `usage` field of a chunk with text, as `stream_options` request it.
+
+    Args:
+        job: the texts, which may be longer than what is sent.
+        body: of the request.
+        num_sent: tokens of all choices in the chunks so far, this one included.
+    """
     options = body.stream_options
     if options is None or not options.include_usage:
         return {}
-    return {"usage": usage_json(job) if options.continuous_usage_stats else None}
+    if not options.continuous_usage_stats:
+        return {"usage": None}
+    usage = usage_json(job)
+    written = 0 if job.options.drops_text else num_sent
+    return {"usage": usage | {"completion_tokens": written, "total_tokens": usage["prompt_tokens"] + written}}

@@ -86,7 +86,7 @@ def _ranked(entry: TokenLogprob, texts: TokenTexts) -> dict[str, Any]:
     return {
         str(token): {
             "logprob": finite(logprob),
-            "rank": ranks.get(token),
+            "rank": entry.rank if token == entry.token_id else ranks[token],
             "decoded_token": texts.text_of(token),
         }
         for token, logprob in rows.items()
@@ -105,20 +105,24 @@ class OffsetLogprobs:
     Args:
         texts: of the model.
         detokenizer: a fresh one for this text; None without a tokenizer.
-        first: entries and ids that the next result begins with.
     """
 
-    def __init__(
-        self,
-        texts: TokenTexts,
-        detokenizer: Detokenizer | None,
-        *,
-        first: tuple[tuple[TokenLogprob | None, ...], tuple[int, ...]] = ((), ()),
-    ) -> None:
+    def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
         self._texts = texts
         self._detokenizer = detokenizer
-        self._first = first
+        self._echoed: tuple[Sequence[TokenLogprob | None], tuple[int, ...], list[int]] = ((), (), [])
         self._offset = 0
+
+    def begin(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...], text: str) -> None:
+        """Let the next result begin with an echoed prompt.
+
+        Args:
+            entries: one for each token.
+            ids: the tokens.
+            text: the prompt, without special tokens that the tokenizer added around it.
+        """
+        self._echoed = (entries, ids, _prompt_offsets(self._texts.tokenizer, ids, text))
+        self._offset = len(text)
 
     def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...]) -> dict[str, Any]:
         """Return the `logprobs` object of the next tokens.
@@ -127,14 +131,14 @@ class OffsetLogprobs:
             entries: one for each token; None for a token without a prediction.
             ids: the tokens.
         """
-        entries, ids = (*self._first[0], *entries), (*self._first[1], *ids)
-        self._first = ((), ())
-        offsets = []
+        first, before, offsets = self._echoed
+        self._echoed = ((), (), [])
         for token_id in ids:
-            offsets.append(self._offset)
+            held = 0 if self._detokenizer is None else self._detokenizer.num_held_before(token_id)
+            offsets.append(self._offset + held)
             if self._detokenizer is not None:
                 self._offset += len(self._detokenizer.push((token_id,))[0])
-        texts = self._texts
+        entries, ids, texts = (*first, *entries), (*before, *ids), self._texts
         return {
             "tokens": [texts.text_of(token_id) for token_id in ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
@@ -146,3 +150,16 @@ class OffsetLogprobs:
         # as in OpenAI's API, the chosen token is listed even if it is not among the most likely
         rows = (*entry.top, (entry.token_id, entry.logprob))
         return {self._texts.text_of(token): finite(logprob) for token, logprob in rows}
+
+
+def _prompt_offsets(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) -> list[int]:
+    """Return where each token of a prompt begins in its text; tokens that were added around it have no characters."""
+    if tokenizer is None:
+        return [0] * len(ids)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
+    starts, whole = [], ""
+    for token_id in ids:
+        starts.append(len(whole) + detokenizer.num_held_before(token_id))
+        whole += detokenizer.push((token_id,))[0]
+    added = max(0, (whole + detokenizer.finish()).find(text))
+    return [min(max(0, start - added), len(text)) for start in starts]

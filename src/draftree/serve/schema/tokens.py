@@ -18,13 +18,15 @@ class TokenizeBody(Body):
     elsewhere: ClassVar[Mapping[str, Effect]] = {
         "chat_template": refused("templates of clients are not run"),
         "mm_processor_kwargs": ignored("only text is supported", {}),
-        "continue_final_message": refused("send the text as 'prompt'", False),
     }
     model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
     prompt: str | None = None
     messages: list[Message] | None = Field(None, min_length=1)
-    add_special_tokens: bool | None = Field(None, description="of a prompt: true by default; of messages: false")
+    add_special_tokens: bool | None = Field(
+        None, description="of a prompt: true by default; of messages: false, since the template writes them"
+    )
     add_generation_prompt: bool | None = Field(None, description="of messages: true by default")
+    continue_final_message: bool | None = Field(None, description="leave the last message open")
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = False

@@ -20,6 +20,10 @@ class TextStream(ABC):
         """Return the text that this token completes."""
 
     @abstractmethod
+    def num_held_before(self, token_id: int) -> int:
+        """Return the number of characters that are held back and precede the text of this token, if it came next."""
+
+    @abstractmethod
     def finish(self) -> str:
         """Return the remaining text; the stream is not used again."""
 

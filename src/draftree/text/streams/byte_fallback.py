@@ -65,6 +65,12 @@ class ByteFallbackStream(TextStream):
             return ""
         return self._stripped(self._end_run() + part)
 
+    def num_held_before(self, token_id: int) -> int:
+        """Return the characters of the run of bytes; before another byte those that are complete."""
+        if isinstance(self._part_of(token_id), int):
+            return len(self._run.decode("utf-8", errors="ignore"))
+        return len(_text_of(self._run))
+
     def finish(self) -> str:
         """Return the run of bytes at the end of the sequence."""
         return self._stripped(self._end_run())
@@ -75,12 +81,7 @@ class ByteFallbackStream(TextStream):
             self._strip_left = 0
 
     def _end_run(self) -> str:
-        if not self._run:
-            return ""
-        try:
-            text = self._run.decode("utf-8")
-        except UnicodeDecodeError:
-            text = BROKEN * len(self._run)
+        text = _text_of(self._run)
         self._run.clear()
         return text
 
@@ -92,3 +93,10 @@ class ByteFallbackStream(TextStream):
                 text = text[1:]
                 self._strip_left -= 1
         return text
+
+
+def _text_of(run: bytearray) -> str:
+    try:
+        return run.decode("utf-8")
+    except UnicodeDecodeError:
+        return BROKEN * len(run)

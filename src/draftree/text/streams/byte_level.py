@@ -30,6 +30,10 @@ class ByteLevelStream(TextStream):
         """Return the characters whose last byte is in this token."""
         return self._reader.decode(self._bytes_of(token_id))
 
+    def num_held_before(self, token_id: int) -> int:
+        """Return 0: only incomplete characters are held back."""
+        return 0
+
     def finish(self) -> str:
         """Return U+FFFD if the last character is incomplete."""
         return self._reader.decode(b"", final=True)

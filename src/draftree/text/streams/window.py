@@ -44,6 +44,11 @@ class WindowStream(TextStream):
             self._slide(text)
         return piece
 
+    def num_held_before(self, token_id: int) -> int:
+        """Return the characters of the window that were not returned; before a byte those that are complete."""
+        held = text_after(self._shown, self._decode(self._window)) if self._window else ""
+        return len(held.rstrip(BROKEN) if token_id in self._byte_ids else held)
+
     def finish(self) -> str:
         """Return the rest of the window's text."""
         return text_after(self._shown, self._decode(self._window)) if self._window else ""

@@ -20,8 +20,15 @@ class WithheldStream(TextStream):
         self._ids.append(token_id)
         return ""
 
+    def num_held_before(self, token_id: int) -> int:
+        """Return the length of the text so far."""
+        return len(self._text())
+
     def finish(self) -> str:
         """Return the whole text."""
+        return self._text()
+
+    def _text(self) -> str:
         if not self._ids:
             return ""
         return text_after(self._decode(self._before), self._decode(self._before + self._ids))
