@@ -14,6 +14,8 @@ __all__ = ["Authentication", "SecurityHeaders"]
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 PUBLIC_FOLDER = "/page/"
 """Static files of the page; what the page shows needs a key."""
+KEY_HEADER = b"x-api-key"
+"""Where clients of Anthropic's API send their key."""
 HEADERS = {
     b"content-security-policy": b"default-src 'self'; frame-ancestors 'none'",
     b"x-content-type-options": b"nosniff",
@@ -36,7 +38,10 @@ class Authentication:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Process one request."""
         if scope["type"] == "http" and not is_public(scope["path"]):
-            given = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+            headers = dict(reversed(scope["headers"]))
+            given = headers.get(b"authorization")
+            if given is None and KEY_HEADER in headers:
+                given = b"Bearer " + headers[KEY_HEADER]
             try:
                 record_of(scope).key = self._keys.authenticate(None if given is None else given.decode("latin-1"))
             except ApiError as error:

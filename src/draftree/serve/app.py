@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from draftree.serve import page
-from draftree.serve.api import audio, chat, completions, health, metrics, models, responses, status, tokens
+from draftree.serve.api import anthropic, audio, chat, completions, health, metrics, models, responses, status, tokens
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
 from draftree.serve.security import KeyRing
@@ -20,7 +20,8 @@ from draftree.serve.verify.settings import VerifySettings
 from draftree.version import __version__
 
 ROUTERS = tuple(
-    module.router for module in (chat, completions, responses, audio, tokens, models, health, metrics, status)
+    module.router
+    for module in (chat, completions, responses, anthropic, audio, tokens, models, health, metrics, status)
 )
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

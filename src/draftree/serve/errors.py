@@ -6,11 +6,12 @@ A response never contains a path, a traceback or the text of an unexpected excep
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,6 +47,9 @@ class ApiError(Exception):
         param: the field at fault.
         code: machine-readable reason.
         headers: additional response headers.
+
+    Attributes:
+        shape: returns the JSON body in the form of a protocol; OpenAI's by default.
     """
 
     def __init__(
@@ -62,14 +66,44 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.type = type or TYPES.get(status, "invalid_request_error")
         self.headers = dict(headers or {})
+        self.shape: Shape = _openai_shape
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        return self.shape(self)
 
     def response(self) -> Response:
         """Return the HTTP response."""
         return JsonResponse(self.body(), self.status, headers=self.headers)
+
+
+Shape = Callable[[ApiError], dict[str, Any]]
+"""Function from an error to the JSON body of a protocol."""
+
+
+def _openai_shape(error: ApiError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def shaped_route(shape: Shape) -> type[APIRoute]:
+    """Return the class of the routes of a protocol whose errors have another shape."""
+
+    class ShapedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def shaped(request: Request) -> Response:
+                try:
+                    return await handle(request)
+                except (ApiError, DraftreeError, RequestValidationError) as error:
+                    is_wrong = isinstance(error, RequestValidationError)
+                    known = validation_error(error) if is_wrong else api_error(error)  # type: ignore[arg-type]
+                    known.shape = shape
+                    raise known from error
+
+            return shaped
+
+    return ShapedRoute
 
 
 def invalid(message: str, param: str | None, *, code: str | None = None) -> ApiError:

@@ -34,6 +34,7 @@ class JobOptions:
         names: body field of a library parameter, where it differs.
         owner: whose texts they are, for drafters that learn.
         decoder: options of encoder-decoder models.
+        clips_tokens: whether a `max_tokens` that does not fit is reduced.
         reasoning: of the answers to a conversation; None for a model that does not reason.
     """
 
@@ -45,6 +46,7 @@ class JobOptions:
     names: Mapping[str, str] = field(default_factory=dict)
     owner: str | None = ""
     decoder: DecoderOptions = field(default_factory=DecoderOptions)
+    clips_tokens: bool = False
     reasoning: Reasoning | None = None
 
 

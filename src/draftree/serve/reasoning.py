@@ -328,7 +328,7 @@ UNREAD = "is ignored: the model's chat template reads no such variable"
 
 
 def reasoning_variables(
-    model: ServedModel, *, effort: str | None, is_enabled: bool | None, names: tuple[str, str]
+    model: ServedModel, *, effort: str | None, is_enabled: bool | None, effort_name: str, switch_name: str
 ) -> dict[str, Any]:
     """Return the template variables that set the reasoning of an answer.
 
@@ -336,7 +336,8 @@ def reasoning_variables(
         model: the model.
         effort: such as "low"; "none" asks for no reasoning, None for nothing.
         is_enabled: whether the model reasons; None for its default.
-        names: the body's fields of `effort` and `is_enabled`; one that the chat template does not read is noted.
+        effort_name: the body's field of `effort`; it is noted if the chat template does not read it.
+        switch_name: the body's field of `is_enabled`, likewise.
     """
     reads = frozenset[str]() if model.tokenizer is None else model.tokenizer.template_variables
     switch = next((name for name in SWITCHES if name in reads), None)
@@ -347,12 +348,12 @@ def reasoning_variables(
         elif switch is not None:
             found[switch] = effort != "none"
         elif effort != "none":
-            note(names[0], UNREAD)
+            note(effort_name, UNREAD)
     if is_enabled is not None:
         if switch is not None:
             found[switch] = is_enabled
         elif is_enabled or reasoning_format(model.chat_template) is not None:
-            note(names[1], UNREAD)
+            note(switch_name, UNREAD)
     return found
 
 

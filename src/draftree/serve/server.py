@@ -197,7 +197,7 @@ def guarded(app: ASGIApp, server: Server) -> ASGIApp:
             app,
             allow_origins=list(settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
             expose_headers=["x-request-id", "retry-after", "warning"],
         )
     return RequestLog(SecurityHeaders(app), on_end=server.end_request, is_strict=settings.strict_fields)

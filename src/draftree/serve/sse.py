@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from draftree.serve.errors import ApiError, api_error
+from draftree.serve.errors import ApiError, Shape, api_error
 from draftree.serve.json_text import encode_json
 from draftree.serve.records import record_of
 
@@ -71,9 +71,12 @@ class EventStream(Response):
         events: encoded events; closed at the end, whatever the end is.
         done: sent after the last event.
         on_error: returns the event of an error.
+        shape: returns the body of an error; None for OpenAI's.
     """
 
     media_type = "text/event-stream"
+    ping: ClassVar[bytes] = PING
+    """Sent while the stream is silent."""
 
     def __init__(
         self,
@@ -81,12 +84,14 @@ class EventStream(Response):
         *,
         done: bytes = DONE,
         on_error: Callable[[ApiError], bytes] = error_event,
+        shape: Shape | None = None,
     ) -> None:
         super().__init__(b"", 200, HEADERS)
         del self.headers["content-length"]
         self._events = events
         self._done = done
         self._on_error = on_error
+        self._shape = shape
         self._is_begun = False
         self._num_sent = 0
         self._sending = asyncio.Lock()
@@ -119,6 +124,7 @@ class EventStream(Response):
         except Exception as error:
             known = api_error(error)
             record_of(scope).error = known.code or known.type
+            known.shape = self._shape or known.shape
             return known
 
     async def _ping(self, send: Send) -> None:
@@ -126,7 +132,7 @@ class EventStream(Response):
             before = self._num_sent
             await asyncio.sleep(PING_SECONDS)
             if self._num_sent == before:
-                await self._push(send, PING)
+                await self._push(send, self.ping)
 
     async def _push(self, send: Send, data: bytes) -> None:
         async with self._sending:
@@ -136,6 +142,13 @@ class EventStream(Response):
             if data:
                 self._num_sent += 1
                 await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+class LineStream(EventStream):
+    """Sends lines of JSON as they come."""
+
+    media_type = "application/x-ndjson"
+    ping: ClassVar[bytes] = b""
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid
+from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel
 from draftree.serve.settings import ServerSettings
 
@@ -30,6 +31,14 @@ def require_choices(settings: ServerSettings, params: SamplingParams, names: Map
     if limit is not None and params.max_tokens is not None and params.max_tokens > limit:
         name = names.get("max_tokens", "max_tokens")
         raise invalid(f"{name}={params.max_tokens}: this server allows at most {limit}", name)
+
+
+def clipped(params: SamplingParams, most: int, field: str) -> SamplingParams:
+    """Return parameters without a maximum number of tokens if it is above what is possible, and note its field."""
+    if params.max_tokens is None or params.max_tokens <= most:
+        return params
+    note(field, f"is reduced to {most}: more tokens do not fit")
+    return dataclasses.replace(params, max_tokens=None)
 
 
 async def within_limits(

@@ -10,6 +10,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from draftree.core.errors import InvalidRequestError
+from draftree.engine.sequence import Update
 from draftree.serve.api.beams import searched
 from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
 from draftree.serve.beam_params import chat_request
@@ -17,16 +19,18 @@ from draftree.serve.chat_messages import adds_prompt, template_messages, templat
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import chat_params, draft_of
+from draftree.serve.params import chat_params, draft_of, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.chat import ChatWriter
 from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.sse import EventStream, respond
+from draftree.serve.tools.deltas import Delta, ReasoningDelta
 from draftree.serve.tools.plan import ToolPlan
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERRORS)
+NO_NAMES: Mapping[str, str] = {}
 
 
 @router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)
@@ -40,16 +44,17 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
 
 
 async def _object(body: ChatBody, request: Request) -> Response:
-    async with _running(body, request) as chat:
+    async with running_chat(body, request) as chat:
         report = Report(chat.job, body)
         completions = await chat.job.finish(report.add)
-        return JsonResponse(chat.writer.whole(completions) | report.fields(completions))
+        writer = ChatWriter(chat.job, body, chat.head, chat.plan)
+        return JsonResponse(writer.whole(completions) | report.fields(completions))
 
 
 async def _events(body: ChatBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with _running(body, request) as chat:
+    async with running_chat(body, request) as chat:
         yield b""
-        async for data in chat.writer.events():
+        async for data in ChatWriter(chat.job, body, chat.head, chat.plan).events():
             yield data
 
 
@@ -77,11 +82,19 @@ def _model(body: ChatBody, request: Request) -> ServedModel:
 
 
 def _encoder(
-    body: ChatBody, model: ServedModel, tools: Sequence[Mapping[str, Any]] | None = None
+    body: ChatBody,
+    model: ServedModel,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    names: Mapping[str, str] = NO_NAMES,
 ) -> Callable[[Any], Awaitable[Sequence[int]]]:
     """Return the function from messages to token ids."""
-    names = "reasoning_effort", "enable_thinking"
-    variables = reasoning_variables(model, effort=body.reasoning_effort, is_enabled=body.enable_thinking, names=names)
+    variables = reasoning_variables(
+        model,
+        effort=body.reasoning_effort,
+        is_enabled=body.enable_thinking,
+        effort_name=names.get("reasoning_effort", "reasoning_effort"),
+        switch_name=names.get("enable_thinking", "enable_thinking"),
+    )
     return partial(
         model.llm.prompts.encode_chat,
         tools=tools,
@@ -92,33 +105,77 @@ def _encoder(
 
 
 @dataclass(frozen=True, slots=True)
-class _Chat:
-    """A running answer."""
+class AnswerUpdate:
+    """New parts of an answer."""
+
+    deltas: Sequence[Delta]
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A running answer.
+
+    Attributes:
+        job: its texts.
+        head: identity of the response.
+        plan: its tools.
+        shows_reasoning: whether the response has its reasoning.
+    """
 
     job: Job
-    writer: ChatWriter
+    head: Head
+    plan: ToolPlan
+    shows_reasoning: bool
+
+    async def updates(self) -> AsyncIterator[AnswerUpdate]:
+        """Yield the parts of the first text, parsed."""
+        parser = self.plan.parser(self.job.options.reasoning)
+        async for found in self.job.updates():
+            deltas = parser.push("".join(piece.text for piece in found.update.pieces))
+            if found.update.is_last:
+                deltas += parser.finish()
+            if not self.shows_reasoning:
+                deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+            yield AnswerUpdate(deltas, found.update)
 
 
 @asynccontextmanager
-async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
+async def running_chat(
+    body: ChatBody,
+    request: Request,
+    *,
+    prefix: str = "chatcmpl",
+    names: Mapping[str, str] = NO_NAMES,
+    clips_tokens: bool = False,
+) -> AsyncIterator[Chat]:
+    """Start the answers of a conversation, and abort what is unfinished at the end.
+
+    Args:
+        body: the request.
+        request: of the client.
+        prefix: of the id of the response.
+        names: fields of `body` that the client's request has under another name.
+        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+
+    Raises:
+        ApiError: refused by the server or the engine.
+    """
     model = _model(body, request)
-    plan = await ToolPlan.load(
-        model.tokenizer,
-        body.tools,
-        tool_choice=body.tool_choice,
-        is_parallel=body.parallel_tool_calls is not False,
-    )
-    params, names = chat_params(body)
-    head = Head.of("chatcmpl", body, model)
+    plan = await _plan(body, model)
+    params, renamed = chat_params(body)
+    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
+    head = Head.of(prefix, body, model)
     options = JobOptions(
         draft_of(body, model),
         body.priority or 0,
         request_id=head.id,
         trace=body.reports.rounds,
-        names=names,
+        names=renamed,
         decoder=body.decoder,
+        clips_tokens=clips_tokens,
     )
-    encode = _encoder(body, model, plan.tools)
+    encode = _encoder(body, model, plan.tools, names)
     async with running_job(
         request,
         model,
@@ -128,4 +185,23 @@ async def _running(body: ChatBody, request: Request) -> AsyncIterator[_Chat]:
         encode=encode,
         is_chat=True,
     ) as job:
-        yield _Chat(job, ChatWriter(job, body, head, plan))
+        yield Chat(job, head, plan, body.include_reasoning is not False)
+
+
+async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
+    """Return the token ids of a conversation.
+
+    Raises:
+        ApiError: a conversation that the model cannot read.
+    """
+    model = _model(body, request)
+    plan = await _plan(body, model)
+    try:
+        return await _encoder(body, model, plan.tools)(template_messages(body.messages, model.chat_template))
+    except InvalidRequestError as error:
+        raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
+
+
+async def _plan(body: ChatBody, model: ServedModel) -> ToolPlan:
+    is_parallel = body.parallel_tool_calls is not False
+    return await ToolPlan.load(model.tokenizer, body.tools, tool_choice=body.tool_choice, is_parallel=is_parallel)

@@ -21,7 +21,7 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
 from draftree.serve.records import note_job
 from draftree.serve.server import Server, default_draft
-from draftree.serve.token_limits import require_choices, within_limits
+from draftree.serve.token_limits import clipped, require_choices, within_limits
 
 
 class ErrorDetail(BaseModel):
@@ -39,22 +39,28 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody, "description": text}
-    for status, text in {
-        400: "A field that cannot be honoured; `param` names it",
-        401: "A missing or unknown API key",
-        403: "The key may not do this",
-        404: "No such model or path",
-        405: "No such method",
-        408: "The request did not arrive in time",
-        413: "The body is too large",
-        429: "Too many requests; retry after `Retry-After` seconds",
-        500: "The server failed",
-        503: "The queue is full, or the server is loading or shutting down",
-        504: "The request took too long",
-    }.items()
+Responses = dict[int | str, dict[str, Any]]
+
+
+def documented_errors(body: type[BaseModel]) -> Responses:
+    """Return the documented error responses of endpoints whose errors have this body."""
+    return {status: {"model": body, "description": text} for status, text in DESCRIPTIONS.items()}
+
+
+DESCRIPTIONS = {
+    400: "A field that cannot be honoured; `param` names it",
+    401: "A missing or unknown API key",
+    403: "The key may not do this",
+    404: "No such model or path",
+    405: "No such method",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    429: "Too many requests; retry after `Retry-After` seconds",
+    500: "The server failed",
+    503: "The queue is full, or the server is loading or shutting down",
+    504: "The request took too long",
 }
+ERRORS = documented_errors(ErrorBody)
 """Documented error responses of all endpoints."""
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
@@ -111,6 +117,9 @@ async def running_job(
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
     params = with_read_prediction(params, model, options.draft or default_draft(model))
+    limit, field = server.settings.max_completion_tokens, options.names.get("max_tokens", "max_tokens")
+    if options.clips_tokens and limit is not None:
+        params = clipped(params, limit, field)
     require_choices(server.settings, params, options.names)
     places = server.admit(request, texts=len(prompts) * params.n, priority=options.priority)
     if not server.has_one_key:
@@ -121,6 +130,8 @@ async def running_job(
             given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
         except InvalidRequestError as error:
             raise named_error(error, options.names) from error
+        if options.clips_tokens:
+            params = clipped(params, model.max_context - max(map(len, given)), field)
         limited, ids = await within_limits(server.settings, model, prompts=given, params=params)
         if is_chat:
             options = replace(options, reasoning=await Reasoning.of(model, ids[0]))

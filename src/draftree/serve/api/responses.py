@@ -90,7 +90,9 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         decoder=body.decoder,
     )
     effort = None if body.reasoning is None else body.reasoning.effort
-    variables = reasoning_variables(model, effort=effort, is_enabled=None, names=("reasoning.effort", ""))
+    variables = reasoning_variables(
+        model, effort=effort, is_enabled=None, effort_name="reasoning.effort", switch_name=""
+    )
     encode = partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
     messages = messages_of(body)
     async with running_job(

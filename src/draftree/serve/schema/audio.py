@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
-from fastapi.exceptions import RequestValidationError
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from draftree.serve.audio.forms import FormField
 from draftree.serve.errors import invalid
-from draftree.serve.schema.common import Body
+from draftree.serve.schema.common import Body, validated
 from draftree.serve.schema.elsewhere import Effect, refused
 
 FILE = "file"
@@ -86,15 +85,7 @@ def read_form(kind: type[Form], fields: list[FormField]) -> tuple[Form, bytes]:
             values[field.name] = _text(field)
     if file is None:
         raise invalid("the field 'file' is missing: it is required", FILE, code="missing_required_parameter")
-    return _checked(kind, values), file
-
-
-def _checked(kind: type[Form], values: Mapping[str, Any]) -> Form:
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        wrong = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        raise RequestValidationError(wrong) from error
+    return validated(kind, values), file
 
 
 def _text(field: FormField) -> str:

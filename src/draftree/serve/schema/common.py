@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftree.prompts import DecoderOptions
@@ -62,6 +63,22 @@ class Body(BaseModel):
     @classmethod
     def _names(cls) -> frozenset[str]:
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
+
+
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+
+def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
+    """Return a body of these fields.
+
+    Raises:
+        RequestValidationError: a wrong value, as of a body that a client sent.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        wrong = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(wrong) from error
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
