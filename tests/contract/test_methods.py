@@ -14,6 +14,7 @@ from draftree.core.registry import Registry, Spec
 from draftree.drafters import DRAFTERS
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
+from method_files import described
 
 SEAMS: list[Registry] = [DRAFTERS, VERIFIERS, PLANNERS]
 METHODS = [(seam, method) for seam in SEAMS for method in seam.methods()]
@@ -52,12 +53,7 @@ def test_an_import_of_another_method_is_found(tmp_path: Path) -> None:
 
 @every_method
 def test_a_file_describes_its_method(seam: Registry, method: Any) -> None:
-    docstring = ast.get_docstring(ast.parse(file_of(seam, method).read_text(encoding="utf-8"))) or ""
-    first = docstring.split("\n", 1)[0]
-    assert first.endswith(".")
-    assert len(first) <= 117
-    assert "Source:" in docstring or seam is PLANNERS
-    assert "Cost" in docstring or seam is not DRAFTERS, "what it costs and when it loses belongs into the docstring"
+    docstring = described(file_of(seam, method), seam)
     if seam is VERIFIERS:
         lossless = VERIFIERS.find(method.name).lossless
         assert ("LOSSY" in docstring, "Lossless" in docstring) == (not lossless, lossless)

@@ -161,7 +161,7 @@ NOT_RUN = ("python", "pip", ". ", "draftree models get", "draftree serve")
 SHOWN = {
     "doctor": ["passes in C", "keys, values"],
     "--compare": ["plain: ", "acceptance length ", "speed-up "],
-    "explain": ["acceptance rate of scored tokens by depth: ", "tokens per round, "],
+    "explain": ["acceptance rate of scored tokens by depth: ", "Drafting "],
     "trace show": ["rounds ", "tokens per round ", "scored nodes ", "seconds "],
 }
 

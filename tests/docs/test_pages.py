@@ -28,10 +28,12 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.assembly import choose_methods
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.drafters import DRAFTERS
 from draftree.figures.playground import page_of
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings
 from draftree.weights.catalogue import CATALOGUE
+from method_files import described
 from parallel_jobs import ended, environment
 from real_weights import folder_of
 from serving import Running, running_server, tiny_model
@@ -171,6 +173,7 @@ def test_the_drafter_of_the_guide_is_everywhere(
         assert run(["methods"]) == 0
         assert f"  {ADDED} " in capsys.readouterr().out
         assert f"drafter-{ADDED}.md" in methods.make()
+        described(Path(f"{ADDED}.py"), DRAFTERS)
         assert choose_methods(f"{ADDED}+ngram", "coupled", None).traits.branches
         with pytest.raises(ConfigurationError, match="supplies free draws, but verifier 'token' accepts"):
             choose_methods(ADDED, "token", None)
