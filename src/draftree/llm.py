@@ -33,6 +33,7 @@ from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update
+from draftree.loading.generation_config import require_source, sampling_in, sampling_note
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
 from draftree.parallel.entry import load_divided
@@ -41,6 +42,7 @@ from draftree.planners.base import Planner
 from draftree.progress import write_all
 from draftree.prompts import DecoderOptions, PromptEncoder, encoder_of
 from draftree.requests import Requests
+from draftree.sampling.params import NEUTRAL
 from draftree.streaming import Streams
 from draftree.text.tokenizer import Tokenizer
 from draftree.transcriber import Transcriber
@@ -81,6 +83,8 @@ class LLM(BeamSearching, Streams, Transcribes):
         sequence_memory: bytes for keys, values and logits of all sequences; None for half of the memory that is free
             when the model is loaded. A request that cannot fit is refused.
         allow_control_tokens: whether control tokens in messages, such as <|im_end|>, are encoded as such; else as text.
+        generation_config: "auto" for the sampling defaults in the model's generation_config.json, where a request gives
+            no temperature, top_p, top_k, min_p or repetition_penalty; "none" for those of `Sampling`.
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
         offload: memory for the target's weights, such as "8GB"; layers that do not fit are read from a file in every
             pass. None keeps all weights in memory.
@@ -119,6 +123,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         prefix_cache_size: int = PREFIX_CACHE_SIZE,
         sequence_memory: int | None = None,
         allow_control_tokens: bool = False,
+        generation_config: str = "auto",
         learn: str | None = None,
         offload: str | int | None = None,
         kv_dtype: str | None = None,
@@ -133,6 +138,7 @@ class LLM(BeamSearching, Streams, Transcribes):
             prefix_cache_size=prefix_cache_size,
             sequence_memory=sequence_memory,
         )
+        require_source(generation_config)
         apply_threads(threads, affinity)
         division = ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code
@@ -150,8 +156,18 @@ class LLM(BeamSearching, Streams, Transcribes):
         )
         self._engine = Engine(self._parts, limits, on_round=on_round)
         ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.why_torch
+        defaults = NEUTRAL
+        if generation_config == "auto":
+            defaults = loaded.sampling if loaded.folder is None else sampling_in(loaded.folder)
+        self.sampling_note = sampling_note(defaults)
         self._requests = Requests(
-            self._parts, self._tokenizer, eos_ids=ends, longest=self._engine.longest, kernels=on, kernels_reason=why
+            self._parts,
+            self._tokenizer,
+            eos_ids=ends,
+            longest=self._engine.longest,
+            defaults=defaults,
+            kernels=on,
+            kernels_reason=why,
         )
         self._requests.auto_draft = auto.draft if auto else None
         self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
@@ -161,6 +177,8 @@ class LLM(BeamSearching, Streams, Transcribes):
         self.kernels, self.kernels_reason = on, why
         if loaded.kernels_note is not None and loaded is not model:
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
+        if self.sampling_note and loaded is not model:
+            logger.warning("'%s': %s", loaded.name, self.sampling_note)
 
     @property
     def model(self) -> LanguageModel:

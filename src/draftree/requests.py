@@ -21,7 +21,7 @@ from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.processor import Grammars
-from draftree.sampling.params import SamplingParams
+from draftree.sampling.params import NEUTRAL, Sampling, SamplingParams
 from draftree.text.detokenize import Detokenizer
 from draftree.text.retokenize.lexicon import lexicon_of
 from draftree.text.tokenizer import Tokenizer
@@ -37,6 +37,7 @@ class Requests:
         tokenizer: the target's tokenizer, None if it has none.
         eos_ids: tokens that end a text.
         longest: longest text in tokens for which there is memory.
+        defaults: the model's sampling, for parameters that a request does not give.
         kernels: kernels of the target's passes, for statistics.
         kernels_reason: why torch is used although native kernels were possible.
 
@@ -52,13 +53,14 @@ class Requests:
         *,
         eos_ids: Sequence[int],
         longest: int,
+        defaults: Sampling = NEUTRAL,
         kernels: str = "",
         kernels_reason: str | None = None,
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
-        self._context = parts.target.max_length
+        self._context, self._defaults = parts.target.max_length, defaults
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self.auto_draft: str | None = None
         self.records_picks = False
@@ -98,7 +100,7 @@ class Requests:
         Raises:
             InvalidRequestError: an invalid prompt or parameter.
         """
-        chosen = self._choice(draft)
+        params, chosen = self.resolved(params), self._choice(draft)
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(
                 f"priority is {shown_value(priority)}: it must be a whole number, lower goes first", param="priority"
@@ -127,7 +129,7 @@ class Requests:
                 priority=priority,
                 draft=chosen,
                 owner=owner,
-                promise=self._parts.promise(params.temperature, chosen),
+                promise=self._parts.promise(params.sampling.temperature, chosen),
                 source=opening.source,
                 source_length=opening.source_length,
             )
@@ -157,6 +159,19 @@ class Requests:
             params, opening.source.tokens, prompt=opening.tokens, limit=limit, ends=sorted(self._eos_ids)
         )
         return replace(controls, processors=(*controls.processors, *added))
+
+    @property
+    def defaults(self) -> Sampling:
+        """The model's sampling, for parameters that a request does not give."""
+        return self._defaults
+
+    def resolved(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the model's defaults in place of those that are not given.
+
+        Raises:
+            InvalidRequestError: a default contradicts them, such as a temperature of 0 for several texts.
+        """
+        return params.resolved(self._defaults)
 
     def truncated(self, ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
         """Return the last prompt tokens that `truncate_prompt_tokens` keeps; all if it is None."""

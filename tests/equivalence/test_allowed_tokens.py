@@ -34,8 +34,8 @@ def picked(model: Any, prompt: list[int], params: SamplingParams, length: int) -
         row: Tensor = at_once(model, text)[-1].clone()
         masked = torch.full_like(row, -torch.inf)
         masked[ALLOWED] = row[ALLOWED]
-        if params.temperature:
-            masked = masked / params.temperature + Noise(params.seed).gumbel(len(text), torch.arange(len(row)))
+        if params.sampling.temperature:
+            masked = masked / params.sampling.temperature + Noise(params.seed).gumbel(len(text), torch.arange(len(row)))
         text.append(int(masked.argmax()))
     return text[len(prompt) :]
 

@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 from draftree import LLM, SamplingParams
 
 LETTERS = [1 + sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter) for letter in "abcdefghijklmnop"]
-SAMPLED = SamplingParams(temperature=0.7, top_p=0.95, seed=3, max_tokens=12, allowed_token_ids=LETTERS)
+SAMPLED = SamplingParams(seed=3, max_tokens=12, allowed_token_ids=LETTERS)
 """The tiny model sees one token; with a seed its answers depend on the length of the conversation."""
 COMMON = ("--seed", "3", *(word for letter in LETTERS for word in ("--allowed-token-ids", str(letter))))
 OPTIONS = (*COMMON, "--max-tokens", "12")

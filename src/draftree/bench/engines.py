@@ -118,5 +118,6 @@ def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_
         tokenizer=tokenizer,
         max_batch_size=batch,
         trust_remote_code=target.runs_code,
+        generation_config="none",
         on_round=on_round,
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftree.cli.lossy import announce_methods
 from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
 from draftree.cli.recording import recorded
@@ -80,8 +81,7 @@ def write_prompts(
     setup = setup.decided(loaded)
     start, done = time.perf_counter(), []
     with recorded(record, setup, loaded, request.params) as llm:
-        if llm.draft_note:
-            note(notes.dim(llm.draft_note))
+        announce_methods(setup, llm, request.params, notes)
         for written in write_in_order(llm, prompts, request):
             done.append(written)
             if screen is None:

@@ -29,8 +29,7 @@ __all__ = ["chat"]
 
 MAX_TOKENS = 1024
 """Default maximum length of an answer."""
-DEFAULTS = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "top_p": 0.95}
-"""Default sampling: unrestricted draws at temperature 1 make the answers of small models incoherent."""
+DEFAULTS = {"max_tokens": MAX_TOKENS}
 NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "truncate_prompt_tokens", "prediction"})
 """Sampling parameters that a conversation has no use for."""
 
@@ -74,15 +73,15 @@ def chat(
     session = Session(
         drafting,
         Conversation(system),
-        params=params,
+        params=drafting.llm.requests.resolved(params),
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),
         notes=notes,
         run_command=run_command,
         fits_context=source is not None and source.name == "DEFAULT",
     )
-    if drafting.llm.draft_note:
-        note(notes.dim(drafting.llm.draft_note))
+    for line in filter(None, (drafting.llm.draft_note, drafting.llm.sampling_note)):
+        note(notes.dim(line))
     if is_interactive:
         greet(drafting, answers)
     session.warn_if_lossy()

@@ -35,12 +35,13 @@ def comparable(params: SamplingParams, verify: str) -> SamplingParams:
         ConfigurationError: the verifier does not preserve the text.
     """
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
-    if not keeps_text(verifier, params.temperature):
-        known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), params.temperature)]
+    temperature = params.sampling.temperature
+    if not keeps_text(verifier, temperature):
+        known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), temperature)]
         case = "preserves the model's distribution, but not the text of a seed" if verifier.lossless else "is lossy"
         raise ConfigurationError(
             f"--compare needs equal texts, but verifier '{verify}' {case}: "
-            f"at temperature {params.temperature:g} use {', '.join(known)}"
+            f"at temperature {temperature:g} use {', '.join(known)}"
         )
     if params.seed is not None:
         return params

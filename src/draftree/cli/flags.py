@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 import typer
 
+from draftree.cli.options import SAMPLING
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Flag", "sampling_flags", "takes_sampling"]
 
-PANEL = "Sampling"
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Defaults that differ from the library's."""
 REMARKS = {"max_tokens": "the default is reduced to fit the context"}
@@ -123,7 +123,7 @@ def union_parts(hint: Any) -> tuple[Any, ...]:
 
 
 def option_of(kind: Any, option: str, text: str, word: str | None) -> Any:
-    return Annotated[kind, typer.Option(option, help=text, metavar=word, rich_help_panel=PANEL)]
+    return Annotated[kind, typer.Option(option, help=text, metavar=word, rich_help_panel=SAMPLING)]
 
 
 def none_if_empty(given: Any) -> Any:

@@ -103,7 +103,6 @@ def generate(
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(model)
     import_engine()
-    from draftree.cli.lossy import announce_lossy
     from draftree.cli.writing import Screen
 
     setup = how.setup(model, parallel=parallel)
@@ -113,8 +112,6 @@ def generate(
     screen = None if as_json else Screen(Style.chosen(colour, sys.stdout), live=live)
     notes = Style.chosen(colour, sys.stderr)
     source = context.get_parameter_source("max_tokens")
-    if not setup.is_plain and not compare:  # a comparison refuses lossy verifiers
-        announce_lossy(how.verify, params.temperature, notes)
     request = Request(task, params, fits_context=source is not None and source.name == "DEFAULT")
     if batch is not None:
         write_batch_and_report(setup, batch, request, screen=screen, notes=notes, record=record)
@@ -188,6 +185,7 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
 def write_and_report(
     setup: Setup, request: Request, screen: Screen | None, *, notes: Style, record: Path | None
 ) -> None:
+    from draftree.cli.lossy import announce_methods
     from draftree.cli.recording import recorded
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, save_learned, write
@@ -196,8 +194,7 @@ def write_and_report(
     setup = setup.decided(loaded)
     check_beside(setup, compare=False, record=record)
     with recorded(record, setup, loaded, request.params) as llm:
-        if llm.draft_note:
-            note(notes.dim(llm.draft_note))
+        announce_methods(setup, llm, request.params, notes)
         announce(setup, screen, notes)
         request = request.met(llm)
         run = write(llm, setup, request.task, params=request.params, screen=screen)
@@ -227,6 +224,7 @@ def write_batch_and_report(
 
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
     from draftree.cli.compare import are_equal, comparable, speedup, verdict
+    from draftree.cli.lossy import announce_methods
     from draftree.cli.report import dump, report
     from draftree.cli.writing import fetch_and_load, save_learned, warm_up, write
 
@@ -236,8 +234,7 @@ def compare_and_report(setup: Setup, request: Request, screen: Screen | None, no
     setup = setup.decided(loaded)
     check_beside(setup, compare=True, record=None)
     fast = setup.over(loaded)
-    if fast.draft_note:
-        note(notes.dim(fast.draft_note))
+    announce_methods(setup, fast, request.params, notes)
     without = setup.plainly()
     plain = without.over(loaded)
     request = request.met(fast)

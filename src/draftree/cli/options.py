@@ -14,6 +14,7 @@ from draftree.core.errors import ConfigurationError
 
 TEXT = "Text"
 RUNNING = "Execution"
+SAMPLING = "Sampling"
 SPECULATION = "Speculation"
 OUTPUT = "Output"
 
@@ -144,6 +145,14 @@ AllowControlTokens = Annotated[
         "--allow-control-tokens",
         help="Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
         rich_help_panel=TEXT,
+    ),
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="auto: sampling defaults of the model, in its generation_config.json; none: no defaults of the model.",
+        metavar="auto|none",
+        rich_help_panel=SAMPLING,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]

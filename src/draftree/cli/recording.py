@@ -45,7 +45,7 @@ def recorded(
         llm = setup.over(loaded, on_round=writer)
         llm.requests.records_picks = True
         planner, plan = llm.planner, setup.methods().plan
-        about = run_facts(loaded) | ({} if params is None else sampling_facts(params))
+        about = run_facts(loaded) | ({} if params is None else sampling_facts(llm.requests.resolved(params)))
         parts, seconds = planner.parts, planner.pass_seconds
         writer.begin(TraceHeader(shown_name(setup.model), str(setup.draft), setup.verify, plan, parts, seconds, about))
         yield llm
@@ -69,7 +69,7 @@ def run_facts(loaded: LoadedModel) -> dict[str, Any]:
 
 def sampling_facts(params: SamplingParams) -> dict[str, Any]:
     """Return the sampling parameters that a reader of a trace needs."""
-    return {"temperature": params.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
+    return {"temperature": params.sampling.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
 
 
 class Recordings:

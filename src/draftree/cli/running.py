@@ -17,6 +17,7 @@ from draftree.cli.options import (
     Device,
     Draft,
     Dtype,
+    GenerationConfig,
     Kernels,
     KvDtype,
     Learn,
@@ -123,6 +124,7 @@ class How(Execution):
     plan: str | None
     learn: str | None
     allow_control_tokens: bool
+    generation_config: str
     exact: bool
 
 
@@ -134,6 +136,7 @@ def how_of(
     plan: Plan = None,
     learn: Learn = None,
     allow_control_tokens: AllowControlTokens = False,
+    generation_config: GenerationConfig = "auto",
     execution: Execution,
     exact: Exact = False,
 ) -> How:
@@ -145,5 +148,6 @@ def how_of(
         plan=plan,
         learn=learn,
         allow_control_tokens=allow_control_tokens,
+        generation_config=generation_config,
         exact=exact,
     )

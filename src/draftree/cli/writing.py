@@ -61,6 +61,7 @@ class Setup:
     affinity: str | None = None
     exact: bool = False
     allow_control_tokens: bool = False
+    generation_config: str = "none"
     trust_remote_code: bool = False
     learn: str | None = None
     parallel: ParallelOptions = SINGLE
@@ -119,6 +120,7 @@ class Setup:
             plan=self.plan,
             exact=self.exact,
             allow_control_tokens=self.allow_control_tokens,
+            generation_config=self.generation_config,
             trust_remote_code=self.trust_remote_code,
             tokenizer=tokenizer,
             learn=self.learn,

@@ -235,6 +235,7 @@ class Recorder:
             llm = LLM(
                 self.loaded, _named(spec.draft), verify=spec.verify, plan=spec.plan, tokenizer=self.tokenizer,
                 max_batch_size=spec.batch, trust_remote_code=self.loaded.runs_code, on_round=writer,
+                generation_config="none",
             )  # fmt: skip
             params = SamplingParams(
                 max_tokens=self.asked.max_tokens, temperature=self._temperature(spec), seed=self.asked.seed

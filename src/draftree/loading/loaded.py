@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.models.base import LanguageModel
+from draftree.sampling.params import NEUTRAL, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class LoadedModel:
         quantization: of its weights; None for no quantization.
         why_torch: why the native kernels are not used; None if they are, or were not requested.
         runs_code: whether its files name Python code of their own that may run.
+        sampling: defaults of sampling parameters, if it was not loaded from files.
         tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
     """
 
@@ -33,6 +35,7 @@ class LoadedModel:
     quantization: str | None = None
     why_torch: str | None = None
     runs_code: bool = False
+    sampling: Sampling = NEUTRAL
     tokenizer_sha: str | None = None
 
     @property

@@ -10,10 +10,12 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError
 from draftree.loading.choices import require_known, require_kv_dtype
+from draftree.loading.generation_config import sampling_of
 from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
 from draftree.models.torch.static.buckets import Shapes
+from draftree.sampling.params import NEUTRAL
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -71,10 +73,12 @@ def load_target(
         raise ConfigurationError(
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
         )
+    settings = getattr(model, "generation_config", None)
+    sampling = NEUTRAL if settings is None else sampling_of(settings.to_diff_dict(), "its generation_config")
     if kernels == "graphs":
-        return wrap_model(model, shapes=Shapes())
+        return replace(wrap_model(model, shapes=Shapes()), sampling=sampling)
     why = None if kernels == "torch" else "it was loaded before, and its weights stay unchanged"
-    return replace(wrap_model(model), why_torch=why)
+    return replace(wrap_model(model), why_torch=why, sampling=sampling)
 
 
 def kernels_of_drafter(target: LoadedModel) -> str:

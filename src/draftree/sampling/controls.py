@@ -79,7 +79,7 @@ def build_controls(
     """Prepare a request's parameters for a model.
 
     Args:
-        params: the user's sampling parameters.
+        params: the user's sampling parameters, with the model's defaults.
         vocab_size: width of the model's logits.
         eos_ids: the model's end-of-text ids.
         encode: text to token ids without special tokens; needed for bad words and a predicted text.
@@ -106,7 +106,7 @@ def build_controls(
     return Controls(
         params=params,
         noise=Noise(seed),
-        temperature=params.temperature,
+        temperature=params.sampling.temperature,
         processors=(
             *_processors(params, stop_ids | frozenset(eos_ids), encode),
             *(() if guide is None else (GrammarMask(guide),)),
@@ -141,8 +141,8 @@ def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | N
         yield AllowedTokens(params.allowed_token_ids)
     if params.logit_bias:
         yield LogitBias(params.logit_bias)
-    if params.repetition_penalty != 1.0:
-        yield RepetitionPenalty(params.repetition_penalty)
+    if params.sampling.repetition_penalty != 1.0:
+        yield RepetitionPenalty(params.sampling.repetition_penalty)
     if params.presence_penalty or params.frequency_penalty:
         yield CountPenalty(params.presence_penalty, params.frequency_penalty)
     if params.no_repeat_ngram_size:
@@ -154,14 +154,15 @@ def _processors(params: SamplingParams, ends: frozenset[int], encode: Encode | N
 
 
 def _filters(params: SamplingParams, vocab_size: int) -> Iterable[Filter]:
-    if params.temperature == 0:
+    sampling = params.sampling
+    if sampling.temperature == 0:
         return
-    if params.min_p > 0:
-        yield MinP(params.min_p)
-    if 0 < params.top_k < vocab_size:
-        yield TopK(params.top_k)
-    if params.top_p < 1:
-        yield TopP(params.top_p)
+    if sampling.min_p > 0:
+        yield MinP(sampling.min_p)
+    if 0 < sampling.top_k < vocab_size:
+        yield TopK(sampling.top_k)
+    if sampling.top_p < 1:
+        yield TopP(sampling.top_p)
 
 
 def _predicted(prediction: str | Sequence[int] | None, vocab_size: int, encode: Encode | None) -> tuple[int, ...]:

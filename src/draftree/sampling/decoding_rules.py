@@ -118,7 +118,7 @@ class DecodingRules:
             ends: tokens that end the text.
         """
         prompt_length = len(prompt)
-        if self.repetition_penalty != 1.0 and params.repetition_penalty == 1.0:
+        if self.repetition_penalty != 1.0 and params.sampling.repetition_penalty == 1.0:
             yield RepetitionPenalty(self.repetition_penalty)
         if self.no_repeat_ngram_size and not params.no_repeat_ngram_size:
             yield NoRepeatNgram(self.no_repeat_ngram_size)

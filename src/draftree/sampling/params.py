@@ -22,6 +22,7 @@ from draftree.sampling.param_checks import Count, Number, OneOf, Whole, names_ar
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
 NGRAM_SCOPES = ("all", "generated")
 _FRESH_SEED = -1
+_OF_MODEL = "default: the model's, or"
 _MIN_TEMPERATURE = 1e-4  # below it logits over temperature may leave float32's range
 _MAX_TEMPERATURE = 1e4  # far above it the temperature itself does, and a forbidden token's -inf becomes NaN
 
@@ -30,10 +31,27 @@ def _field(default: Any, text: str) -> Any:
     return dataclasses.field(default=default, metadata={"help": text})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Values of the parameters for which a model may have defaults; by default the model's own distribution."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+NEUTRAL = Sampling()
+
+
 @names_are_checked
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """The sampling parameters of a request. Validated on construction.
+
+    `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` are None if they are not given: then the model's
+    defaults hold, those of its `generation_config.json`, or else those of `Sampling`.
 
     Sequences are stored as tuples (an absent one is empty, but `allowed_token_ids` stays None) and numbers as Python's
     own types; `logit_bias` is copied.
@@ -48,11 +66,19 @@ class SamplingParams:
     """
 
     n: int = _field(1, "number of texts per prompt")
-    temperature: float = _field(1.0, "0 takes the most likely token; larger values flatten the distribution")
-    top_p: float = _field(1.0, "keep the most likely tokens that together have this probability; 1 keeps all")
-    top_k: int = _field(0, "keep this many of the most likely tokens; 0 or -1 keeps all")
-    min_p: float = _field(0.0, "keep tokens at least this fraction as likely as the most likely one; 0 keeps all")
-    repetition_penalty: float = _field(1.0, "above 1 makes tokens of the prompt and the output less likely; 1 is off")
+    temperature: float | None = _field(
+        None, f"0 takes the most likely token, larger values flatten the distribution; {_OF_MODEL} 1"
+    )
+    top_p: float | None = _field(
+        None, f"keep the most likely tokens that together have this probability, 1 keeps all; {_OF_MODEL} 1"
+    )
+    top_k: int | None = _field(None, f"keep this many of the most likely tokens, 0 or -1 keeps all; {_OF_MODEL} 0")
+    min_p: float | None = _field(
+        None, f"keep tokens at least this fraction as likely as the most likely one, 0 keeps all; {_OF_MODEL} 0"
+    )
+    repetition_penalty: float | None = _field(
+        None, f"above 1 makes tokens of the prompt and the output less likely, 1 is off; {_OF_MODEL} 1"
+    )
     presence_penalty: float = _field(0.0, "subtracted from the logit of every token that is in the output")
     frequency_penalty: float = _field(0.0, "subtracted from a token's logit once for each time it is in the output")
     logit_bias: Mapping[int, float] | None = _field(
@@ -133,6 +159,22 @@ class SamplingParams:
         if given:
             require_extra("grammar", f"{given[0]} needs", error=partial(InvalidRequestError, param=given[0]))
 
+    def resolved(self, defaults: Sampling = NEUTRAL) -> SamplingParams:
+        """Return the parameters with a model's defaults in place of those that are not given.
+
+        Raises:
+            InvalidRequestError: as the constructor.
+        """
+        missing = {field.name for field in dataclasses.fields(Sampling) if getattr(self, field.name) is None}
+        values: dict[str, Any] = {name: getattr(defaults, name) for name in missing}
+        return dataclasses.replace(self, **values) if missing else self
+
+    @property
+    def sampling(self) -> Sampling:
+        """The values of the parameters for which a model may have defaults, as far as they are given."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Sampling)}
+        return Sampling(**{name: value for name, value in given.items() if value is not None})
+
     @property
     def constraint(self) -> tuple[str, str] | None:
         """The kind (`json_schema`, `regex` or `grammar`) and the text of the grammar; None if there is none."""
@@ -151,6 +193,10 @@ def _temperature(name: str, value: Any) -> float:
     if 0 < number < _MIN_TEMPERATURE:
         raise refuse(name, value, allowed)
     return number
+
+
+def _unless_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -281,11 +327,11 @@ def _require_ebnf(text: str) -> None:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "n": Whole(1),
-    "temperature": _temperature,
-    "top_p": Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
-    "top_k": Whole(-1),
-    "min_p": Number(0.0, 1.0, "a number from 0 to 1"),
-    "repetition_penalty": Number(0.01, 100.0, "a number from 0.01 to 100 (1 is off)"),
+    "temperature": _unless_none(_temperature),
+    "top_p": _unless_none(Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True)),
+    "top_k": Whole(-1, optional=True),
+    "min_p": _unless_none(Number(0.0, 1.0, "a number from 0 to 1")),
+    "repetition_penalty": _unless_none(Number(0.01, 100.0, "a number from 0.01 to 100 (1 is off)")),
     "presence_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
     "frequency_penalty": Number(-2.0, 2.0, "a number from -2 to 2"),
     "logit_bias": _logit_bias,

@@ -84,4 +84,6 @@ def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, 
     options = {name: value for name, value in settings.llm_options(choice).items() if name not in LOADING}
     draft: Any = choice.drafts or None
     llm = AsyncLLM(loaded, draft, max_waiting=settings.engine_queue, sequence_memory=memory, **options)
+    if llm.llm.sampling_note:
+        logger.info("'%s': %s", choice.name, llm.llm.sampling_note)
     return ServedModel(choice.name, llm, choice.aliases)

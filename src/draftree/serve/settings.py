@@ -154,6 +154,10 @@ class ServerSettings:
     strict_sums: bool = _option(
         False, "Add the partial sums of processes in one order, whatever else is in a pass.", EXECUTION
     )
+    generation_config: str = _option(
+        "auto", "auto: sampling defaults of a model, in its generation_config.json; none: those of the API.",
+        EXECUTION, word="auto|none",
+    )  # fmt: skip
     exact: bool = _option(False, "Refuse to run unless logits are bit-identical in every batch.", EXECUTION)
     threads: int | None = _option(None, "CPU threads of passes; those of 'doctor' if not given.", EXECUTION, least=1)
     affinity: str | None = _option(None, "Processors of threads: auto, none or a list.", EXECUTION, word="LIST")
@@ -180,6 +184,7 @@ class ServerSettings:
             raise ConfigurationError(f"key_share is {self.key_share!r}: it must be above 0 and at most 1")
         _require_member("log_format", self.log_format, LOG_FORMATS)
         _require_member("log_level", self.log_level, LOG_LEVELS)
+        _require_member("generation_config", self.generation_config, ("auto", "none"))
         if self.learn is not None:
             parse_learning(self.learn)
         for origin in self.cors_origins:
@@ -226,6 +231,7 @@ class ServerSettings:
             "quantization": self.quantization,
             "offload": self.offload,
             "kv_dtype": self.kv_dtype,
+            "generation_config": self.generation_config,
             "exact": self.exact,
             "max_batch_size": self.max_batch_size,
             "prefill_chunk_size": self.prefill_chunk_size,

@@ -60,6 +60,7 @@ class CandidateModels:
                 tokenizer=self._tokenizer,
                 max_batch_size=1,
                 trust_remote_code=self._trusts,
+                generation_config="none",
                 clock=self._clock,
             )
             found.generate([list(prompt)], params, progress=False)

@@ -200,6 +200,7 @@ class LayerSearch:
             spec,
             plan=None if spec is None else "fixed",
             trust_remote_code=self._settings.trust_remote_code,
+            generation_config="none",
         )
         params = SamplingParams(max_tokens=self._settings.max_tokens, temperature=0, seed=0, ignore_eos=True)
         for prompt in prompts:

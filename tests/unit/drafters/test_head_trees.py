@@ -101,7 +101,7 @@ def test_sharper_drafts_are_those_of_a_lower_temperature(shape: str) -> None:
     budgets = [Budget(5, 3)] * 3
     options: dict[str, Any] = {"in_one_call": shape == "chain", "tree": shape, "k": 3 if shape == "chain" else None}
     sharp = Drafts(sharpness=1.25, **options).run(SAMPLED, budgets)
-    own = tuple(SamplingParams(temperature=one.temperature / 1.25) for one in SAMPLED)
+    own = tuple(SamplingParams(temperature=one.sampling.temperature / 1.25) for one in SAMPLED)
     assert sharp == Drafts(**options).run(own, budgets)
     assert sharp != Drafts(**options).run(SAMPLED, budgets)
 

@@ -135,7 +135,7 @@ def test_refuses_contradictions(values: dict[str, Any], param: str, words: list[
 def test_defaults() -> None:
     params = SamplingParams()
     assert dataclasses.asdict(params) == {
-        "n": 1, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "n": 1, "temperature": None, "top_p": None, "top_k": None, "min_p": None, "repetition_penalty": None,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": None, "no_repeat_ngram_size": 0,
         "ngram_scope": "all", "bad_words": (), "allowed_token_ids": None, "min_tokens": 0, "max_tokens": 16, "stop": (),
         "stop_token_ids": (), "ignore_eos": False,
@@ -223,7 +223,7 @@ def test_can_be_replaced_copied_and_pickled() -> None:
     params = SamplingParams(stop=["a", "b"], logit_bias={1: 2.0}, seed=3)
     changed = dataclasses.replace(params, temperature=0.5)
     assert changed.temperature == 0.5
-    assert dataclasses.replace(changed, temperature=1.0) == params
+    assert dataclasses.replace(changed, temperature=None) == params
     assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params
     with pytest.raises(InvalidRequestError):
         dataclasses.replace(params, top_p=2)

@@ -142,7 +142,7 @@ class Session:
     def warn_if_lossy(self) -> None:
         """Show the warning of a lossy verifier at the current temperature."""
         setup = self.drafting.setup
-        line = None if setup.is_plain else lossy_line(setup.verify, self.params.temperature)
+        line = None if setup.is_plain else lossy_line(setup.verify, self.params.sampling.temperature)
         if line is not None:
             self.tell(line)
 

@@ -123,7 +123,7 @@ class ReplayModel(LanguageModel):
         return PassResult.of_jobs(pass_.jobs, PickedRows(picks, self.vocab_size, self._charge_picks), hidden)
 
     def _charge_picks(self, rows: int) -> None:
-        temperature = 0.0 if self.text is None else self.text.params.temperature
+        temperature = 0.0 if self.text is None else self.text.params.sampling.temperature
         self._clock.charge(self._clock(), self._costs.pick_seconds(rows, temperature))
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:

@@ -39,7 +39,7 @@ class RecordedText:
     def answers(self, request: SlotRequest) -> bool:
         """Return whether a request with the same prompt writes this text, or the beginning of it."""
         controls, start = request.controls, len(self.prompt)
-        same = replace(controls.params, max_tokens=self.params.max_tokens) == self.params
+        same = replace(controls.params, max_tokens=self.params.max_tokens) == self.params.resolved()
         enough = self.is_ended or request.limit - start <= len(self.tokens)
         prompt = tuple(request.history.tokens[:start].tolist())
         return same and enough and prompt == self.prompt and controls.noise.seed == self.seed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -40,6 +41,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
         "dtype": str(llm.model.dtype).removeprefix("torch."),
         "quantization": llm.quantization,
         "explain": llm.planner.explain(),
+        "sampling": dataclasses.asdict(llm.requests.defaults),
         "learned": learned_status(llm.learned),
     }
 

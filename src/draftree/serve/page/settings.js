@@ -8,7 +8,7 @@ const KINDS = { model: "model", draft: "drafter" };
 
 /** Form of parameters. */
 export class Settings {
-  /** @type {{id: string, drafts: string[]}[]} */
+  /** @type {{id: string, drafts: string[], sampling: Record<string, number>}[]} */
   #models = [];
 
   /**
@@ -59,7 +59,10 @@ export class Settings {
     ]);
     const named = (model) => [model.name, ...(model.aliases ?? [])].map((name) => [name, model]);
     const served = new Map(status.models.flatMap(named));
-    this.#models = listed.data.map(({ id }) => ({ id, drafts: served.get(id)?.drafts ?? [] }));
+    this.#models = listed.data.map(({ id }) => {
+      const { drafts = [], sampling = {} } = served.get(id) ?? {};
+      return { id, drafts, sampling };
+    });
     const wanted = { model: this.state.model, draft: this.state.draft };
     this.#fillModels();
     const missing = Object.entries(wanted).filter(([name, value]) => value !== "" && this.state[name] !== value);
@@ -79,7 +82,8 @@ export class Settings {
   }
 
   #fillDrafts() {
-    const drafts = this.#models.find((model) => model.id === this.state.model)?.drafts ?? [];
+    const { drafts = [], sampling = {} } = this.#models.find((model) => model.id === this.state.model) ?? {};
+    for (const name of ["temperature", "top_p"]) byId(name).placeholder = `default (${sampling[name] ?? 1})`;
     const first = drafts.length ? `default (${drafts[0]})` : "default";
     const choices = [["", first], ...drafts.map((name) => [name, name]), ["none", "none (plain decoding)"]];
     const known = choices.some(([value]) => value === this.state.draft) || !this.#models.length;

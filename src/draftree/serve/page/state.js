@@ -5,8 +5,8 @@
  * @property {string} mode "chat", "complete", "compare" or "load"
  * @property {string} model name of a served model; "" for the first
  * @property {string} draft name of a drafter, "none" for plain decoding; "" for the server's default
- * @property {string} temperature
- * @property {string} top_p
+ * @property {string} temperature "" for the model's default
+ * @property {string} top_p "" for the model's default
  * @property {string} max_tokens
  * @property {string} seed "" for a random one
  * @property {string} stop one string per line
@@ -21,8 +21,8 @@ export const DEFAULTS = Object.freeze({
   mode: "chat",
   model: "",
   draft: "",
-  temperature: "0.7",
-  top_p: "1",
+  temperature: "",
+  top_p: "",
   max_tokens: "256",
   seed: "",
   stop: "",

@@ -92,7 +92,8 @@ class ResponseWriter:
 
     def response(self) -> dict[str, Any]:
         """Return the response object as it is now."""
-        body, params = self._body, self._job.params
+        body, model = self._body, self._head.model.llm.llm
+        sampling = model.requests.resolved(self._job.params).sampling
         return {
             "id": self._head.id,
             "object": "response",
@@ -113,12 +114,12 @@ class ResponseWriter:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
-            "temperature": params.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": self._format()},
             "tool_choice": body.tool_choice or "auto",
             "tools": [self._tool(tool) for tool in body.tools or []],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": params.top_p,
+            "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": None,
             "user": body.user,
