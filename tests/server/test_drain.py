@@ -61,7 +61,9 @@ def listens(url: str) -> bool:
 
 def test_sigterm_finishes_running_requests_and_exits_with_0(folder: Path, tmp_path: Path) -> None:
     with process(folder, tmp_path / "log") as running:
-        assert re.fullmatch(r"serving tiny \(suffix\) at http://127\.0\.0\.1:\d+/v1, no API key\n", running.line)
+        assert re.fullmatch(
+            r"serving tiny \(suffix, prediction\) at http://127\.0\.0\.1:\d+/v1, no API key\n", running.line
+        )
         assert HTTP.get(f"{running.url}/ready").status_code == 200
         reader = Reader(running.url, 1500)
         with httpx.Client() as kept:

@@ -48,7 +48,8 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
     body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 16, "seed": 1}
     with running_server(models) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         rows = {row["id"]: row["drafts"] for row in http.get("/v1/models").json()["data"]}
-        assert rows == {"one": ["ngram", "suffix"], "first": ["ngram", "suffix"], "two": []}
+        drafts = ["ngram", "suffix", "prediction"]
+        assert rows == {"one": drafts, "first": drafts, "two": []}
         texts = [
             http.post("/v1/completions", json={**body, "model": name}).json()["choices"][0]["text"]
             for name in ("one", "first", "two")
@@ -56,6 +57,39 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
         assert texts[0] == texts[1] != texts[2]
         refused = http.post("/v1/completions", json={**body, "model": "two", "draft": "ngram"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "draft")
+
+
+def test_a_prediction_is_drafted_from_beside_any_drafter(tmp_path: Path) -> None:
+    choices = (ModelChoice("one", folder(tmp_path, 1), (), ("ngram",)),)
+    body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 24, "seed": 1}
+    with (
+        running_server(load_models(ServerSettings(models=choices, kernels="torch", plan="fixed"))) as running,
+        httpx.Client(base_url=running.url, timeout=60) as http,
+    ):
+        (plain,) = http.post("/v1/completions", json={**body, "draft": "none"}).json()["choices"]
+        prediction = {"type": "content", "content": plain["text"]}
+        answer = http.post("/v1/completions", json={**body, "prediction": prediction})
+    assert "warning" not in answer.headers
+    assert answer.json()["choices"][0]["text"] == plain["text"]
+    assert answer.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("drafts", "options", "loaded"),
+    [
+        (("prediction+suffix",), {}, ("prediction+suffix",)),
+        (("ngram",), {"verify": "block"}, ("ngram",)),
+        (("ngram",), {}, ("ngram", "prediction")),
+        ((), {}, ()),
+    ],
+)
+def test_the_drafter_of_predictions_is_loaded_where_it_fits(
+    tmp_path: Path, drafts: tuple[str, ...], options: dict[str, Any], loaded: tuple[str, ...]
+) -> None:
+    choice = ModelChoice("one", folder(tmp_path, 1), (), drafts)
+    (model,) = load_models(ServerSettings(models=(choice,), kernels="torch", **options))
+    assert model.drafts == loaded
+    model.llm._driver.close()
 
 
 def test_names_must_differ() -> None:

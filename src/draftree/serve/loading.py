@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
+from draftree.assembly import choose_methods, require_fit
 from draftree.async_llm import AsyncLLM
+from draftree.core.errors import ConfigurationError
 from draftree.engine.memory import SHARE
 from draftree.loading.load import LoadedModel, load_model
 from draftree.models.memory import free_memory
@@ -20,6 +21,8 @@ from draftree.serve.settings import ServerSettings
 __all__ = ["load_models", "split_memory", "start_other_ranks"]
 
 logger = logging.getLogger(__name__)
+PREDICTION = "prediction"
+"""The drafter that reads predictions; it has no weights."""
 LOADING = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
 """Options that are used up when a model is loaded."""
 
@@ -82,8 +85,20 @@ def _weights(settings: ServerSettings, choice: ModelChoice) -> LoadedModel:
 
 def _served(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel, *, memory: int | None) -> ServedModel:
     options = {name: value for name, value in settings.llm_options(choice).items() if name not in LOADING}
-    draft: Any = choice.drafts or None
+    draft = _with_predictions(settings, choice, loaded) or None
     llm = AsyncLLM(loaded, draft, max_waiting=settings.engine_queue, sequence_memory=memory, **options)
     if llm.llm.sampling_note:
         logger.info("'%s': %s", choice.name, llm.llm.sampling_note)
     return ServedModel(choice.name, llm, choice.aliases)
+
+
+def _with_predictions(settings: ServerSettings, choice: ModelChoice, loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the drafters of a model, and one for requests with a `prediction` if none of them reads it and it fits."""
+    each = [choose_methods(draft, settings.verify, settings.plan) for draft in choice.drafts]
+    if not each or any(methods.traits.reads_predictions for methods in each):
+        return choice.drafts
+    try:
+        require_fit(choose_methods(PREDICTION, settings.verify, settings.plan), loaded)
+    except ConfigurationError:
+        return choice.drafts
+    return (*choice.drafts, PREDICTION)
