@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
 from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
+from draftree.models.memory import free_memory
 from draftree.weights.packed_scheme import quantization_of
+
+logger = logging.getLogger(__name__)
 
 PART_OF = "draftree_first_layers_of"
 """Setting of a folder that holds the first layers of a model: how many layers the model has."""
@@ -37,6 +41,11 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+VALUES_PER_BYTE = 2
+"""Of weights with 4 bits."""
+MAX_TABLES = 1 << 30
+"""Bytes of tables, such as sines by position, that a model may have beside as many as its weights take."""
 READING = threading.RLock()
 """Held while transformers reads a model: it replaces methods of its classes meanwhile, and readers in two threads would
 leave them replaced, after which no model of this process has tied weights."""
@@ -72,9 +81,11 @@ def read_model(
         raise ModelLoadError(f"model {why}")
     if not getattr(reader, "takes_parts", False):
         _require_whole(folder)
+    loader: Any = reader or AutoModelForCausalLM
     try:
         with READING, quiet():
-            loader: Any = reader or AutoModelForCausalLM
+            if placement is None and isinstance(loader, type):
+                _require_room(folder, loader, dtype, device=device, trusts=trust_remote_code)
             model, report = loader.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -99,6 +110,50 @@ def read_model(
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
     return model
+
+
+def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device: torch.device, trusts: bool) -> None:
+    """Raise before anything is allocated for a configuration that needs more than its files hold, or than is free.
+
+    Args:
+        folder: folder of the model.
+        loader: an auto class of transformers.
+        dtype: as for `read_model`.
+        device: likewise.
+        trusts: whether Python code of the folder may run.
+
+    Raises:
+        ModelLoadError: the model is larger than its files, or than the free memory.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusts)
+    kind = {"dtype": dtype} if isinstance(dtype, torch.dtype) else {}
+    try:
+        with torch.device("meta"):
+            model = loader.from_config(config, trust_remote_code=trusts, **kind)
+    except Exception as error:  # reading the weights fails in the same way, or the model cannot be built without memory
+        logger.info("%s: its size is not known in advance: %s", folder, first_line(error))
+        return
+    stored = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    values = sum(parameter.numel() for parameter in model.parameters())
+    weights, tables = (
+        sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        for tensors in (model.parameters(), model.buffers())
+    )
+    is_packed = getattr(config, "quantization_config", None) is not None
+    if (values > VALUES_PER_BYTE * stored and not is_packed) or tables > stored + MAX_TABLES:
+        raise ModelLoadError(
+            f"'{folder / 'config.json'}' describes a model of {values} values and {tables} bytes of tables, and its "
+            f"weight files have {stored} bytes; {get_again(folder)}"
+        )
+    needed = weights + tables
+    free = free_memory(device)
+    if free is not None and needed > free:
+        raise ModelLoadError(
+            f"model '{folder}' takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free on {device}: free memory, "
+            "use a smaller model or dtype, or keep its weights on disk (offload=, --offload)"
+        )
 
 
 def _require_all_weights(folder: Path, report: Mapping[str, Any]) -> None:

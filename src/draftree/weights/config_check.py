@@ -21,6 +21,7 @@ LIMITS: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), (1, 100_000)),
     **dict.fromkeys(("num_key_value_heads", "num_experts", "num_local_experts", "n_routed_experts"), (0, 100_000)),
     "head_dim": (1, 1_000_000),
+    "num_labels": (0, 100_000),  # transformers makes a name for each
     VOCABULARY: (1, 100_000_000),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, 1_000_000_000)),
 }

@@ -34,6 +34,7 @@ BITS = {
 }
 """Bits per value, by the format's names of types."""
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 8
 
 
 def write_safetensors(
@@ -119,6 +120,8 @@ def place_of(path: Path, name: str, entry: Any) -> tuple[int, int, str]:
         raise damaged(path, f"'{shown}' has the unknown type {str(kind)[:40]!r}")
     if not isinstance(shape, list) or not all(is_size(number) for number in (*shape, begin, end)):
         raise damaged(path, f"shape or place of '{shown}' is not a list of sizes")
+    if len(shape) > MAX_DIMENSIONS:
+        raise damaged(path, f"'{shown}' has {len(shape)} dimensions, of {MAX_DIMENSIONS} at most")
     if 8 * (end - begin) != math.prod(shape) * BITS[kind]:
         raise damaged(path, f"'{shown}' of shape {str(shape)[:80]} and type {kind} does not take {end - begin} bytes")
     return begin, end, name

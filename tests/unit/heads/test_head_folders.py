@@ -96,8 +96,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "no 'config.json'"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"no 'model\.safetensors'"),
     "not JSON": (lambda folder: (folder / "config.json").write_text("{"), "damaged or unreadable"),
-    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "one JSON object"),
-    "cut weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "damaged or unreadable"),
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "hold a JSON object"),
+    "cut weights": (lambda folder: (folder / "model.safetensors").write_bytes(b"123456789"), "damaged: its header"),
     "a whole model": (
         lambda folder: (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'),
         "drafter 'model'",

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
+from draftree.loading import reading
 from draftree.loading.choices import has_native_bfloat16, resolve_device, resolve_dtype
 from draftree.loading.load import load_model, wrap_model
 from draftree.loading.reading import READING, read_model
@@ -136,6 +137,27 @@ def test_a_damaged_folder_is_refused_in_one_sentence(folder: Path, damage: Calla
         load_model(folder)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [("gpt2", {"n_positions": 10**7}), ("opt", {"max_position_embeddings": 10**9}), ("gptj", {"n_positions": 10**8})],
+)
+def test_a_configuration_larger_than_its_files_is_refused_before_anything_is_allocated(
+    family: str, setting: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh(family).save_pretrained(tmp_path)
+    set_config(tmp_path, **setting)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("the model is built"))
+    with pytest.raises(ModelLoadError, match=r"describes a model of .* and its weight files have .* copy the model"):
+        load_model(tmp_path)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "free_memory", lambda device: 30_000)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("the model is built"))
+    with pytest.raises(ModelLoadError, match=r"takes 0\.0 GB, and 0\.0 GB are free on cpu: .*offload"):
+        load_model(folder)
 
 
 def test_end_of_text_ids_come_from_the_generation_settings_first() -> None:

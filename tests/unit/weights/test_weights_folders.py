@@ -103,6 +103,7 @@ HEADERS: dict[str, tuple[Any, str]] = {
     "a negative shape": ({"a": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}, "list of sizes"),
     "a shape of another size": ({"a": {"dtype": "F32", "shape": [10**9], "data_offsets": [0, 8]}}, "does not take"),
     "a shape beyond all bounds": ({"a": {"dtype": "F32", "shape": [10**30], "data_offsets": [0, 8]}}, "list of sizes"),
+    "many dimensions": ({"a": {"dtype": "F32", "shape": [2**62] * 200_000, "data_offsets": [0, 8]}}, "200000 dim"),
     "overlap": (
         {n: {"dtype": "F32", "shape": [1], "data_offsets": [s, s + 4]} for n, s in (("a", 0), ("b", 2))} | {},
         "begin at 2",
@@ -173,6 +174,7 @@ def change(path: Path, **values: Any) -> None:
         ({"num_key_value_heads": -2}, "num_key_value_heads"),
         ({"head_dim": 10**9}, "head_dim"),
         ({"max_position_embeddings": 10**15}, "max_position_embeddings"),
+        ({"num_labels": 10**7}, "num_labels=10000000"),
         ({"text_config": {"num_hidden_layers": 1_000_000}}, "num_hidden_layers=1000000"),
     ],
 )

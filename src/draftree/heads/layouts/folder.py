@@ -14,13 +14,13 @@ from torch import Tensor
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
 from draftree.core.json_files import JsonError, read_json
 from draftree.heads.layouts.values import Values
+from draftree.weights.safetensors_file import check_safetensors
 
 T = TypeVar("T")
 CONFIG = "config.json"
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 INDEX = ".index.json"
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
-"""Upper limit of JSON files: a damaged file must not fill the memory."""
 
 
 @final
@@ -113,6 +113,7 @@ class HeadFolder:
     def _safe(self, file: str, read: Callable[[Any], dict[str, T]]) -> dict[str, T]:
         from safetensors import SafetensorError, safe_open
 
+        check_safetensors(self.path / file)
         try:
             with safe_open(self.path / file, framework="pt") as opened:
                 return read(opened)
