@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from draftree.beam.trie import TokenTrie
-from draftree.sampling.param_checks import Number, Whole, refuse
+from draftree.sampling.param_checks import Number, TokenIds, refuse, require_length
+
+MAX_PHRASES = 4096
 
 _BOUND = Number(-1e6, 1e6, "four numbers min_a, min_b, max_a, max_b")
 
@@ -32,32 +35,14 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def strings(name: str, value: Any) -> tuple[str, ...]:
-    """Check for a string or a list of strings, none empty."""
-    given = (value,) if isinstance(value, str) else () if value is None else value
-    if not isinstance(given, Sequence) or not all(isinstance(item, str) and item for item in given):
-        raise refuse(name, value, "a string or a list of strings that are not empty")
-    return tuple(given)
-
-
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Check for a list of token ids."""
-    allowed = "a list of token ids, which are whole numbers of at least 0"
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-        raise refuse(name, value, allowed)
-    check = Whole(0)
-    return tuple(int(check(name, item) or 0) for item in value)
-
-
 def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     """Check for a list of lists of token ids, none empty."""
     if value is None:
         return ()
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
-    found = tuple(token_ids(name, phrase) for phrase in value)
+    require_length(name, value, MAX_PHRASES, "phrases")
+    found = tuple(map(partial(TokenIds(), name), value))
     if not all(found):
         raise refuse(name, value, "a list of phrases, each a list of at least one token id")
     return found

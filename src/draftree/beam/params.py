@@ -18,12 +18,19 @@ from draftree.beam.param_checks import (
     optional_model,
     phrases,
     prefix_function,
-    strings,
-    token_ids,
 )
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.param_checks import Number, Whole, names_are_checked
+from draftree.sampling.param_checks import (
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    Number,
+    Strings,
+    TokenIds,
+    Whole,
+    names_are_checked,
+)
 
 PrefixFunction = Callable[[int, Sequence[int]], Sequence[int]]
 LENGTH_BASES = ("generated", "generated_without_end", "prompt_and_generated")
@@ -218,15 +225,15 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "force_eos": one_of(FORCED_ENDS),
     "temperature": Number(1e-4, 1e4, "a number from 0.0001 to 10000"),
     "ignore_eos": flag,
-    "stop": strings,
-    "stop_token_ids": token_ids,
+    "stop": Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True),
+    "stop_token_ids": TokenIds(MAX_STOP_IDS),
     "include_stop_str_in_output": flag,
     "no_repeat_ngram_size": Whole(0),
     "ngram_scope": one_of(("all", "generated")),
     "unk_token_id": Whole(0, optional=True),
     "unk_penalty": _ANY,
-    "suppress_tokens": token_ids,
-    "prefix_token_ids": token_ids,
+    "suppress_tokens": TokenIds(),
+    "prefix_token_ids": TokenIds(),
     "count_prefix": flag,
     "prefix_allowed_tokens_fn": prefix_function,
     "allowed_trie": allowed_trie,

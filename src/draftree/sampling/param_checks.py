@@ -6,11 +6,23 @@ import dataclasses
 import functools
 import numbers
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from draftree.core.errors import InvalidRequestError, suggestion
+
+MAX_IDS = 2**18
+"""Token ids of one list: as many as the largest vocabularies have."""
+MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+"""Stop strings, each of which is matched at every character of the text, and characters of one."""
+MAX_STOP_IDS = 4096
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 1024, 256
+"""Words, each of which is encoded twice and matched at every token of the text, and characters of one."""
+MAX_PREDICTION = 2**20
+"""Characters or token ids."""
 
 Params = TypeVar("Params")
 ELSEWHERE = {
@@ -112,6 +124,83 @@ class Number:
         if not self.low <= value <= self.high or (self.above_low and value == self.low):  # type: ignore[operator]
             raise refuse(name, value, self.allowed)
         return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """Check for a list of strings that are not empty; None is an empty list.
+
+    Attributes:
+        most: maximum number of strings.
+        chars: maximum length of each.
+        may_be_one: whether a string stands for a list of it.
+    """
+
+    most: int
+    chars: int
+    may_be_one: bool = False
+
+    def __call__(self, name: str, value: Any) -> tuple[str, ...]:
+        """Return the strings, or raise."""
+        allowed = "a list of strings that are not empty"
+        if value is None:
+            return ()
+        if isinstance(value, str) and self.may_be_one:
+            value = (value,)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise refuse(name, value, allowed)
+        require_length(name, value, self.most, "strings")
+        for item in value:
+            if not isinstance(item, str) or not item:
+                raise refuse(name, value, allowed)
+            require_length(name, item, self.chars, "characters in one string")
+        return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Check for a list of token ids; None is an empty list.
+
+    Attributes:
+        most: maximum number of ids.
+    """
+
+    most: int = MAX_IDS
+
+    def __call__(self, name: str, value: Any) -> tuple[int, ...]:
+        """Return the ids, or raise."""
+        allowed = "a list of token ids, which are whole numbers of at least 0"
+        if value is None:
+            return ()
+        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
+            raise refuse(name, value, allowed)
+        require_length(name, value, self.most, "token ids")
+        if not all(is_token_id(item) for item in value):
+            raise refuse(name, value, allowed)
+        return tuple(int(item) for item in value)
+
+
+def is_token_id(value: Any) -> bool:
+    """Return whether the value is a whole number of at least 0."""
+    if type(value) is int:  # first, because the general test takes most of the time of long lists
+        return value >= 0
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def require_length(name: str, value: Sized, most: int, items: str) -> None:
+    """Raise for a value that is too long.
+
+    Args:
+        name: of the parameter.
+        value: its value, or a part of it.
+        most: maximum length.
+        items: what is counted, in plural.
+
+    Raises:
+        InvalidRequestError: the value is longer.
+    """
+    if len(value) > most:
+        raise InvalidRequestError(f"{name} has {len(value)} {items}: at most {most} are allowed", param=name)
 
 
 @dataclass(frozen=True, slots=True)

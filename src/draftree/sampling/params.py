@@ -17,7 +17,26 @@ from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
 from draftree.sampling.grammar.patterns import require_bounded_grammar, require_bounded_regex
 from draftree.sampling.grammar.schema import schema_text
-from draftree.sampling.param_checks import Count, Number, OneOf, Whole, names_are_checked, refuse, shown
+from draftree.sampling.param_checks import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_IDS,
+    MAX_PREDICTION,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    Count,
+    Number,
+    OneOf,
+    Strings,
+    TokenIds,
+    Whole,
+    is_token_id,
+    names_are_checked,
+    refuse,
+    require_length,
+    shown,
+)
 
 _CONSTRAINTS = ("json_schema", "regex", "grammar")
 NGRAM_SCOPES = ("all", "generated")
@@ -205,43 +224,17 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    allowed = "a list of strings that are not empty"
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise refuse(name, value, allowed)
-    if not all(isinstance(item, str) and item for item in value):
-        raise refuse(name, value, allowed)
-    return tuple(value)
-
-
-def _stop(name: str, value: Any) -> tuple[str, ...]:
-    return _strings(name, (value,) if isinstance(value, str) else value)
-
-
 def _bad_words(name: str, value: Any) -> tuple[str, ...]:
-    words = _strings(name, value)
+    words = Strings(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)(name, value)
     if not all(word.strip() for word in words):
         raise refuse(name, value, "a list of strings with more than spaces in them")
     return words
 
 
-def _token_ids(name: str, value: Any) -> tuple[int, ...]:
-    allowed = "a list of token ids, which are whole numbers of at least 0"
-    if value is None:
-        return ()
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-        raise refuse(name, value, allowed)
-    if not all(_is_token_id(item) for item in value):
-        raise refuse(name, value, allowed)
-    return tuple(int(item) for item in value)
-
-
 def _allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
-    ids = tuple(dict.fromkeys(_token_ids(name, value)))
+    ids = tuple(dict.fromkeys(TokenIds()(name, value)))
     if not ids:
         raise refuse(name, value, "a list of at least one token id, or None")
     return ids
@@ -253,7 +246,11 @@ def _seed(name: str, value: Any) -> int | None:
 
 
 def _prediction(name: str, value: Any) -> str | tuple[int, ...] | None:
-    given = value if value is None or isinstance(value, str) else _token_ids(name, value)
+    given: str | tuple[int, ...] | None = value
+    if isinstance(value, str):
+        require_length(name, value, MAX_PREDICTION, "characters")
+    elif value is not None:
+        given = TokenIds(MAX_PREDICTION)(name, value)
     if given is not None and not len(given):
         raise refuse(name, value, "a text or token ids, at least one, or None")
     return given
@@ -290,19 +287,16 @@ class _Text:
         return value
 
 
-def _is_token_id(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= 0
-
-
 def _logit_bias(name: str, value: Any) -> dict[int, float] | None:
     allowed = "a mapping from token ids, which are whole numbers of at least 0, to numbers"
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise refuse(name, value, allowed)
+    require_length(name, value, MAX_IDS, "token ids")
     biases: dict[int, float] = {}
     for token, bias in value.items():
-        if not _is_token_id(token):
+        if not is_token_id(token):
             raise refuse(name, value, allowed)
         biases[int(token)] = _bias(f"{name}[{token}]", bias)
     return biases or None
@@ -341,8 +335,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "allowed_token_ids": _allowed_ids,
     "min_tokens": Whole(0),
     "max_tokens": Whole(1, optional=True),
-    "stop": _stop,
-    "stop_token_ids": _token_ids,
+    "stop": Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True),
+    "stop_token_ids": TokenIds(MAX_STOP_IDS),
     "ignore_eos": _flag,
     "include_stop_str_in_output": _flag,
     "detokenize": _flag,
