@@ -47,6 +47,9 @@ __all__ = [
     "suggestion",
 ]
 
+MAX_WORD_CHARS = 64
+"""Characters of a word for which a known one is suggested; the comparison takes quadratic time."""
+
 
 class DraftreeError(Exception):
     """Base of all deliberate errors. Unsafe characters in a message are escaped, so that a terminal can show it."""
@@ -144,7 +147,7 @@ class NonFiniteLogitsError(GenerationError):
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return the last part of an error message: the closest known word, or all known words."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:MAX_WORD_CHARS], names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'? (known: {', '.join(names)})"
     return f"known: {', '.join(names)}"

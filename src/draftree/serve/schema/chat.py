@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, Body, ServiceTier
+from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, Body, Items, ServiceTier
 from draftree.serve.schema.elsewhere import CHAT, SHARED, Effect, ignored, refused
 
 
@@ -36,9 +36,9 @@ class Message(Body):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(min_length=1, max_length=64)
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -53,7 +53,7 @@ class ChatBody(BeamBody):
     """A conversation to continue."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **CHAT}
-    messages: list[Message] = Field(min_length=1)
+    messages: Items[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=-1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -65,7 +65,7 @@ class ChatBody(BeamBody):
     include_reasoning: bool | None = Field(None, description="whether the response has the reasoning; true by default")
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     service_tier: ServiceTier | None = None

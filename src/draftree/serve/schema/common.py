@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftree.prompts import DecoderOptions
@@ -18,12 +18,17 @@ from draftree.serve.notes import note
 from draftree.serve.schema.elsewhere import Effect, ignored, refused
 
 TokenId = Annotated[int, Field(ge=0)]
-MAX_STOPS = 64
-"""Stop strings of one request."""
-MAX_BAD_WORDS = 1024
-"""Words of `bad_words`: each is encoded several times."""
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong item ends the check: a million errors would stop the event loop for seconds."""
+MAX_NAME_CHARS = 64
+"""Characters of an unknown field's name that a message repeats."""
 MAX_LOGPROBS = 20
 """Most likely tokens per position."""
+
+
+Biases = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
+"""Numbers by token id, which `SamplingParams` checks: here every wrong one would be an error of its own."""
 
 
 class Body(BaseModel):
@@ -58,7 +63,7 @@ class Body(BaseModel):
     @classmethod
     def _take_unknown(cls, name: str, value: Any, kept: dict[str, Any]) -> None:
         """Process a field that no server has."""
-        raise _refusal("unknown_parameter", name, f"is unknown: {_hint(name, cls._names())}")
+        raise _refusal("unknown_parameter", name[:MAX_NAME_CHARS], f"is unknown: {_hint(name, cls._names())}")
 
     @classmethod
     def _names(cls) -> frozenset[str]:
@@ -82,7 +87,7 @@ def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:MAX_NAME_CHARS], known, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else "remove it"
 
 
@@ -137,7 +142,7 @@ class StructuredOutputs(Body):
     }
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: Items[str] | None = Field(None, min_length=1)
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -153,7 +158,7 @@ class Prediction(Body):
     """The expected text."""
 
     type: Literal["content"]
-    content: str | list[PredictionPart]
+    content: str | Items[PredictionPart]
 
     @property
     def text(self) -> str:
@@ -178,9 +183,9 @@ class SamplingBody(Body):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
     n: int | None = Field(None, ge=1)
-    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
+    stop: str | Items[str] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stream: bool | None = False
@@ -189,7 +194,7 @@ class SamplingBody(Body):
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
@@ -197,8 +202,8 @@ class SamplingBody(Body):
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    allowed_token_ids: list[TokenId] | None = Field(None, min_length=1)
-    bad_words: list[str] | None = Field(None, max_length=MAX_BAD_WORDS)
+    allowed_token_ids: Items[TokenId] | None = Field(None, min_length=1)
+    bad_words: Items[str] | None = None
     no_repeat_ngram_size: int | None = Field(None, ge=0)
     ngram_scope: Literal["all", "generated"] | None = None
 
@@ -207,13 +212,13 @@ class SamplingBody(Body):
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
-    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_choice: Items[str] | None = Field(None, min_length=1)
     json_schema: dict[str, Any] | str | None = None
     regex: str | None = None
     ebnf: str | None = None
     grammar: str | None = None
 
-    decoder_prompt: str | Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+    decoder_prompt: str | Annotated[Items[TokenId], Field(min_length=1)] | None = Field(
         None, description="encoder-decoder models: what the decoder continues"
     )
     source_lang: str | None = Field(None, max_length=64, description="multilingual models: language of the prompt")

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, TokenId
+from draftree.serve.schema.common import MAX_LOGPROBS, BeamBody, Items, TokenId
 from draftree.serve.schema.elsewhere import COMPLETIONS, SHARED, Effect
 
 
@@ -15,7 +15,7 @@ class CompletionBody(BeamBody):
     """Prompts to continue."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **COMPLETIONS}
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

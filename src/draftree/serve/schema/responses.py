@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from draftree.core.errors import suggestion
 from draftree.serve.notes import note
-from draftree.serve.schema.common import Body, SamplingBody, ServiceTier
+from draftree.serve.schema.common import Body, Items, SamplingBody, ServiceTier
 from draftree.serve.schema.elsewhere import RESPONSES, SHARED, Effect, ignored, refused
 
 LOGPROBS = "message.output_text.logprobs"
@@ -70,15 +70,15 @@ class ResponsesBody(SamplingBody):
         **{name: effect for name, effect in SHARED.items() if name not in ECHOED},
         **RESPONSES,
     }
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Annotated[str, AfterValidator(_included)]] | None = None
+    include: Items[Annotated[str, AfterValidator(_included)]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] | None = None
     service_tier: ServiceTier | None = None

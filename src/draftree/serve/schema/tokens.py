@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from draftree.serve.schema.chat import Message
-from draftree.serve.schema.common import Body, TokenId
+from draftree.serve.schema.common import Body, Items, TokenId
 from draftree.serve.schema.elsewhere import Effect, ignored, refused
 
 
@@ -21,14 +21,14 @@ class TokenizeBody(Body):
     }
     model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Items[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = Field(
         None, description="of a prompt: true by default; of messages: false, since the template writes them"
     )
     add_generation_prompt: bool | None = Field(None, description="of messages: true by default")
     continue_final_message: bool | None = Field(None, description="leave the last message open")
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     return_token_strs: bool | None = False
 
     @model_validator(mode="after")
@@ -42,4 +42,4 @@ class DetokenizeBody(Body):
     """Token ids to decode."""
 
     model: str | None = Field(None, description="name or alias of a served model; may be left out if there is one")
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
