@@ -25,7 +25,7 @@ from draftree.arguments import (
 )
 from draftree.async_beams import AsyncBeamSearching, BeamWork
 from draftree.async_given import AsyncGiven
-from draftree.async_prompts import AsyncPromptEncoder
+from draftree.async_prompts import AsyncPromptEncoder, is_long
 from draftree.async_speech import AsyncSpeech
 from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
@@ -160,15 +160,18 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
             EngineClosedError: the engine was closed, or failed.
         """
         requests, checked = self._llm.requests, one_params(params)
+        spoken, most = decoder.get("source_lang"), requests.longest_prompt(checked)
+        if not isinstance(prompt, FeatureSource) and is_long(prompt):
+            prompt = await self._prompts.encode(prompt, source_lang=spoken, most=most)
+            spoken = None  # the prompt is token ids now
 
         def make() -> list[WritingSequence]:
             with self._encoding:
                 start = self._llm.prompts.encode_start(decoder)
-                spoken = decoder.get("source_lang")
                 ids = (
                     prompt
                     if isinstance(prompt, FeatureSource)
-                    else self._llm.prompts.encode(prompt, source_lang=spoken)
+                    else self._llm.prompts.encode(prompt, source_lang=spoken, most=most)
                 )
                 told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
                 made = requests.sequences(ids, checked, draft=draft, priority=priority, decoder_prompt=start, **told)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any, final
 
 from draftree.arguments import Messages, Prompt
@@ -12,10 +14,15 @@ from draftree.engine.openings import DecoderPrompt
 from draftree.prompts import DecoderOptions, PromptEncoder
 from draftree.text.tokenizer import Tokenizer
 
+LONG = 50_000
+"""Characters or token ids from which a prompt is long: it takes tens of milliseconds."""
+
 
 @final
 class AsyncPromptEncoder:
     """A `PromptEncoder` for asyncio.
+
+    Long prompts are encoded one after the other, on a thread with a tokenizer of its own: others do not wait for them.
 
     Args:
         encoder: the encoder.
@@ -24,16 +31,24 @@ class AsyncPromptEncoder:
 
     def __init__(self, encoder: PromptEncoder, lock: AbstractContextManager[Any]) -> None:
         self._encoder, self._lock = encoder, lock
+        self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="draftree-long-prompts")
 
-    async def encode(self, prompt: Prompt | Messages, *, source_lang: str | None = None) -> list[int]:
+    async def encode(
+        self, prompt: Prompt | Messages, *, source_lang: str | None = None, most: int | None = None
+    ) -> list[int]:
         """Return the token ids of a prompt; messages are formatted by the model's chat template.
 
-        `source_lang` is as in `DecoderOptions`.
+        Args:
+            prompt: the prompt.
+            source_lang: as in `DecoderOptions`.
+            most: as for `PromptEncoder.encode`.
 
         Raises:
             InvalidRequestError: an invalid prompt.
         """
-        return await self._run(self._encoder.encode, prompt, source_lang=source_lang)
+        return await self._run(
+            is_long(prompt), lambda encoder: encoder.encode(prompt, source_lang=source_lang, most=most)
+        )
 
     async def encode_chat(
         self,
@@ -43,6 +58,7 @@ class AsyncPromptEncoder:
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Return the token ids of a conversation, formatted by the model's chat template.
 
@@ -52,24 +68,31 @@ class AsyncPromptEncoder:
             template_kwargs: further variables of the template.
             add_generation_prompt: append the header of the assistant's answer.
             continue_final_message: leave the last message, one of the assistant, open to be continued.
+            most: as for `PromptEncoder.encode`.
 
         Raises:
             InvalidRequestError: a conversation, tools or variables that the template cannot take.
         """
-        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
-        if continue_final_message:
-            return await self._run(self._encoder.encode_open_chat, messages, **given)
-        return await self._run(
-            self._encoder.encode_chat, messages, **given, add_generation_prompt=add_generation_prompt
-        )
+        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs, "most": most}
+
+        def encode(encoder: PromptEncoder) -> list[int]:
+            if continue_final_message:
+                return encoder.encode_open_chat(messages, **given)
+            return encoder.encode_chat(messages, **given, add_generation_prompt=add_generation_prompt)
+
+        return await self._run(is_long(messages, tools, template_kwargs), encode)
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""
-        return await self._run(self._encoder.encode_text, text, add_special_tokens=add_special_tokens)
+        return await self._run(
+            is_long(text), lambda encoder: encoder.encode_text(text, add_special_tokens=add_special_tokens)
+        )
 
     async def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:
         """Return what a decoder continues, as `PromptEncoder.encode_start`."""
-        found: DecoderPrompt | None = await self._run(self._encoder.encode_start, decoder)
+        found: DecoderPrompt | None = await self._run(
+            is_long(decoder.get("decoder_prompt")), lambda encoder: encoder.encode_start(decoder)
+        )
         return found
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
@@ -78,15 +101,38 @@ class AsyncPromptEncoder:
         Raises:
             InvalidRequestError: the model has no tokenizer, or an id is outside the vocabulary.
         """
-        return await self._run(self._encoder.decode, ids, skip_special_tokens)
+        return await self._run(len(ids) >= LONG, lambda encoder: encoder.decode(ids, skip_special_tokens))
 
     async def with_tokenizer(self, action: Callable[[Tokenizer | None], Any]) -> Any:
         """Run an action that uses the tokenizer, on a thread and while nothing else uses it."""
-        return await self._run(action, self._encoder.tokenizer)
+        return await self._run(False, lambda encoder: action(encoder.tokenizer))
 
-    async def _run(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def _run(self, is_long: bool, action: Callable[[PromptEncoder], Any]) -> Any:
+        if is_long:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._long_prompts, lambda: action(self._encoder_of_long_prompts))
+
         def locked() -> Any:
             with self._lock:
-                return action(*args, **kwargs)
+                return action(self._encoder)
 
         return await asyncio.to_thread(locked)
+
+    @cached_property
+    def _encoder_of_long_prompts(self) -> PromptEncoder:
+        with self._lock:
+            return self._encoder.twin()
+
+
+def is_long(*values: Any) -> bool:
+    """Return whether the texts in values have `LONG` characters or more; keys and numbers count as one each."""
+    size, todo = 0, list(values)
+    while todo and size < LONG:
+        value = todo.pop()
+        size += len(value) if isinstance(value, str) else 1
+        if isinstance(value, Mapping):
+            size += len(value)
+            todo += value.values()
+        elif isinstance(value, list | tuple):
+            todo += value
+    return size >= LONG

@@ -10,8 +10,12 @@ from draftree.core.errors import InvalidRequestError, blaming
 from draftree.engine.openings import DecoderPrompt, WholeStart
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
+from draftree.sampling.param_checks import require_length
 from draftree.text.languages import language_token
-from draftree.text.tokenizer import Tokenizer
+from draftree.text.tokenizer import Tokenizer, too_long
+
+MAX_DECODER_PROMPT = 2**18
+"""Characters or token ids."""
 
 
 class DecoderOptions(TypedDict, total=False):
@@ -59,20 +63,32 @@ class PromptEncoder:
         self._decoder_start = decoder_start
         self.allow_control_tokens = allow_control_tokens
 
-    def encode(self, prompt: Prompt | Messages, *, source_lang: str | None = None) -> list[int]:
+    def encode(
+        self, prompt: Prompt | Messages, *, source_lang: str | None = None, most: int | None = None
+    ) -> list[int]:
         """Encode a text, a list of token ids, or the messages of a conversation.
 
         Args:
             prompt: the prompt.
             source_lang: as in `DecoderOptions`; for texts only.
+            most: number of tokens beyond which a long prompt is refused without encoding it all; None for any.
 
         Raises:
-            InvalidRequestError: an empty or malformed prompt.
+            InvalidRequestError: an empty or malformed prompt, or one that is too long.
         """
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
-            return self.encode_chat(prompt, source_lang=source_lang)  # type: ignore[arg-type]
+            return self.encode_chat(prompt, source_lang=source_lang, most=most)  # type: ignore[arg-type]
         require_one_prompt(prompt)
-        return self.encode_prompt(prompt, source_lang=source_lang)  # type: ignore[arg-type]
+        return self.encode_prompt(prompt, source_lang=source_lang, most=most)  # type: ignore[arg-type]
+
+    def twin(self) -> PromptEncoder:
+        """Return an equal encoder that another thread may use at the same time."""
+        return PromptEncoder(
+            None if self.tokenizer is None else self.tokenizer.twin(),
+            self._vocab_size,
+            allow_control_tokens=self.allow_control_tokens,
+            decoder_start=self._decoder_start,
+        )
 
     def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Encode a text, which may be empty.
@@ -106,6 +122,7 @@ class PromptEncoder:
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         source_lang: str | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Encode a conversation with the model's chat template; the other arguments as `Tokenizer.apply_chat_template`.
 
@@ -122,6 +139,7 @@ class PromptEncoder:
                 template_kwargs=template_kwargs,
                 add_generation_prompt=add_generation_prompt,
                 allow_control_tokens=self.allow_control_tokens,
+                most=most,
             )
 
     def encode_open_chat(
@@ -130,6 +148,7 @@ class PromptEncoder:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Encode a conversation whose last message, one of the assistant, is to be continued.
 
@@ -144,14 +163,14 @@ class PromptEncoder:
                     "continue_final_message needs a last message of the role assistant with a text, after another "
                     "message: add it, or leave continue_final_message out"
                 )
-            given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs}
+            given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs, "most": most}
+            whole = self.encode_chat(messages, **given, add_generation_prompt=False)
             start = self.encode_chat(before, **given)
             tokenizer = self._chat_tokenizer
             if self.allow_control_tokens:
                 ids = start + tokenizer.encode(content, add_special_tokens=False)
             else:
                 ids = start + tokenizer.encode_literally(content)
-            whole = self.encode_chat(messages, **given, add_generation_prompt=False)
             if not tokenizer.decode(whole, False).startswith(tokenizer.decode(ids, False)):
                 raise InvalidRequestError(
                     f"the chat template of {tokenizer.name} writes the last message in another form, so it cannot be "
@@ -165,15 +184,16 @@ class PromptEncoder:
             raise InvalidRequestError("a conversation needs a tokenizer, and this model has none: give token ids")
         return self.tokenizer
 
-    def encode_prompt(self, prompt: Prompt, *, source_lang: str | None = None) -> list[int]:
+    def encode_prompt(self, prompt: Prompt, *, source_lang: str | None = None, most: int | None = None) -> list[int]:
         """Encode a text, or check a list of token ids.
 
         Args:
             prompt: the prompt.
             source_lang: as in `DecoderOptions`.
+            most: as for `encode`.
 
         Raises:
-            InvalidRequestError: an empty prompt, or ids outside the vocabulary.
+            InvalidRequestError: an empty prompt, ids outside the vocabulary, or too many of them.
         """
         with blaming("prompt"):
             if not self._vocab_size:
@@ -181,10 +201,14 @@ class PromptEncoder:
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise InvalidRequestError("the prompt is a text, but this model has no tokenizer: give token ids")
+                if most is not None:
+                    self.tokenizer.require_fit(prompt, most)
                 ids = self._encode_source(prompt, source_lang) if prompt else []
             elif is_row(prompt):
                 self._require_text(source_lang, kind="token ids")
                 ids = list(prompt)
+                if most is not None and len(ids) > 2 * most:
+                    raise too_long(f"has {len(ids)} tokens", most)
             else:
                 raise InvalidRequestError(f"the prompt is {shown_value(prompt)}: give a text, or a list of token ids")
             if not ids:
@@ -248,6 +272,7 @@ class PromptEncoder:
 
     def _decoder_ids(self, prompt: Prompt) -> list[int]:
         self._require_encoder("decoder_prompt")
+        require_length("decoder_prompt", prompt, MAX_DECODER_PROMPT, "characters or tokens")
         if not isinstance(prompt, str) and not is_row(prompt):
             ids: list[Any] = []
         else:

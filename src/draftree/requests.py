@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftree.arguments import shown_value
-from draftree.core.errors import InvalidRequestError, VocabularyMismatchError, blaming
+from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
@@ -183,6 +183,13 @@ class Requests:
             count = max(1, self._context - (params.max_tokens or 1))
         return ids if count is None else ids[-count:]
 
+    def longest_prompt(self, params: SamplingParams) -> int | None:
+        """Return the most tokens that a prompt may have; None if it is truncated."""
+        target = self._parts.target
+        if params.truncate_prompt_tokens is not None:
+            return None
+        return target.max_source_length if isinstance(target, EncoderDecoder) else self._context - 1
+
     def _limit(self, opening: Opening, params: SamplingParams) -> int:
         context, ids = self._context, opening.tokens
         if opening.source is not None and params.prompt_logprobs is not None:
@@ -191,7 +198,7 @@ class Requests:
                 param="prompt_logprobs",
             )
         if len(ids) >= context:
-            raise InvalidRequestError(
+            raise PromptTooLongError(
                 f"the prompt has {len(ids)} tokens, but the model's context holds {context}, the output included: "
                 "shorten the prompt",
                 param="prompt",

@@ -145,6 +145,14 @@ def test_a_timeout_of_the_application_itself_is_not_taken_for_the_limit() -> Non
     [
         ({"max_body_bytes": 100}, {"prompt": "x" * 200}, 413, "body_too_large"),
         ({"max_prompt_tokens": 4}, {"prompt": "a b c d e f g h i j k l m n o p"}, 400, "context_length_exceeded"),
+        (
+            {"max_prompt_tokens": 4},
+            {"prompt": "a b c d e f g h i" * 1000},
+            400,
+            "context_length_exceeded",
+        ),
+        ({}, {"prompt": [5] * 600}, 400, "context_length_exceeded"),
+        ({}, {"prompt": "a b c d e f g h i" * 10_000}, 400, "context_length_exceeded"),
         ({"max_completion_tokens": 7}, {}, 400, None),
         ({"max_choices": 2}, {"n": 3}, 400, None),
         ({"request_timeout": 0.0001}, {"max_tokens": 400}, 504, "request_timeout"),

@@ -7,11 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from tokenizers import Regex, pre_tokenizers
 
 from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ModelLoadError
 from draftree.serve.pool import ServedModel
+from draftree.serve.schema.completions import CompletionBody
 from serving import NAME, running_server, tiny_model
 from text_backends import byte_level
 
@@ -28,6 +30,19 @@ def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 
     assert found["error"].keys() == {"message", "type", "param", "code"}
     error: dict[str, Any] = found["error"]
     return error
+
+
+@pytest.mark.parametrize("name", ["prompt", "stop", "stop_token_ids", "allowed_token_ids", "bad_words"])
+def test_a_list_of_wrong_items_is_one_error(name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionBody.model_validate({"prompt": "hello", name: [{}] * 1000})
+    assert caught.value.error_count() < 10  # each alternative of a field has one
+
+
+def test_the_name_of_an_unknown_field_is_shortened(http: httpx.Client) -> None:
+    error = refused(http, PLAIN, {"temperatur" + "e" * 100_000: 1})
+    assert error["message"].startswith("'temperatureeeeeee")
+    assert len(error["message"]) < 200
 
 
 @pytest.mark.parametrize(
@@ -48,6 +63,7 @@ def refused(http: httpx.Client, url: str, fields: dict[str, Any], status: int = 
         {"seed": "x"},
         {"logit_bias": {"a": 1}},
         {"logit_bias": {"5": 200}},
+        {"logit_bias": {"5": "much"}},
         {"logit_bias": {"100000": 1}},
         {"presence_penalty": 3},
         {"frequency_penalty": -3},

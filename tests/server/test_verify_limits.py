@@ -144,6 +144,8 @@ def test_wrong_frames_are_refused(raw: Raw, message: Any, code: str, text: str) 
         ({"output": [10**6]}, "vocabulary"),
         ({"prompt": [5] * 600}, "context"),
         ({"limit": 0}, "max_tokens"),
+        ({"params": {"stop": ["a"] * 50_000}}, "stop has 50000 strings: at most 64"),
+        ({"params": {"stop_token_ids": [5] * 200_000}}, "stop_token_ids has 200000 token ids: at most 4096"),
         ({"output": [5, 6], "limit": 2}, "it has ended, so it cannot be opened"),
         ({"limit": 10**6}, "max_tokens"),
     ],

@@ -20,12 +20,15 @@ from draftree.core.errors import (
     EngineClosedError,
     GenerationError,
     InvalidRequestError,
+    PromptTooLongError,
     QueueFullError,
 )
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
+from draftree.sampling.params import SamplingParams
 from draftree.submission import Submission
+from draftree.text.tokenizer import Tokenizer
 from engine_samples import VOCAB
 from families import target
 from spelling import tokenizer
@@ -54,6 +57,48 @@ async def test_streams_give_every_piece_once_and_in_order() -> None:
         wanted = [(await llm.generate([5, 6, seed + 3], params(seed, 20)))[0].text for seed in range(6)]
     assert texts == wanted
     assert all(texts)
+
+
+def test_a_long_prompt_delays_the_encoding_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, may_go_on = threading.Event(), threading.Event()
+    encode, long = Tokenizer.encode, "abc " * 20_000
+
+    def waiting(self: Tokenizer, text: str, *args: Any, **options: Any) -> list[int]:
+        if text == long:
+            reached.set()
+            assert may_go_on.wait(60)
+        return encode(self, text, *args, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", waiting)
+
+    async def run() -> None:
+        async with AsyncLLM(target("llama"), tokenizer=tokenizer()) as llm:
+            task = asyncio.create_task(llm.prompts.encode(long))
+            await asyncio.to_thread(reached.wait, 60)
+            short = encode(tokenizer(), "abc")
+            assert await llm.prompts.encode("abc") == short
+            async with await llm.submit("abc", params(1)) as submission:
+                assert submission.prompt_ids == tuple(short)
+            assert not task.done()
+            may_go_on.set()
+            assert await task == encode(tokenizer(), long)
+
+    asyncio.run(run())
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_unless_it_is_truncated(tmp_path: Path) -> None:
+    message = {"role": "user", "content": "a"}
+
+    async def run() -> None:
+        async with AsyncLLM(str(save_tiny_model(tmp_path, chat=True)), "none") as llm:
+            for prompt in ("abc " * 100_000, [5] * 2_000, [message] * 2_000):
+                with pytest.raises(PromptTooLongError, match=r"the prompt has .* at most \d+ tokens are allowed"):
+                    await llm.generate(prompt, params(1))
+                cut = SamplingParams(max_tokens=1, truncate_prompt_tokens=4)
+                async with await llm.submit(prompt, cut) as submission:
+                    assert len(submission.prompt_ids) == 4
+
+    asyncio.run(run())
 
 
 @asynchronous

@@ -37,6 +37,7 @@ __all__ = [
     "ModelLoadError",
     "ModelNotFoundError",
     "NonFiniteLogitsError",
+    "PromptTooLongError",
     "QueueFullError",
     "RankError",
     "TokenizerError",
@@ -84,6 +85,10 @@ class InvalidRequestError(DraftreeError, ValueError):
 
 class TokenizerError(InvalidRequestError):
     """The model's tokenizer fails on this text or these tokens."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """A prompt with more tokens than the model reads, or than are allowed."""
 
 
 @contextmanager

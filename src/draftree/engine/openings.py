@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, PromptTooLongError
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
 from draftree.sampling.decoding_rules import DecodingRules
@@ -71,7 +71,7 @@ def opening_of(target: LanguageModel, prompt: Prompt, decoder_prompt: DecoderPro
         raise InvalidRequestError(f"the prompt is of the wrong kind: this model reads {wanted}", param="prompt")
     length = target.source_length(source)
     if length > target.max_source_length:
-        raise InvalidRequestError(
+        raise PromptTooLongError(
             f"the prompt has {length} tokens, but the model's encoder reads {target.max_source_length} at most: "
             "shorten the prompt",
             param="prompt",

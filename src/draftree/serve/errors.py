@@ -16,7 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.core.errors import DraftreeError, EngineClosedError, InvalidRequestError, QueueFullError, RankError
+from draftree.core.errors import (
+    DraftreeError,
+    EngineClosedError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RankError,
+)
 from draftree.remote.errors import UnreachableError
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.records import record_of
@@ -116,7 +123,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
-        return invalid(str(error), getattr(error, "param", None))
+        return request_error(error, getattr(error, "param", None))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
     if isinstance(error, EngineClosedError):
@@ -133,6 +140,12 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(500, "the generation failed; the server's log has the reason", code="generation_failed")
     logger.error("an unexpected error", exc_info=error)
     return ApiError(500, UNEXPECTED, code="internal_error")
+
+
+def request_error(error: InvalidRequestError, param: str | None) -> ApiError:
+    """Return the response for a request that cannot be honoured."""
+    code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
+    return invalid(str(error), param, code=code)
 
 
 def closed_error() -> ApiError:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError
+from draftree.sampling.param_checks import MAX_IDS, require_length
 from draftree.sampling.params import SamplingParams
-from draftree.serve.errors import ApiError, invalid
+from draftree.serve.errors import ApiError, invalid, request_error
 from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema.chat import ChatBody
@@ -179,12 +180,13 @@ def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> Sampl
 def named_error(error: InvalidRequestError, names: Mapping[str, str]) -> ApiError:
     """Return the error of a library parameter with the body's field as `param`."""
     param = getattr(error, "param", None)
-    return invalid(str(error), names.get(param, param) if param else None)
+    return request_error(error, names.get(param, param) if param else None)
 
 
 def _logit_bias(biases: Mapping[str, float] | None) -> dict[int, float] | None:
     if not biases:
         return None
+    require_length("logit_bias", biases, MAX_IDS, "token ids")
     for token in biases:
         if not re.fullmatch(r"[0-9]{1,9}", token):
             raise invalid(f"logit_bias has the key '{token[:40]}': keys must be token ids", "logit_bias")

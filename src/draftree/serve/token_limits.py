@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Protocol
 
 from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
@@ -12,6 +12,21 @@ from draftree.serve.errors import ApiError, invalid
 from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel
 from draftree.serve.settings import ServerSettings
+
+
+class Encode(Protocol):
+    """Encodes a prompt; beyond `most` tokens it may be refused without encoding it all."""
+
+    def __call__(self, prompt: Any, /, *, most: int | None = None) -> Awaitable[Any]:
+        """Return token ids, or features."""
+
+
+def longest_prompt(settings: ServerSettings, model: ServedModel, params: SamplingParams) -> int | None:
+    """Return the most tokens that a prompt may have; None if it is truncated."""
+    most = model.llm.llm.requests.longest_prompt(params)
+    if most is None or settings.max_prompt_tokens is None:
+        return most
+    return min(most, settings.max_prompt_tokens)
 
 
 def require_choices(settings: ServerSettings, params: SamplingParams, names: Mapping[str, str]) -> None:
@@ -62,7 +77,8 @@ async def within_limits(
     if settings.max_prompt_tokens is None and not needs_limit:
         return params, prompts
     # the features of sound have no tokens, and a fixed length
-    ids = [one if isinstance(one, FeatureSource) else await model.llm.prompts.encode(one) for one in prompts]
+    most, encode = longest_prompt(settings, model, params), model.llm.prompts.encode
+    ids = [one if isinstance(one, FeatureSource) else await encode(one, most=most) for one in prompts]
     kept, lengths = params.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
     longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)
     if settings.max_prompt_tokens is not None and longest > settings.max_prompt_tokens:

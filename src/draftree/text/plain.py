@@ -16,6 +16,7 @@ from typing import Any
 
 from draftree.text.chat.conversation import Conversation
 from draftree.text.tokenizer import Tokenizer, chat_text
+from draftree.text.unlocked import decoded, encoded
 
 FILE = "tokenizer.json"
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -77,13 +78,11 @@ class PlainBackend:
     ) -> list[int]:
         """Encode a text."""
         self.backend_tokenizer.encode_special_tokens = split_special_tokens
-        ids: list[int] = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return encoded(self.backend_tokenizer, text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
         """Decode ids without clean-up."""
-        text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        return decoded(self.backend_tokenizer, ids, skip_special_tokens=skip_special_tokens)
 
     def get_vocab(self) -> dict[str, int]:
         """Return ids by token."""

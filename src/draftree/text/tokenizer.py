@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import DraftreeError, InvalidRequestError, ModelLoadError, TokenizerError
+from draftree.core.errors import (
+    DraftreeError,
+    InvalidRequestError,
+    ModelLoadError,
+    PromptTooLongError,
+    TokenizerError,
+)
 from draftree.core.panics import panics_as_errors
 from draftree.core.remedies import get_again
 from draftree.core.trust import refusal
@@ -21,6 +28,10 @@ from draftree.text.tokenizer_files import MAX_TOKENS, check_tokenizer_files
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+
+CHARS_PER_TOKEN = 16
+"""Most texts have fewer; of those that have more, more is encoded before they are refused as too long."""
 
 
 class Tokenizer:
@@ -93,6 +104,29 @@ class Tokenizer:
         with self._working("encode this text"):
             return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
+    def require_fit(self, text: str, most: int) -> None:
+        """Raise if a text clearly has too many tokens. Unlike `encode`, this takes time for that many tokens only.
+
+        Longer and longer beginnings of the text are encoded. A beginning with twice as many tokens as allowed leaves no
+        doubt: what follows can only merge its last tokens.
+
+        Args:
+            text: the text.
+            most: maximum number of tokens.
+
+        Raises:
+            PromptTooLongError: the text has more than twice as many.
+        """
+        num_chars = CHARS_PER_TOKEN * most
+        while num_chars < len(text):
+            if len(self.encode(text[:num_chars], add_special_tokens=False)) > 2 * most:
+                raise too_long(f"has more than {2 * most} tokens", most)
+            num_chars *= 2
+
+    def twin(self) -> Tokenizer:
+        """Return an equal tokenizer that another thread may use at the same time."""
+        return Tokenizer(copy.deepcopy(self._backend), name=self.name, full=self._full)
+
     def encode_in(self, language: str, text: str) -> list[int]:
         """Encode a text with the tokens that a multilingual model expects around a prompt in this language.
 
@@ -143,6 +177,7 @@ class Tokenizer:
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         allow_control_tokens: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Encode a conversation with the model's chat template.
 
@@ -155,11 +190,15 @@ class Tokenizer:
             add_generation_prompt: append the header of the assistant's answer.
             allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
                 default it is spelled as text.
+            most: number of tokens beyond which a conversation is refused early, as by `require_fit`; None for any.
 
         Raises:
             InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, a
-                template that does not read the tools or a variable, or control tokens that cannot be spelled.
+                template that does not read the tools or a variable, control tokens that cannot be spelled, or too many
+                tokens.
         """
+        if most is not None and isinstance(messages, Sequence) and len(messages) > most:
+            raise too_long(f"has {len(messages)} messages, each of at least one token", most)
         conversation = conversation_of(
             messages, tools=tools, variables=template_kwargs, add_generation_prompt=add_generation_prompt
         )
@@ -179,6 +218,8 @@ class Tokenizer:
                 f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
                 "change the messages, or give a plain prompt."
             ) from error
+        if most is not None:
+            self.require_fit(text, most)
         if allow_control_tokens:
             return self.encode(text, add_special_tokens=False)
         with self._working("encode this conversation"):
@@ -281,6 +322,11 @@ class Tokenizer:
                 decoder=self._decoder,
             )
         return self._schemes[skip_special_tokens]
+
+
+def too_long(excess: str, most: int) -> PromptTooLongError:
+    """Return the error of a prompt that is refused before it is encoded."""
+    return PromptTooLongError(f"the prompt {excess}, and at most {most} tokens are allowed: shorten the prompt")
 
 
 def chat_text(backend: Any, conversation: Conversation) -> str:

@@ -102,6 +102,26 @@ def test_refuses(name: str, value: Any, allowed: str) -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("stop", ["a"] * 65, "65 strings: at most 64"),
+        ("stop", "a" * 1025, "1025 characters in one string: at most 1024"),
+        ("stop_token_ids", range(4097), "4097 token ids: at most 4096"),
+        ("bad_words", ["a"] * 1025, "1025 strings: at most 1024"),
+        ("bad_words", ["a" * 257], "257 characters in one string: at most 256"),
+        ("allowed_token_ids", np.zeros(2**18 + 1, np.int64), "262145 token ids: at most 262144"),
+        ("logit_bias", dict.fromkeys(range(2**18 + 1), 1.0), "262145 token ids: at most 262144"),
+        ("prediction", "a" * (2**20 + 1), "1048577 characters: at most 1048576"),
+        ("prediction", range(2**20 + 1), "1048577 token ids: at most 1048576"),
+    ],
+)
+def test_sizes_are_limited(name: str, value: Any, limit: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"^{name} has {limit} are allowed$") as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
 def test_a_long_value_is_shortened_in_the_message() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         SamplingParams(bad_words=["x" * 5000, ""])

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftree.core.errors import InvalidRequestError, ModelLoadError
 from draftree.text.tokenizer import Tokenizer
-from text_backends import CORPUS, byte_fallback, byte_level, words
+from text_backends import CORPUS, byte_fallback, byte_level, word_piece, words
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +48,25 @@ def test_long_text_is_not_truncated(folder: Path) -> None:
 def test_a_prompt_that_is_not_text_is_refused(tokenizer: Tokenizer, text: object) -> None:
     with pytest.raises(InvalidRequestError, match=f"type {type(text).__name__}"):
         tokenizer.encode(text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback(), words()])
+def test_a_text_with_far_too_many_tokens_is_refused_by_its_beginning(
+    backend: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, sizes = Tokenizer(backend), []
+    encode = backend.encode
+    monkeypatch.setattr(backend, "encode", lambda text, **given: sizes.append(len(text)) or encode(text, **given))
+    with pytest.raises(InvalidRequestError, match="more than 20 tokens, and at most 10 tokens are allowed"):
+        tokenizer.require_fit("ab cd " * 1_000_000, 10)
+    assert sum(sizes) < 1000
+
+
+def test_a_long_text_of_long_tokens_is_not_refused_before_it_is_encoded() -> None:
+    tokenizer = Tokenizer(word_piece())  # which drops spaces
+    text = "the" + " " * 10_000 + "the"
+    assert len(tokenizer.encode(text)) < 10
+    tokenizer.require_fit(text, 10)
 
 
 def test_half_of_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:

@@ -88,7 +88,7 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
     )
     sound = _Sound()
 
-    async def encode(data: bytes) -> Any:
+    async def encode(data: bytes, *, most: int | None = None) -> Any:
         # after the request was admitted: both the features and the language take the machine
         source, found = await _read(model, data, speech, sound, always=form.response_format == "verbose_json")
         if found is not None:

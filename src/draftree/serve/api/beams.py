@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import RequestRecord
 from draftree.serve.render.beams import BeamTexts
-from draftree.serve.token_limits import within_limits
+from draftree.serve.token_limits import Encode, longest_prompt, within_limits
 
 
 async def searched(
@@ -35,7 +35,7 @@ async def searched(
     priority: int,
     response_id: str,
     decoder: DecoderOptions,
-    encode: Callable[[Any], Awaitable[Sequence[int]]] | None = None,
+    encode: Encode | None = None,
 ) -> BeamTexts:
     """Admit a request, search all its prompts, and return the texts; cancelling the task ends the searches.
 
@@ -83,9 +83,7 @@ async def searched(
         return texts
 
 
-def _encoder(
-    model: ServedModel, encode: Callable[[Any], Awaitable[Sequence[int]]] | None, source_lang: str | None
-) -> Callable[[Any], Awaitable[Sequence[int]]]:
+def _encoder(model: ServedModel, encode: Encode | None, source_lang: str | None) -> Encode:
     """Return the function from a prompt to token ids.
 
     Raises:
@@ -104,11 +102,13 @@ async def _encoded(
     model: ServedModel,
     prompts: Sequence[Any],
     asked: BeamRequest,
-    encode: Callable[[Any], Awaitable[Sequence[int]]],
+    encode: Encode,
 ) -> list[Sequence[int]]:
     """Return the token ids of the prompts, within the limits of the server, and truncated as requested."""
-    ids = [await encode(prompt) for prompt in prompts]
-    limited, _ = await within_limits(server_of(request).settings, model, prompts=ids, params=asked.prompt)
+    settings = server_of(request).settings
+    most = longest_prompt(settings, model, asked.prompt)
+    ids = [await encode(prompt, most=most) for prompt in prompts]
+    limited, _ = await within_limits(settings, model, prompts=ids, params=asked.prompt)
     return [model.llm.llm.requests.truncated(one, limited) for one in ids]
 
 

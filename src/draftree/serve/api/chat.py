@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from draftree.serve.render.chat import ChatWriter
 from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.chat import ChatBody
 from draftree.serve.sse import EventStream, respond
+from draftree.serve.token_limits import Encode
 from draftree.serve.tools.deltas import Delta, ReasoningDelta
 from draftree.serve.tools.plan import ToolPlan
 
@@ -86,7 +87,7 @@ def _encoder(
     model: ServedModel,
     tools: Sequence[Mapping[str, Any]] | None = None,
     names: Mapping[str, str] = NO_NAMES,
-) -> Callable[[Any], Awaitable[Sequence[int]]]:
+) -> Encode:
     """Return the function from messages to token ids."""
     variables = reasoning_variables(
         model,

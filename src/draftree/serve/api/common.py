@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
 from draftree.serve.records import note_job
 from draftree.serve.server import Server, default_draft
-from draftree.serve.token_limits import clipped, require_choices, within_limits
+from draftree.serve.token_limits import Encode, clipped, longest_prompt, require_choices, within_limits
 
 
 class ErrorDetail(BaseModel):
@@ -97,7 +97,7 @@ async def running_job(
     prompts: Sequence[Any],
     params: SamplingParams,
     options: JobOptions,
-    encode: Callable[[Any], Awaitable[Any]] | None = None,
+    encode: Encode | None = None,
     is_chat: bool = False,
 ) -> AsyncIterator[Job]:
     """Admit a request and queue its prompts; at the end, abort what is unfinished.
@@ -127,7 +127,8 @@ async def running_job(
     options = replace(options, owner=server.key_of(request).name)
     async with places, server.metered(request, model, options):
         try:
-            given = prompts if encode is None else [await encode(prompt) for prompt in prompts]
+            most = longest_prompt(server.settings, model, params)
+            given = prompts if encode is None else [await encode(prompt, most=most) for prompt in prompts]
         except InvalidRequestError as error:
             raise named_error(error, options.names) from error
         if options.clips_tokens:
@@ -147,9 +148,6 @@ async def running_job(
                 if server.settings.log_prompts:
                     record.prompt = ["(a sound file)" if isinstance(one, bytes) else one for one in prompts]
                     record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
-
-
-Encode = Callable[[Any], Awaitable[Any]]
 
 
 def _encoding(model: ServedModel, options: JobOptions, encode: Encode | None) -> tuple[JobOptions, Encode | None]:

@@ -22,6 +22,7 @@ from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.chat.conversation import Conversation
+from draftree.text.unlocked import encoded
 
 ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 """Common roles of templates; other roles must not look like the name of a control token."""
@@ -118,7 +119,7 @@ class LiteralEncoder:
 
     def _second(self, text: str) -> list[int]:
         tokenizer, ids = self._second_tokenizer
-        return [ids.get(token, token) for token in tokenizer.encode(text, add_special_tokens=False).ids]
+        return [ids.get(token, token) for token in encoded(tokenizer, text, add_special_tokens=False)]
 
     @cached_property
     def _second_tokenizer(self) -> tuple[Any, dict[int, int]]:
