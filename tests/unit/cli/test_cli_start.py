@@ -16,8 +16,10 @@ from draftree.weights.progress import steps
 from head_samples import saved_head
 from terminals import CTRL_C, plain, terminal
 
-HEAVY = {"transformers", "huggingface_hub", "accelerate", "scipy", "pandas", "matplotlib", "sympy", "sklearn"}
-"""Packages that no later start needs; the first six are imported by transformers, sympy by parts of torch."""
+HEAVY = {"transformers", "huggingface_hub", "accelerate", "scipy", "pandas", "matplotlib", "sympy", "sklearn"} | {
+    "pydantic"
+}
+"""Packages that no later start needs; the first six are imported by transformers, sympy by torch, pydantic by typer."""
 REPORT = """
 import json, sys
 from draftree.cli.main import run
