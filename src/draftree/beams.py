@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from draftree.arguments import Messages, Prompt, prompt_list
-from draftree.beam.drafting.choice import beam_drafter
-from draftree.beam.loop import BeamSearch
 from draftree.beam.opening import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import Decode, OnStep
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.openings import DecoderPrompt, opening_of
 from draftree.engine.openings import Prompt as SourceOrTokens
@@ -25,6 +22,9 @@ from draftree.prompts import DecoderOptions, PromptEncoder
 from draftree.requests import Requests
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from draftree.beam.state import Decode, OnStep
 
 AnyPrompt = Prompt | Messages | np.ndarray
 BeamParams = BeamSearchParams | Sequence[BeamSearchParams] | None
@@ -72,6 +72,10 @@ class BeamSearching:
             InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
             GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
         """
+        # not imported by starts that search nothing
+        from draftree.beam.drafting.choice import beam_drafter
+        from draftree.beam.loop import BeamSearch
+
         start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer

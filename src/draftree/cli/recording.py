@@ -8,17 +8,11 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from draftree.analysis.trace import TraceHeader
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.assembly import choose_methods
-from draftree.bench.benchmark import Benchmark
-from draftree.bench.engines import OurWriter
-from draftree.bench.methods import PLAIN, OurMethod
-from draftree.bench.records import OURS
 from draftree.cli.writing import Setup
 from draftree.core.paths import shown_name
 from draftree.core.processor import cpu_name, usable_cores
@@ -28,6 +22,10 @@ from draftree.sampling.params import SamplingParams
 from draftree.text.pieces import pieces_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.version import __version__
+
+if TYPE_CHECKING:
+    from draftree.analysis.trace_writer import TraceWriter
+    from draftree.bench.benchmark import Benchmark
 
 __all__ = ["Recordings", "recorded", "run_facts", "sampling_facts"]
 
@@ -40,6 +38,9 @@ def recorded(
     if path is None:
         yield setup.over(loaded)
         return
+    from draftree.analysis.trace import TraceHeader
+    from draftree.analysis.trace_writer import TraceWriter
+
     with path.open("x", encoding="utf-8") as stream:
         writer = TraceWriter(stream)
         llm = setup.over(loaded, on_round=writer)
@@ -99,6 +100,9 @@ class Recordings:
 
     def of(self, method: str) -> TraceWriter | None:
         """Return the round callback of a method."""
+        from draftree.analysis.trace_writer import TraceWriter
+        from draftree.bench.methods import PLAIN
+
         if self._folder is None or method == PLAIN:
             return None
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -109,6 +113,11 @@ class Recordings:
 
     def begin(self, ready: Benchmark, model: str) -> None:
         """Write the header lines; called after loading, before the first run."""
+        from draftree.analysis.trace import TraceHeader
+        from draftree.bench.engines import OurWriter
+        from draftree.bench.methods import OurMethod
+        from draftree.bench.records import OURS
+
         if not self._writers:
             return
         writer = ready.runner.writers[OURS]

@@ -15,9 +15,9 @@ small ones, which cost alike."""
 MOST_TIMES = 8.0
 """A pass that costs so many times the shortest one ends the measurement of such models: few rounds write so many
 tokens."""
-PREFIX = 64
+PREFIX = 16
 REPEATS = 3
-ENOUGH_SECONDS = 0.02
+ENOUGH_SECONDS = 0.01
 """Passes of one number of rows are repeated until they took this long."""
 
 _MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = WeakKeyDictionary()

@@ -36,9 +36,9 @@ class TargetParts:
         Raises:
             UnsupportedModelError: the model does not expose them.
         """
-        return cls(
-            model.input_embedding(), model.output_head(), model.embedding_facts(), model.final_norm, model.num_layers
-        )
+        facts, output = model.embedding_facts(), model.output_head()
+        embedding = output if facts.is_tied else model.input_embedding()
+        return cls(embedding, output, facts, model.final_norm, model.num_layers)
 
     @property
     def vocab_size(self) -> int:

@@ -12,7 +12,6 @@ import torch
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.paths import expanded
-from draftree.loading.block_start import start
 from draftree.loading.choices import QUANTIZATIONS
 from draftree.loading.packed_start import place_of
 from draftree.loading.prepared import is_block_file
@@ -128,6 +127,8 @@ def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
+        from draftree.loading.block_start import start
+
         model, eos_ids = start(
             folder, file, dtype, record=folder / RECORD, place=identity, identity=identity, quantization=GGUF
         )
@@ -164,6 +165,8 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
     place = place_of(folder)
     record = Store().folder / f"{folder.name}-{place[:16]}{BLOCKS_SUFFIX}"
     try:
+        from draftree.loading.block_start import start
+
         model, eos_ids = start(
             folder, source, dtype, record=record, place=place, identity=identity, quantization=method
         )

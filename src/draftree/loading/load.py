@@ -27,23 +27,19 @@ from draftree.loading.endings import eos_ids_in
 from draftree.loading.in_blocks import InBlocks, WeightChoice, load_in_blocks
 from draftree.loading.kv_dtype import require_kv_dtype, with_kv_dtype
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.lowering_seq2seq import lower_encoder_decoder
 from draftree.loading.offloading import (
     NO_STREAM,
     Offload,
     offload_folder,
     torch_placement,
 )
-from draftree.loading.packed_reference import checked_packed
 from draftree.loading.packed_start import PackedStart
 from draftree.loading.reading import first_line, read_model
 from draftree.loading.resolve import resolve_model
-from draftree.loading.upcast import in_float32
 from draftree.loading.warm_start.native_start import start_key
 from draftree.loading.wrapping import wrap_model
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
-from draftree.models.native.lowering import plan_model
 from draftree.models.native.model import NativeModel
 from draftree.models.native.streaming.budget import BudgetError
 from draftree.models.native.weights import ModelWeights, places_in_files
@@ -162,6 +158,8 @@ def _load_encoder_decoder(
     """
     model, why = read(), None
     if kernels in ("auto", "native"):
+        from draftree.loading.lowering_seq2seq import lower_encoder_decoder
+
         eos_ids = eos_ids_in(model)
         try:
             ours = lower_encoder_decoder(model, name, quantization=quantization)
@@ -216,6 +214,11 @@ def lower_model(
         NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
         NativeMismatchError: the native model computes other logits; the model's weights were released.
     """
+    # later starts need none of these
+    from draftree.loading.packed_reference import checked_packed
+    from draftree.loading.upcast import in_float32
+    from draftree.models.native.lowering import plan_model
+
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
     eos_ids, found = eos_ids_in(model), name or type(model).__name__

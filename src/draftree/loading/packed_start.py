@@ -26,7 +26,6 @@ from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.library_files import PACKING, working_folder
-from draftree.models.native.lowering import DTYPES, PACKED_AS
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import PackedWeights
 from draftree.models.native.streaming.budget import BudgetError, parse_size
@@ -119,6 +118,8 @@ def remove_packed(model: Path | None = None) -> int:
 
 
 def _names_of(model: Path) -> set[str]:
+    from draftree.models.native.lowering import DTYPES, PACKED_AS  # first starts use it
+
     identity = str((Cache().manifest(model.name) or {}).get("sha256", ""))  # of a GGUF file
     copies = {copy_name(model, place, kind) for place in (place_of(model), identity) for kind in DTYPES}
     return copies | {start_name(model, kind, packing) for kind in PACKED_AS for packing in (None, *QUANTIZATIONS)}

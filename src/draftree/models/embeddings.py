@@ -18,12 +18,14 @@ class EmbeddingFacts:
         logit_scale: factor of the product with the head.
         soft_cap: logits are `soft_cap * tanh(logits / soft_cap)`; None for no cap.
         bias: added to the product before it is scaled, shape (vocab,), float32; None for none.
+        is_tied: whether the embedding is known to equal the output head.
     """
 
     embedding_scale: float
     logit_scale: float
     soft_cap: float | None = None
     bias: Tensor | None = None
+    is_tied: bool = False
 
     def logits(self, states: Tensor, head: Tensor) -> Tensor:
         """Return logits of hidden states.

@@ -58,7 +58,9 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
         skipped: ids that `decode` leaves out.
         decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
-    byte_ids = frozenset(i for i, token in tokens.items() if byte_of_name(token) is not None)
+    byte_ids = frozenset(
+        i for i, token in tokens.items() if token.startswith("<0x") and byte_of_name(token) is not None
+    )
     candidates = [WindowStream.opener(decode, byte_ids)]
     mirrored = _mirror(_decoder_steps(decoder), tokens)
     if mirrored is not None:

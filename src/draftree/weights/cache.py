@@ -18,8 +18,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from draftree.core.errors import WeightsError
 from draftree.core.json_files import JsonError, read_json
 from draftree.core.paths import expanded, home_folder
@@ -83,6 +81,8 @@ class Cache:
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Hold the lock of a name; waits for other processes, and removes unfinished folders of dead ones."""
+        from filelock import FileLock, Timeout  # later starts need none
+
         self._make_work_folder()
         lock = FileLock(self.work / f"{name}.lock")
         try:
@@ -155,6 +155,8 @@ class Cache:
 
     def sweep(self) -> None:
         """Remove the unfinished folders of all names that no living process works on."""
+        from filelock import FileLock, Timeout
+
         if not self.work.is_dir():
             return
         for name in {path.name.partition(".part-")[0] for path in self.work.glob("*.part-*")}:

@@ -27,8 +27,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from draftree.core.errors import ConfigurationError
 from draftree.core.processor import usable_cores
 from draftree.models.native.library_files import (
@@ -194,6 +192,8 @@ def _compiled_once(variants: Sequence[Variant], folder: Path) -> dict[Variant, P
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # later starts compile nothing
+
     make_folder(folder)
     lock = FileLock(folder / LOCK)
     try:

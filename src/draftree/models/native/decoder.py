@@ -180,7 +180,10 @@ class NativeDecoder:
         own = None if bias is None else bias[: self._num_tokens]
         if own is not None and self._share is not None:
             raise UnsupportedModelError("the head's bias is divided among processes: choose a drafter that needs none")
-        return EmbeddingFacts(plan.embedding_scale, plan.logit_scale, soft_cap=plan.logit_cap, bias=own)
+        is_tied = self._packed.decoder.lookup.weight is None and self._packed.decoder.embedding is None
+        return EmbeddingFacts(
+            plan.embedding_scale, plan.logit_scale, soft_cap=plan.logit_cap, bias=own, is_tied=is_tied
+        )
 
     def run(
         self,
