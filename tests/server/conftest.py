@@ -19,7 +19,7 @@ from draftree.serve.verify.settings import VerifySettings
 from serving import ALIAS, NAME, Running, running_server, tiny_async_llm, tiny_model
 from split_devices import save_split_model, split_server
 from text_backends import byte_level
-from tool_templates import TEMPLATES
+from tool_templates import CHAT_ONLY, TEMPLATES
 from verify_clients import check_empty, drop_sessions, service_of
 
 
@@ -32,10 +32,10 @@ def tiny_server() -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def families() -> Iterator[Running]:
-    """The tiny model, without tools, one model for each family's template of tools, and one without a template."""
+    """The tiny model, one model for each template with tools, one for a template without, and one for no template."""
     models = [
         ServedModel(name, AsyncLLM(tiny_model(context=2048), "ngram", plan="fixed", tokenizer=byte_level(template)))
-        for name, template in TEMPLATES.items()
+        for name, template in {**TEMPLATES, "toolless": CHAT_ONLY}.items()
     ]
     models.append(ServedModel("mute", AsyncLLM(tiny_model(), "none", tokenizer=byte_level(None))))
     with running_server([ServedModel(NAME, tiny_async_llm(plan="fixed"), (ALIAS,)), *models]) as running:

@@ -244,7 +244,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
         ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"tools": [TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
     ],
 )

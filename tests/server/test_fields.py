@@ -113,6 +113,7 @@ def test_misspelt_fields_are_refused_with_a_suggestion(endpoint: str, field: str
         ("chat", {"chat_template_kwargs": {"enable_thinking": False}}, ["chat_template_kwargs.enable_thinking"]),
         ("chat", {"stream_options": {"include_usage": True}}, ["stream_options"]),
         ("chat", {"service_tier": "flex"}, ["service_tier"]),
+        ("chat", {"tools": [{"type": "function", "function": {"name": "f"}}]}, ["tools"]),
         ("chat", {"prediction": {"type": "content", "content": "hello"}}, ["prediction"]),
         ("completions", {"prediction": {"type": "content", "content": "hello"}, "draft": "none"}, ["prediction"]),
         ("responses", {"tool_choice": "auto", "top_logprobs": 0, "reasoning": {"effort": None}}, []),

@@ -106,7 +106,6 @@ def test_ids_are_decoded_with_special_tokens(http: httpx.Client) -> None:
             {"model": NAME, "messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
             "add_generation_prompt",
         ),
-        ("tokenize", {"model": NAME, "messages": MESSAGES, "tools": TOOLS}, "tools"),
         ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template": "x"}, "chat_template"),
         ("tokenize", {"model": NAME, "messages": MESSAGES, "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ("tokenize", {"model": "mute", "messages": MESSAGES}, "messages"),

@@ -43,7 +43,7 @@ def ask(client: openai.OpenAI, family: str = "hermes", **given: Any) -> Any:
     return client.chat.completions.create(model=family, **fields)
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("family", [*TEMPLATES, "toolless"])
 def test_the_client_gets_calls_whole_and_streamed(client: openai.OpenAI, family: str) -> None:
     (choice,) = ask(client, family, tool_choice=NAMED).choices
     assert (choice.finish_reason, choice.message.content or "") == ("tool_calls", "")
@@ -65,7 +65,7 @@ def test_the_client_gets_calls_whole_and_streamed(client: openai.OpenAI, family:
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Rome"}', '{"city": "', "", "[1]"])
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("family", [*TEMPLATES, "toolless"])
 def test_calls_and_results_are_read_back(client: openai.OpenAI, family: str, arguments: str) -> None:
     function = {"name": "get_weather", "arguments": arguments}
     history: Any = [

@@ -279,13 +279,35 @@ def test_wrong_tools_are_refused_by_field(tools: Any, options: dict[str, Any], p
     assert caught.value.param == (param or "tools[0].function.parameters")
 
 
-@pytest.mark.parametrize(
-    "template", [CHAT_ONLY, "{{ tools }}{{ messages }}", "{{ tools }}<tool_call>x<arg_key>y", "{{ tools"]
-)
-def test_templates_without_tools_or_without_a_known_format_refuse_them(template: str) -> None:
+@pytest.mark.parametrize("template", ["{{ tools }}{{ messages }}", "{{ tools }}<tool_call>x<arg_key>y"])
+def test_templates_without_a_known_format_refuse_tools(template: str) -> None:
     with pytest.raises(ApiError, match="leave 'tools' out") as caught:
         ToolPlan.of(tokenizer_of(template), TOOLS)
     assert caught.value.param == "tools"
+
+
+def test_a_template_without_tools_gets_them_as_text() -> None:
+    plan = ToolPlan.of(tokenizer_of(CHAT_ONLY), [TIME])
+    call = {"id": "x", "type": "function", "function": {"name": "time", "arguments": '{"zone": "'}}
+    system, asked, answer, result = plan.messages(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What time?"},
+            {"role": "assistant", "content": "Wait.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "x", "content": "noon"},
+            {"role": "tool", "tool_call_id": "y", "content": "late"},
+            {"role": "user", "content": "And?"},
+        ],
+        CHAT_ONLY,
+    )
+    assert plan.tools is None
+    assert '{"name": "time"}\n' in system["content"]
+    assert system["content"].endswith("\n\nBe brief.")
+    assert asked == {"role": "user", "content": "What time?"}
+    written = '<tool_call>\n{"name": "time", "arguments": {"zone": "}\n</tool_call>'
+    assert answer == {"role": "assistant", "content": f"Wait.\n{written}"}
+    noon, late = (f"<tool_response>\n{text}\n</tool_response>" for text in ("noon", "late"))
+    assert result == {"role": "user", "content": f"{noon}\n{late}\nAnd?"}
 
 
 def test_without_tools_the_answer_is_text() -> None:

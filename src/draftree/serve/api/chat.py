@@ -177,10 +177,11 @@ async def running_chat(
         clips_tokens=clips_tokens,
     )
     encode = _encoder(body, model, plan.tools, names)
+    messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     async with running_job(
         request,
         model,
-        prompts=[template_messages(body.messages, model.chat_template)],
+        prompts=[messages],
         params=plan.sampling(params),
         options=options,
         encode=encode,
@@ -197,8 +198,9 @@ async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
     """
     model = _model(body, request)
     plan = await _plan(body, model)
+    messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)
     try:
-        return await _encoder(body, model, plan.tools)(template_messages(body.messages, model.chat_template))
+        return await _encoder(body, model, plan.tools)(messages)
     except InvalidRequestError as error:
         raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
 

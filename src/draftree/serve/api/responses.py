@@ -94,7 +94,7 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         model, effort=effort, is_enabled=None, effort_name="reasoning.effort", switch_name=""
     )
     encode = partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
-    messages = messages_of(body)
+    messages = plan.messages(messages_of(body), model.chat_template)
     async with running_job(
         request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
     ) as job:

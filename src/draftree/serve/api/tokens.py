@@ -75,9 +75,10 @@ async def _chat_ids(body: TokenizeBody, model: ServedModel) -> list[int]:
         raise invalid(f"the model '{model.name}' has no chat template: use 'prompt'", "messages")
     tokenizer = _tokenizer(model)
     plan = await ToolPlan.load(tokenizer, body.tools)
+    messages = plan.messages(template_messages(body.messages or (), model.chat_template), model.chat_template)
     try:
         ids = await model.llm.prompts.encode_chat(
-            template_messages(body.messages or (), model.chat_template),
+            messages,
             tools=plan.tools,
             template_kwargs=template_variables(body.chat_template_kwargs, tokenizer),
             add_generation_prompt=adds_prompt(body),

@@ -25,14 +25,14 @@ ABSENT_ITEMS = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""Values of `include` about items that no response has."""
+"""Values of `include` about what no response has."""
 
 
 def _included(name: str) -> str:
     if name not in (LOGPROBS, *ABSENT_ITEMS):
         raise ValueError(f"{name[:80]!r} is unknown: {suggestion(name, [LOGPROBS, *ABSENT_ITEMS])}")
     if name != LOGPROBS:
-        note("include", f"is ignored for '{name}': responses have no such items")
+        note("include", f"is ignored for '{name}': responses do not have it")
     return name
 
 

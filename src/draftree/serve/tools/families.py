@@ -16,7 +16,7 @@ from draftree.serve.tools.parser import CallFormat
 from draftree.serve.tools.readers import NamedReader, ObjectReader
 from draftree.serve.tools.xml_reader import XmlReader
 
-__all__ = ["FAMILIES", "Family", "family_of"]
+__all__ = ["FAMILIES", "GENERIC", "Family", "family_of"]
 
 SHORT_ID = 9
 """Length of the ids of calls that Mistral's templates accept."""
@@ -128,6 +128,8 @@ FAMILIES = (
     Family("harmony", ("<|channel|>", "functions."), ()),
 )
 """The known families; the first whose marks are in a template is used."""
+GENERIC = Family("generic", (), ("<tool_call>",), "</tool_call>", allows_list=True)
+"""The format of models whose template reads no tools."""
 
 
 def family_of(template: str) -> Family | None:

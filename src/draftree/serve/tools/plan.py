@@ -13,11 +13,15 @@ from draftree.sampling.grammar.schema import schema_text
 from draftree.sampling.grammar.schema_rules import SchemaRules
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
+from draftree.serve.notes import note
 from draftree.serve.reasoning import AnswerParser, Reasoning
-from draftree.serve.tools.families import FAMILIES, Family, family_of
+from draftree.serve.tools.families import FAMILIES, GENERIC, Family, family_of
 from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
+from draftree.serve.tools.generic import without_tools
 from draftree.serve.tools.parser import CallFormat, CallParser
 from draftree.serve.tools.xml_grammar import xml_grammar
+from draftree.text.chat.messages import check_messages
+from draftree.text.chat.template_names import reads_key
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["ToolPlan"]
@@ -54,7 +58,7 @@ class ToolPlan:
             is_parallel: whether an answer may have several calls.
 
         Raises:
-            ApiError: tools of another form, or a model whose template reads no tools or has no known format of calls.
+            ApiError: tools of another form, or a model without a template or with an unknown format of calls.
         """
         functions = functions_of(tools)
         name = required_name(tool_choice, functions)
@@ -96,8 +100,24 @@ class ToolPlan:
 
     @property
     def tools(self) -> list[dict[str, Any]] | None:
-        """The definitions for the template; None without tools."""
-        return [dict(function.tool) for function in self.functions] or None
+        """The definitions for the template; None without tools, and if messages describe them."""
+        return None if self.family is GENERIC else [dict(function.tool) for function in self.functions] or None
+
+    def messages(self, messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+        """Return messages for a chat template; in one that has no tools they are texts of messages.
+
+        Raises:
+            ApiError: 400, a call of another form.
+        """
+        has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
+        if self.family is not GENERIC and (not has_calls or reads_key(template, "tool_calls")):
+            return messages
+        note("tools", "is written into the messages: the chat template of the model has no tools")
+        try:
+            check_messages(messages)
+        except InvalidRequestError as error:
+            raise invalid(str(error), "messages") from error
+        return without_tools(messages, self.functions)
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
         """Return the sampling parameters with those of the tools.
@@ -136,8 +156,10 @@ class ToolPlan:
 
 def _family(tokenizer: Tokenizer | None) -> Family:
     template = None if tokenizer is None else tokenizer.chat_template
-    if tokenizer is None or template is None or not tokenizer.template_uses_tools:
-        raise invalid("the chat template of this model does not read tools: leave 'tools' out", "tools")
+    if tokenizer is None or template is None:
+        raise invalid("this model has no chat template: leave 'tools' out", "tools")
+    if not tokenizer.template_uses_tools:
+        return GENERIC
     found = family_of(template)
     if found is None:
         known = ", ".join(family.name for family in FAMILIES)
