@@ -83,6 +83,7 @@ def test_bad_names_and_drafters_are_refused(models: list[str], drafters: list[st
         ({"log_level": "all"}, "log_level is 'all'"),
         ({"cors_origins": ("example.org",)}, "CORS origin 'example.org' is not an origin"),
         ({"cors_origins": ("https://a.org/path",)}, "is not an origin"),
+        ({"allowed_hosts": ("http://a.org",)}, "allowed host 'http://a.org' is not a name"),
         ({"models": ()}, "there is no model to serve"),
     ],
 )

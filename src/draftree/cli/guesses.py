@@ -23,6 +23,7 @@ GUESSES: dict[str, tuple[str, ...]] = {
     "--output": ("--out", "--output-file"),
     "--api-key-file": ("--api-key", "--api-keys"),
     "--cors-origin": ("--allowed-origins", "--cors", "--cors-allow-origins"),
+    "--allowed-host": ("--allowed-hosts", "--trusted-host", "--trusted-hosts"),
     "--max-batch-size": ("--max-num-seqs", "--parallel"),
     "--max-concurrent-requests": ("--concurrency", "--max-concurrency"),
     "--drain-timeout": ("--timeout-graceful-shutdown", "--graceful-timeout"),

@@ -122,6 +122,10 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
             f"--host {settings.host} lets other machines connect, and there are no API keys: "
             "give --api-key-file, or --allow-no-key to serve without keys"
         )
+    if settings.allowed_hosts and (keys or not settings.is_loopback):
+        raise ConfigurationError(
+            "--allowed-host has an effect only for this machine's own address without API keys: leave it out"
+        )
     if settings.allow_no_key and keys:
         raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.hosts import is_loopback
 
 __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
@@ -116,12 +116,7 @@ class RemoteAddress:
     @property
     def is_private(self) -> bool:
         """Whether what is sent cannot be read on the way: TLS, or this machine."""
-        if self.scheme == "https" or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return self.scheme == "https" or is_loopback(self.host)
 
     @property
     def authority(self) -> str:

@@ -1,15 +1,19 @@
-"""Authentication of every request but a few public ones, and headers that keep browsers from misuse."""
+"""Authentication of every request but a few public ones, and protection of and from browsers."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from draftree.core.hosts import is_loopback
 from draftree.serve.errors import ApiError
 from draftree.serve.limits import refuse
 from draftree.serve.records import record_of
 from draftree.serve.security import KeyRing
 
-__all__ = ["Authentication", "SecurityHeaders"]
+__all__ = ["Authentication", "HostCheck", "SecurityHeaders"]
 
 PUBLIC_PATHS = frozenset({"/", "/health", "/ready", "/version"})
 PUBLIC_FOLDER = "/page/"
@@ -53,6 +57,54 @@ class Authentication:
 def is_public(path: str) -> bool:
     """Return whether a path is served without a key."""
     return path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER)
+
+
+class HostCheck:
+    """ASGI middleware that refuses requests which the pages of other sites make browsers send to this machine.
+
+    A site can let its own name point to 127.0.0.1 (DNS rebinding): for the browser its page and the server then have
+    one origin, but `Host` is the site's name. Pages need no such trick for WebSockets and some forms, but browsers name
+    their origin.
+
+    Args:
+        app: the application.
+        hosts: allowed names besides those of this machine; "*" allows all.
+        origins: allowed origins besides those of allowed hosts; "*" allows all.
+    """
+
+    def __init__(self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app = app
+        self._hosts, self._origins = frozenset(map(str.lower, hosts)), frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Process one request."""
+        if scope["type"] in ("http", "websocket"):
+            given = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            host, origin = given.get(b"host", ""), given.get(b"origin", "")
+            if host and not self._is_allowed(f"//{host}"):
+                await refuse(scope, receive, send, error=_forbidden("host", host, "allowed-host"))
+                return
+            # the origins of browser extensions and desktop programs have other schemes
+            is_page = origin == "null" or origin.startswith(("http://", "https://"))
+            if is_page and self._origins.isdisjoint({origin, "*"}) and not self._is_allowed(origin):
+                await refuse(scope, receive, send, error=_forbidden("origin", origin, "cors-origin"))
+                return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, url: str) -> bool:
+        try:
+            name = (urlsplit(url).hostname or "").removesuffix(".")
+        except ValueError:  # such as an open bracket
+            return False
+        return "*" in self._hosts or name in self._hosts or is_loopback(name)
+
+
+def _forbidden(header: str, value: str, option: str) -> ApiError:
+    text = (
+        f"the {header} {value[:100]!r} is not served: this server has no API keys, so that pages of other sites could "
+        f"use it; connect to localhost, or start it with --{option}"
+    )
+    return ApiError(403, text, code=f"{header}_not_allowed")
 
 
 class SecurityHeaders:

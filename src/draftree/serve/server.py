@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from draftree.core.errors import RankError
-from draftree.serve.access import Authentication, SecurityHeaders
+from draftree.serve.access import Authentication, HostCheck, SecurityHeaders
 from draftree.serve.gate import Gate
 from draftree.serve.job import JobOptions
 from draftree.serve.keys import ApiKey
@@ -200,4 +200,6 @@ def guarded(app: ASGIApp, server: Server) -> ASGIApp:
             allow_headers=["authorization", "content-type", "x-api-key", "x-request-id"],
             expose_headers=["x-request-id", "retry-after", "warning"],
         )
+    if settings.is_loopback and settings.uds is None and not server.keys:
+        app = HostCheck(app, hosts=settings.allowed_hosts, origins=settings.cors_origins)
     return RequestLog(SecurityHeaders(app), on_end=server.end_request, is_strict=settings.strict_fields)

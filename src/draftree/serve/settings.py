@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import ipaddress
 import math
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.hosts import is_loopback
 from draftree.drafters.learning.settings import parse_learning
 from draftree.parallel.options import ParallelOptions
 from draftree.serve.served import ModelChoice
@@ -22,8 +22,8 @@ BYTE_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10
 MEBIBYTE = 2**20
 BYTES_WORD = "BYTES"
 """Placeholder of a size in the help; such options take units."""
-LOOPBACK_NAMES = ("localhost",)
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+", re.ASCII)
+HOST = re.compile(r"[A-Za-z0-9.\-_:]+", re.ASCII)
 MAX_PORT = 65535
 MAX_PROMPTS = 128
 """Maximum prompts of one request to /v1/completions."""
@@ -83,6 +83,9 @@ class ServerSettings:
     tls_key: str | None = _option(None, "Private key of the certificate (PEM).", NETWORK, word="FILE")
     cors_origins: tuple[str, ...] = _option(
         (), "Origin whose pages may call the server from a browser, or '*'; none if not given.", NETWORK, word="ORIGIN"
+    )
+    allowed_hosts: tuple[str, ...] = _option(
+        (), "Name besides localhost for this machine's own address without API keys, or '*'.", NETWORK, word="NAME"
     )
     page: bool = _option(True, "Serve the page at /.", NETWORK)
 
@@ -189,6 +192,9 @@ class ServerSettings:
             parse_learning(self.learn)
         for origin in self.cors_origins:
             _require_origin(origin)
+        for host in self.allowed_hosts:
+            if host != "*" and not HOST.fullmatch(host):
+                raise ConfigurationError(f"allowed host '{host}' is not a name: write it without scheme and port")
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ConfigurationError(
                 f"otlp_endpoint is {self.otlp_endpoint!r}: write a URL such as http://localhost:4318/v1/traces"
@@ -202,12 +208,7 @@ class ServerSettings:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
-        if self.uds is not None or self.host in LOOPBACK_NAMES:
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return self.uds is not None or is_loopback(self.host.strip("[]"))
 
     @property
     def model_names(self) -> tuple[str, ...]:
