@@ -162,7 +162,8 @@ def send(server: Running, path: str, body: dict[str, Any]) -> socket.socket:
     url, content = urlsplit(server.url), json.dumps(body).encode()
     assert url.hostname is not None
     connection = socket.create_connection((url.hostname, url.port or 80))
-    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    headers = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 
