@@ -50,6 +50,7 @@ TITLES: dict[str, Paper] = {
     "1804.06609": Paper("Dynamic beam allocation", "Post, Vilar", "beam search with required words"),
     "1905.04519": Paper("Lexically constrained decoding", "", "beam search with required words"),
     "1909.05858": Paper("CTRL", "Keskar et al.", "repetition penalty"),
+    "2207.14255": Paper("Fill-in-the-middle", "Bavarian et al.", "prompts with a gap"),
     "2210.17323": Paper("GPTQ", "Frantar et al.", "layout of packed checkpoints"),
     "2211.17192": Paper(
         "Fast inference from transformers via speculative decoding",

@@ -12,6 +12,7 @@ from typing import Any, final
 from draftree.arguments import Messages, Prompt
 from draftree.engine.openings import DecoderPrompt
 from draftree.prompts import DecoderOptions, PromptEncoder
+from draftree.text.fill_in import SourceFile
 from draftree.text.tokenizer import Tokenizer
 
 LONG = 50_000
@@ -86,6 +87,15 @@ class AsyncPromptEncoder:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""
         return await self._run(
             is_long(text), lambda encoder: encoder.encode_text(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def encode_gap(
+        self, before: str, after: str, *, files: Sequence[SourceFile] = (), most: int | None = None
+    ) -> list[int]:
+        """Return the token ids of a prompt with a gap, as `PromptEncoder.encode_gap`."""
+        return await self._run(
+            is_long(before, after, *(file.text for file in files)),
+            lambda encoder: encoder.encode_gap(before, after, files=files, most=most),
         )
 
     async def encode_start(self, decoder: DecoderOptions) -> DecoderPrompt | None:

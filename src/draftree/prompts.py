@@ -11,6 +11,7 @@ from draftree.engine.openings import DecoderPrompt, WholeStart
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
 from draftree.sampling.param_checks import require_length
+from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer, too_long
 
@@ -103,6 +104,27 @@ class PromptEncoder:
         if self.tokenizer is None:
             raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="text")
         return self.tokenizer.encode(text, add_special_tokens)
+
+    def encode_gap(
+        self, before: str, after: str, *, files: Sequence[SourceFile] = (), most: int | None = None
+    ) -> list[int]:
+        """Encode a prompt with a gap for fill-in-the-middle.
+
+        Args:
+            before: the text before the gap.
+            after: the text after it.
+            files: other files, read before.
+            most: as for `encode`.
+
+        Raises:
+            InvalidRequestError: a tokenizer without the tokens, or a prompt that is too long.
+        """
+        if self.tokenizer is None:
+            raise InvalidRequestError("a text cannot be encoded: this model has no tokenizer", param="suffix")
+        if most is not None:
+            for text in (before, after, *(file.text for file in files)):
+                self.tokenizer.require_fit(text, most)
+        return FillIn(self.tokenizer).encode(before, after, files)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids.

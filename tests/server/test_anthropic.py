@@ -168,7 +168,7 @@ def test_calls_and_results_are_read_back_and_counted(http: httpx.Client) -> None
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"model": "absent"}, 404, "not_found_error", "absent"),
         ({"stop_sequence": ["a"]}, 400, "invalid_request_error", "did you mean 'stop_sequences'?"),
-        ({"stop_sequences": ["a"] * 65}, 400, "invalid_request_error", "stop_sequences"),
+        ({"stop_sequences": ["a"] * 65}, 400, "invalid_request_error", "stop"),
         ({"mcp_servers": [{}]}, 400, "invalid_request_error", "mcp_servers"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error", "image"),
         ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 400, "invalid_request_error", "tool_choice.name"),

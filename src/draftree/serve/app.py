@@ -10,7 +10,19 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from draftree.serve import page
-from draftree.serve.api import anthropic, audio, chat, completions, health, metrics, models, responses, status, tokens
+from draftree.serve.api import (
+    anthropic,
+    audio,
+    chat,
+    completions,
+    health,
+    infill,
+    metrics,
+    models,
+    responses,
+    status,
+    tokens,
+)
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
 from draftree.serve.security import KeyRing
@@ -21,7 +33,7 @@ from draftree.version import __version__
 
 ROUTERS = tuple(
     module.router
-    for module in (chat, completions, responses, anthropic, audio, tokens, models, health, metrics, status)
+    for module in (chat, completions, infill, responses, anthropic, audio, tokens, models, health, metrics, status)
 )
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

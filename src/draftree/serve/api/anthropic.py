@@ -16,7 +16,7 @@ from draftree.serve.json_text import JsonResponse
 from draftree.serve.notes import note
 from draftree.serve.render.report import usage_json
 from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import Body, validated
+from draftree.serve.schema.common import Body, Items, validated
 from draftree.serve.schema.elsewhere import Effect, ignored, refused
 from draftree.serve.sse import EventStream, event, respond
 from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
@@ -72,7 +72,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | Items[TextBlock] | None = None
     is_error: bool | None = None
 
 
@@ -85,7 +85,7 @@ class Message(Body):
     """A message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[AnyBlock]
+    content: str | Items[AnyBlock]
 
 
 class Tool(Body):
@@ -156,10 +156,10 @@ class PromptBody(Body):
         "workspace_id": ignored("requests are not attributed to workspaces"),
     }
     model: str | None = None
-    messages: list[Message] = Field(min_length=1)
-    system: str | list[TextBlock] | None = None
+    messages: Items[Message] = Field(min_length=1)
+    system: str | Items[TextBlock] | None = None
     thinking: Thinking | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
 
@@ -168,7 +168,7 @@ class MessagesBody(PromptBody):
     """A conversation to continue."""
 
     max_tokens: int = Field(ge=1)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Items[str] | None = None
     stream: bool | None = False
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import Update
 from draftree.serve.api.beams import searched
-from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
+from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
 from draftree.serve.beam_params import chat_request
 from draftree.serve.chat_messages import adds_prompt, template_messages, template_variables
 from draftree.serve.errors import invalid
@@ -31,7 +31,6 @@ from draftree.serve.tools.deltas import Delta, ReasoningDelta
 from draftree.serve.tools.plan import ToolPlan
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERRORS)
-NO_NAMES: Mapping[str, str] = {}
 
 
 @router.post("/chat/completions", summary="Answer a conversation", responses=GENERATED)

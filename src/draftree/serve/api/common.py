@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -62,6 +62,7 @@ DESCRIPTIONS = {
 }
 ERRORS = documented_errors(ErrorBody)
 """Documented error responses of all endpoints."""
+NO_NAMES: Mapping[str, str] = {}
 GENERATED: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The texts: one JSON object, or server-sent events for stream=true",

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request, Response
 
+from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import searched
-from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
+from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
 from draftree.serve.beam_params import completion_request
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import completion_params, draft_of
+from draftree.serve.params import completion_params, draft_of, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.render.completions import CompletionWriter
 from draftree.serve.render.head import Head, Report
 from draftree.serve.schema.completions import CompletionBody
 from draftree.serve.settings import MAX_PROMPTS
 from draftree.serve.sse import EventStream, respond
+from draftree.serve.token_limits import Encode
+from draftree.text.fill_in import FillIn, SourceFile
 
 router = APIRouter(prefix="/v1", tags=["completions"], responses=ERRORS)
 
@@ -36,44 +40,115 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 
 
 async def _object(body: CompletionBody, request: Request) -> Response:
-    async with _running(body, request) as (job, writer):
+    async with _writing(body, request) as (job, writer):
         report = Report(job, body)
         done = await job.finish(report.add)
         return JsonResponse(writer.whole(done) | report.fields(done))
 
 
 async def _events(body: CompletionBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with _running(body, request) as (_, writer):
+    async with _writing(body, request) as (_, writer):
         yield b""
         async for data in writer.events():
             yield data
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Running continuations of prompts.
+
+    Attributes:
+        job: the texts.
+        head: identity of the response.
+        params: sampling parameters of the request.
+    """
+
+    job: Job
+    head: Head
+    params: SamplingParams
+
+
 @asynccontextmanager
-async def _running(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Job, CompletionWriter]]:
+async def running_completion(
+    body: CompletionBody,
+    request: Request,
+    *,
+    names: Mapping[str, str] = NO_NAMES,
+    files: Sequence[SourceFile] | None = None,
+    clips_tokens: bool = False,
+) -> AsyncIterator[Continuation]:
+    """Start the continuations of prompts, and abort what is unfinished at the end.
+
+    Args:
+        body: the request.
+        request: of the client.
+        names: fields of `body` that the client's request has under another name.
+        files: other files of the repository, for a prompt with a gap even if its suffix is empty.
+        clips_tokens: whether a `max_tokens` that does not fit is reduced.
+
+    Raises:
+        ApiError: refused by the server or the engine.
+    """
     model = model_of(request, body.model)
     prompts = _prompts(body)
-    params, names = completion_params(body)
+    params, renamed = completion_params(body)
     head = Head.of("cmpl", body, model)
+    encode: Encode | None = None
+    if body.suffix or files is not None:
+        params, encode = _filling(body, model, params, files=files or (), names=names)
     options = JobOptions(
         draft_of(body, model),
         body.priority or 0,
         request_id=head.id,
         trace=body.reports.rounds,
         drops_text=bool(body.echo) and body.max_tokens == 0,
-        names=names,
+        names={**names, **{param: names.get(field, field) for param, field in renamed.items()}},
         decoder=body.decoder,
+        clips_tokens=clips_tokens,
     )
-    async with running_job(request, model, prompts=prompts, params=params, options=options) as job:
-        echoed: list[str] = []
+    async with running_job(request, model, prompts=prompts, params=params, options=options, encode=encode) as job:
+        yield Continuation(job, head, params)
+
+
+def _filling(
+    body: CompletionBody,
+    model: ServedModel,
+    params: SamplingParams,
+    *,
+    files: Sequence[SourceFile],
+    names: Mapping[str, str],
+) -> tuple[SamplingParams, Encode]:
+    """Return the parameters and the encoder of prompts with a suffix."""
+    if not all(isinstance(prompt, str) for prompt in body.prompts()):
+        raise invalid("'suffix' belongs to prompts that are texts: send texts, or leave it out", "suffix")
+    if params.truncate_prompt_tokens is not None:
+        message = "'truncate_prompt_tokens' would cut the tokens before a prompt with 'suffix': leave one of them out"
+        raise invalid(message, "truncate_prompt_tokens")
+    try:
+        stops = [] if model.tokenizer is None else FillIn(model.tokenizer).stop_ids
+    except InvalidRequestError as error:
+        raise named_error(error, names) from error
+
+    async def encode(prompt: str, *, most: int | None = None) -> list[int]:
+        return await model.llm.prompts.encode_gap(prompt, body.suffix or "", files=files, most=most)
+
+    return replace(params, stop_token_ids=[*(params.stop_token_ids or ()), *stops]), encode
+
+
+@asynccontextmanager
+async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Job, CompletionWriter]]:
+    async with running_completion(body, request) as running:
+        job, echoed = running.job, list[str]()
         if body.echo:
-            for prompt, submission in zip(prompts, job.submissions, strict=True):
-                echoed.append(await _text_of(model, params, prompt, submission.prompt_ids))
-        yield job, CompletionWriter(job, body, head, echoed)
+            for prompt, submission in zip(_prompts(body), job.submissions, strict=True):
+                echoed.append(await _text_of(job.served, running.params, prompt, submission.prompt_ids))
+        yield job, CompletionWriter(job, body, running.head, echoed)
 
 
 async def _beams(body: CompletionBody, request: Request) -> Response:
     model = model_of(request, body.model)
+    if body.suffix:
+        raise invalid("'suffix' is not supported with beam search: leave it out", "suffix")
     asked = completion_request(body, server_of(request).settings)
     head, prompts = Head.of("cmpl", body, model), _prompts(body)
     found = await searched(

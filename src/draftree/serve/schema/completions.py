@@ -16,6 +16,7 @@ class CompletionBody(BeamBody):
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {**SHARED, **COMPLETIONS}
     prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
+    suffix: str | None = Field(None, description="text after the gap, for models with fill-in-the-middle")
     echo: bool | None = False
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 

@@ -223,7 +223,6 @@ COMPLETIONS: Mapping[str, Effect] = {
     "reasoning": ignored("a continuation is returned as it is", {}),
     "reasoning_effort": ignored("a continuation is returned as it is", "none"),
     "prompt_embeds": refused("give texts or token ids as 'prompt'"),
-    "suffix": refused("give the whole text as 'prompt'", ""),
     "tool_choice": refused("use /v1/chat/completions", "none", "auto"),
     "tools": refused("use /v1/chat/completions", []),
 }

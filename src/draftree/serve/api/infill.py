@@ -1,0 +1,118 @@
+"""POST /infill: fill-in-the-middle in the form of llama.cpp, which editors use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, ClassVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from draftree.serve.api.common import ERRORS, GENERATED
+from draftree.serve.api.completions import Continuation, running_completion
+from draftree.serve.job import ChoiceUpdate
+from draftree.serve.json_text import JsonResponse
+from draftree.serve.render.report import usage_json
+from draftree.serve.schema.common import Body, Items, validated
+from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.schema.elsewhere import SHARED, Effect, ignored
+from draftree.serve.sse import EventStream, event, respond
+from draftree.text.fill_in import SourceFile
+
+MAX_FILES = 256
+"""Other files of one request."""
+STOP_TYPES = {"length": "limit", "stop": "eos"}
+NAMES = {"max_tokens": "n_predict", "suffix": "input_suffix", "prompt": "input_prefix"}
+"""The body's field of each field of /v1/completions that has another name there."""
+router = APIRouter(tags=["completions"], responses=ERRORS)
+
+
+class ExtraFile(Body):
+    """Another file of the repository."""
+
+    filename: str = ""
+    text: str
+
+
+class InfillBody(Body):
+    """A text with a gap."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **{name: effect for name, effect in SHARED.items() if name != "n_predict"},
+        "n_indent": ignored("the model decides about the indentation"),
+        "samplers": ignored("the order of the sampling filters is fixed"),
+        "t_max_predict_ms": ignored("'n_predict' limits the text"),
+        "t_max_prompt_ms": ignored("'n_predict' limits the text"),
+    }
+    model: str | None = None
+    input_prefix: str
+    input_suffix: str
+    input_extra: Items[ExtraFile] | None = Field(None, max_length=MAX_FILES)
+    prompt: str | None = Field(None, description="text that follows 'input_prefix', before the gap")
+    n_predict: int | None = Field(None, ge=-1)
+    stop: str | Items[str] | None = None
+    stream: bool | None = False
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    draft: str | None = None
+
+
+@router.post("/infill", summary="Fill the gap in a text, in llama.cpp's form", responses=GENERATED)
+async def infill(body: InfillBody, request: Request) -> Response:
+    """Fill a gap, at once or as a stream of server-sent events."""
+    if body.stream:
+        return EventStream(_events(body, request), done=b"")
+    return await respond(request, _object(body, request))
+
+
+async def _object(body: InfillBody, request: Request) -> Response:
+    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as running:
+        (done,) = await running.job.finish()
+        last = next(sequence for submission in running.job.submissions for sequence in submission.sequences)
+        return JsonResponse({**_end(running, str(last.finish_reason), last.stop_reason), "content": done.text})
+
+
+async def _events(body: InfillBody, request: Request) -> AsyncGenerator[bytes, None]:
+    async with running_completion(_completion(body), request, names=NAMES, files=_files(body)) as running:
+        yield b""
+        async for found in running.job.updates():
+            yield event(_chunk(running, found))
+
+
+def _chunk(running: Continuation, found: ChoiceUpdate) -> dict[str, Any]:
+    update = found.update
+    chunk = {"index": 0, "content": "".join(piece.text for piece in update.pieces), "stop": False}
+    if not update.is_last:
+        return chunk
+    return {**chunk, **_end(running, str(update.sequence.finish_reason), update.sequence.stop_reason)}
+
+
+def _end(running: Continuation, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
+    usage, is_word = usage_json(running.job), isinstance(stop_reason, str)
+    return {
+        "index": 0,
+        "stop": True,
+        "model": running.head.model.name,
+        "stop_type": "word" if is_word else STOP_TYPES[reason],
+        "stopping_word": stop_reason if is_word else "",
+        "tokens_predicted": usage["completion_tokens"],
+        "tokens_evaluated": usage["prompt_tokens"],
+        "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
+    }
+
+
+def _completion(body: InfillBody) -> CompletionBody:
+    """Return the request in the form of /v1/completions."""
+    same = ("model", "stop", "stream", "temperature", "top_k", "top_p", "min_p", "seed", "draft")
+    fields = {name: getattr(body, name) for name in (*same, "presence_penalty", "frequency_penalty")}
+    fields |= {"prompt": body.input_prefix + (body.prompt or ""), "suffix": body.input_suffix}
+    return validated(CompletionBody, {**fields, "max_tokens": -1 if body.n_predict is None else body.n_predict})
+
+
+def _files(body: InfillBody) -> list[SourceFile]:
+    return [SourceFile(file.filename, file.text) for file in body.input_extra or ()]
