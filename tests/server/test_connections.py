@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ClassVar
 
 import h11
@@ -14,7 +16,7 @@ import pytest
 import uvicorn
 
 from asgi import echo
-from draftree.serve.listening import TimedProtocol
+from draftree.serve.listening import FullNotice, TimedProtocol
 from event_loop import in_loop
 
 HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
@@ -74,6 +76,85 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await rest_of(reader) == b""
         writer.close()
+
+
+@in_loop
+async def test_connections_beyond_the_limit_are_refused_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Watched, "max_connections", 2)
+    monkeypatch.setattr(Watched, "notice", FullNotice())
+    async with listening() as port, AsyncExitStack() as stack:
+
+        async def connected() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.push_async_callback(writer.wait_closed)
+            stack.callback(writer.close)
+            return reader, writer
+
+        (_, first), second = await connected(), await connected()
+        while len(Watched.made) < 2:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            refused, _ = await connected()
+            assert (await rest_of(refused)).startswith(b"HTTP/1.1 503")
+        (line,) = caplog.records
+        assert line.getMessage().startswith("connections are refused: 2 are open")
+        second[1].write(HEAD)
+        await answer_of(*second)  # open ones are served
+        first.close()
+        while len(Watched.made[0].connections) > 1:
+            await asyncio.sleep(0.01)
+        third = await connected()
+        third[1].write(HEAD)
+        await answer_of(*third)  # and further ones, when one has ended
+
+
+@pytest.mark.parametrize("descriptors", [64, 256])
+def test_a_server_without_free_descriptors_logs_one_line(descriptors: int) -> None:
+    code = f"""
+import asyncio, logging, resource, socket, sys
+sys.path[:0] = {sys.path!r}
+import uvicorn
+resource.setrlimit(resource.RLIMIT_NOFILE, ({descriptors}, {descriptors}))
+from asgi import echo
+from draftree.serve.listening import ConnectionLimits, FullNotice, TimedProtocol
+logging.basicConfig(stream=sys.stderr)
+async def main():
+    limits, notice = ConnectionLimits.of_process(), FullNotice()
+    kind = type("Kind", (TimedProtocol,), {{"max_connections": limits.most, "notice": notice}})
+    asyncio.get_running_loop().set_exception_handler(notice.handle)
+    config = uvicorn.Config(echo, http=kind, backlog=limits.at_once, lifespan="off", log_config=None)
+    server, bound = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    print(bound.getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    with open("/dev/null"):  # a descriptor is left
+        print("opened", flush=True)
+    server.should_exit = True
+    await task
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True) as ran:
+        assert ran.stdin is not None
+        assert ran.stdout is not None
+        assert ran.stderr is not None
+        port = int(ran.stdout.readline())
+        idle = []
+        for _ in range(2 * descriptors):
+            connection = socket.socket()
+            connection.settimeout(0.05)  # the rest waits in the backlog
+            with contextlib.suppress(TimeoutError):
+                connection.connect(("127.0.0.1", port))
+            idle.append(connection)
+        assert "connections are refused" in ran.stderr.readline()
+        ran.stdin.close()
+        assert ran.stdout.readline() == "opened\n"
+        for connection in idle:
+            connection.close()
+        assert ran.wait(60) == 0
+        assert ran.stderr.read() == ""
 
 
 @in_loop

@@ -5,22 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
+import math
+import os
 import socket
 import ssl
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import ConfigurationError
 from draftree.serve.settings import ServerSettings
 
-__all__ = ["TimedProtocol", "listen", "tls_options", "url_of"]
+__all__ = ["ConnectionLimits", "FullNotice", "TimedProtocol", "listen", "tls_options", "url_of"]
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+MANY = 2**20
+"""As good as no limit of connections or descriptors."""
+NOTICE_SECONDS = 60.0
+FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: text/plain\r\n"
+    b"content-length: 20\r\n\r\ntoo many connections"
+)
 SOCKET_MODE = 0o660
 
 
@@ -121,26 +136,90 @@ def tls_options(settings: ServerSettings) -> dict[str, str]:
     return {"ssl_certfile": certificate, "ssl_keyfile": key}
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Numbers of connections for which this process has file descriptors.
+
+    Attributes:
+        most: open at the same time; further ones get 503. The rest of the descriptors is for files.
+        at_once: accepted before the number of open ones is compared again.
+    """
+
+    most: int
+    at_once: int
+
+    @classmethod
+    def of_process(cls) -> ConnectionLimits:
+        """Return the limits that follow from the descriptors which are free now."""
+        free = _num_free_descriptors()
+        return cls(most=max(1, free * 5 // 8), at_once=max(1, min(BACKLOG, free // 8)))
+
+
+def _num_free_descriptors() -> int:
+    try:
+        import resource  # which Windows lacks
+    except ImportError:
+        return 8 * BACKLOG
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = MANY if soft == resource.RLIM_INFINITY else min(soft, MANY)
+    with contextlib.suppress(OSError):
+        return max(0, soft - len(os.listdir("/dev/fd")))
+    return soft // 2
+
+
+class FullNotice:
+    """The log line about connections that were not accepted: at most one a minute."""
+
+    def __init__(self) -> None:
+        self._next = -math.inf
+
+    def __call__(self, reason: str) -> None:
+        """Log the line, unless one was logged less than a minute ago."""
+        now = SYSTEM_CLOCK()
+        if now >= self._next:
+            self._next = now + NOTICE_SECONDS
+            logger.warning("connections are refused: %s; raise the limit of descriptors (ulimit -n)", reason)
+
+    def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Handle an exception of the event loop, which accepts again a second after the descriptors were used up."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self(error.strerror or str(error))
+        else:
+            loop.default_exception_handler(context)
+
+
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes connections whose request head does not arrive in time."""
+    """HTTP/1.1 that refuses too many connections, and closes those whose request head does not arrive in time."""
 
     head_timeout = 30.0
+    max_connections = MANY
+    notice = FullNotice()
     _timer: asyncio.TimerHandle | None = None
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start to wait for a request."""
+        """Start to wait for a request, or refuse the connection."""
+        if len(self.connections) >= self.max_connections:
+            self._is_refused = True
+            self.notice(f"{len(self.connections)} are open")
+            transport.write(FULL)
+            transport.close()
+            return
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a request."""
-        super().data_received(data)
-        self._watch()
+        if not self._is_refused:
+            super().data_received(data)
+            self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the wait."""
         self._stop()
-        super().connection_lost(exc)
+        if not self._is_refused:
+            super().connection_lost(exc)
 
     def _watch(self) -> None:
         if self.conn.their_state is not h11.IDLE:

@@ -23,7 +23,7 @@ from draftree.core.errors import RankError
 from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
 from draftree.serve.app import create_app
-from draftree.serve.listening import TimedProtocol, tls_options, url_of
+from draftree.serve.listening import ConnectionLimits, FullNotice, TimedProtocol, tls_options, url_of
 from draftree.serve.loading import load_models
 from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel
@@ -145,10 +145,13 @@ def run_server(
     tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
     app = create_app(settings, pool, keys=keys, verify=verify)
-    protocol = type("Protocol", (TimedProtocol,), {"head_timeout": settings.body_timeout})
+    limits, notice = ConnectionLimits.of_process(), FullNotice()
+    own = {"head_timeout": settings.body_timeout, "max_connections": limits.most, "notice": notice}
+    protocol = type("Protocol", (TimedProtocol,), own)
     config = uvicorn.Config(
         app,
         http=protocol,
+        backlog=limits.at_once,
         ws="none" if verify is None else "websockets-sansio",
         ws_max_size=MAX_FRAME_BYTES,
         lifespan="on",
@@ -172,7 +175,7 @@ def run_server(
     loading = Loading(load, server)
     url = url_of(listener, scheme="https" if tls else "http")
     with configured_logs(as_json=settings.log_format == "json", level=settings.log_level):
-        asyncio.run(_serve(server, listener, loading, lambda: on_ready(url, list(pool))))
+        asyncio.run(_serve(server, listener, loading, notice=notice, on_ready=lambda: on_ready(url, list(pool))))
     if loading.error is not None:
         raise loading.error
     if (lost := server.server.lost_process) is not None:
@@ -181,8 +184,14 @@ def run_server(
 
 
 async def _serve(
-    server: DrainingServer, listener: socket.socket, loading: Loading, on_ready: Callable[[], None]
+    server: DrainingServer,
+    listener: socket.socket,
+    loading: Loading,
+    *,
+    notice: FullNotice,
+    on_ready: Callable[[], None],
 ) -> None:
+    asyncio.get_running_loop().set_exception_handler(notice.handle)
     loading.start(on_ready)
     await server.serve(sockets=[listener])
 
