@@ -70,7 +70,8 @@ class BeamSearching:
 
         Raises:
             InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
-            GenerationError: the model gave NaN, no token is allowed, or required phrases are missing with `strict`.
+            NonFiniteLogitsError: the model gave NaN.
+            UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
         """
         # not imported by starts that search nothing
         from draftree.beam.drafting.choice import beam_drafter

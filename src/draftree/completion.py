@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import DraftreeError, GenerationError
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
+from draftree.sampling.grammar.schema_check import violations
+from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.verifiers.base import Promise
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,8 @@ class CompletionStats:
         kernels: kernels of the target's passes; empty for a text of the drop-in.
         kernels_reason: why torch was used although native kernels were possible; else None.
         promise: relation of the text to plain decoding, by the verifier and the request's temperature.
+        unenforced: what `json_schema` says that its grammar cannot enforce, each with its place.
+        violations: the keywords of `json_schema` that the finished text breaks; empty if the grammar enforces all.
     """
 
     rounds: int
@@ -58,6 +65,8 @@ class CompletionStats:
     kernels: str = ""
     kernels_reason: str | None = None
     promise: Promise = Promise.SAME_TEXT
+    unenforced: tuple[str, ...] = ()
+    violations: tuple[str, ...] = ()
 
     @property
     def lossless(self) -> bool:
@@ -158,6 +167,7 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         speed = (written - counts.first_tokens) / counts.decode_seconds
     else:
         speed = written / counts.prefill_seconds if counts.prefill_seconds else 0.0
+    unenforced = _unenforced(sequence)
     return CompletionStats(
         rounds=counts.rounds,
         draft_tokens=counts.draft_tokens,
@@ -180,7 +190,25 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         kernels=sequence.kernels,
         kernels_reason=sequence.kernels_reason,
         promise=sequence.promise,
+        unenforced=unenforced,
+        violations=_violations(sequence) if unenforced else (),
     )
+
+
+def _unenforced(sequence: WritingSequence) -> tuple[str, ...]:
+    schema = sequence.controls.params.json_schema
+    return schema_grammar(schema).unenforced if isinstance(schema, str) else ()
+
+
+def _violations(sequence: WritingSequence) -> tuple[str, ...]:
+    """Check a finished text against its schema, once."""
+    if sequence.violations is None and sequence.finish_reason is FinishReason.STOP:
+        params, text = sequence.controls.params, "".join(sequence.texts)
+        assert isinstance(params.json_schema, str)
+        sequence.violations = violations(params.json_schema, text, has_prefix=params.grammar_prefix is not None)
+        if sequence.violations:
+            logger.warning("%s: the text breaks its schema: %s", sequence.request_id, "; ".join(sequence.violations))
+    return sequence.violations or ()
 
 
 def completions_of(batch: Sequence[Sequence[WritingSequence]]) -> list[Completion]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftree import LLM, Completion, SamplingParams
-from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.errors import UnsatisfiableError
 from draftree.core.noise import Noise
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
@@ -89,5 +89,5 @@ def test_with_a_grammar_both_hold(draft: str | None) -> None:
 
 
 def test_a_grammar_without_an_allowed_token_fails_the_request_with_a_message() -> None:
-    with pytest.raises(NonFiniteLogitsError, match="no token agrees with allowed_token_ids and regex; change one"):
+    with pytest.raises(UnsatisfiableError, match="no token agrees with allowed_token_ids and regex; change one"):
         write(None, regex="[0-9]{4}", allowed_token_ids=list(range(20, 30)))

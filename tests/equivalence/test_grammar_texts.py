@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree import LLM, Completion, SamplingParams
-from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.errors import UnsatisfiableError
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
 from paced import steady
@@ -161,7 +161,7 @@ def test_a_minimum_of_tokens_holds_where_the_grammar_goes_on_and_fails_where_it_
     (done,) = write(draft, regex="[ab]+", min_tokens=30, max_tokens=40)
     assert len(done.token_ids) >= 30
     assert re.fullmatch("[ab]+", done.text)
-    with pytest.raises(NonFiniteLogitsError, match="no token agrees with min_tokens and regex"):
+    with pytest.raises(UnsatisfiableError, match="no token agrees with min_tokens and regex"):
         write(draft, regex="ab", min_tokens=30, max_tokens=40)
 
 

@@ -73,7 +73,7 @@ def test_regular_expressions(http: httpx.Client, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["guided_choice", "structured_outputs"])
-@pytest.mark.parametrize("choices", [["yes", "no"], ['a "quoted" \\ one', "日本\n"], ["one"]])
+@pytest.mark.parametrize("choices", [["yes", "no"], ['a "quoted" \\ one', "日本\n"], ["👍", "👎"], ["𠮷野家", "𩸽"]])
 def test_choices(http: httpx.Client, name: str, choices: list[str]) -> None:
     fields: dict[str, Any] = {name: choices} if name == "guided_choice" else {name: {"choice": choices}}
     assert text_of(http, **fields) in choices
@@ -90,6 +90,50 @@ def test_a_streamed_format(http: httpx.Client) -> None:
         choice["delta"].get("content", "") for chunk in events(http, URL, body) for choice in chunk["choices"]
     )
     assert re.fullmatch("[ab]{5}", text)
+
+
+UNIQUE: dict[str, Any] = {"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2, "maxItems": 2}
+
+
+@pytest.mark.parametrize("name", ["response_format", "guided_json"])
+def test_what_no_grammar_enforces_is_named_and_the_text_is_checked(http: httpx.Client, name: str) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": UNIQUE}}
+    answer = http.post(URL, json={**BODY, name: wanted if name == "response_format" else UNIQUE})
+    assert answer.json()["choices"][0]["message"]["content"] == "[1, 1]"
+    warnings = answer.headers.get_list("warning")
+    assert any(
+        f"'{name}' is not enforced in part" in warning and "'uniqueItems' at #" in warning for warning in warnings
+    )
+    assert any("a text breaks its schema: 'uniqueItems' at #" in warning for warning in warnings)
+
+
+def test_a_strict_format_that_no_grammar_enforces_is_refused(http: httpx.Client) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "s", "schema": UNIQUE, "strict": True}}
+    answer = http.post(URL, json={**BODY, "response_format": wanted})
+    assert answer.status_code == 400
+    assert "'uniqueItems' at #" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"guided_grammar": "root ::= “a”"}, "guided_grammar", "line 1, column 10"),
+        ({"guided_regex": "[]a]"}, "guided_regex", "a class begins with ]"),
+        ({"guided_json": {"type": "strin"}}, "guided_json", "'type' is 'strin'"),
+        ({"allowed_token_ids": _ids("a"), "bad_words": ["a"]}, "allowed_token_ids", "no token agrees with"),
+        ({"guided_choice": ["a"], "min_tokens": 9}, "min_tokens", "no token agrees with min_tokens and grammar"),
+    ],
+)
+def test_formats_without_a_text_are_refused_with_the_reason(
+    http: httpx.Client, fields: dict[str, Any], param: str, words: str
+) -> None:
+    answer = http.post(URL, json={**BODY, **fields})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert words in error["message"]
+    assert error["param"] == param
+    assert "/cpp/" not in error["message"]
 
 
 def test_text_is_free(http: httpx.Client) -> None:

@@ -228,7 +228,6 @@ LENIENT: dict[str, Any] = {"tools": [{**TOOL, "strict": False}]}
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "web_search"}], "model": "hermes"}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "a b"}], "model": "hermes"}, "tools[0].name"),
-        ({"tools": [TOOL], "model": "hermes"}, "tools[0].strict"),
         ({**LENIENT, "model": "hermes", "include": ["message.output_text.logprobs"]}, "include"),
     ],
 )

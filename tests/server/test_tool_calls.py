@@ -140,3 +140,10 @@ def test_a_real_model_calls_with_the_city_of_the_question_and_reads_the_result()
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny, 18 degrees"})
             final = client.responses.create(input=items, tool_choice="none", **fields)
             assert "sunny" in final.output_text.lower()
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_no_tools_and_strict_tools_are_accepted(client: openai.OpenAI, family: str) -> None:
+    assert ask(client, family, tools=[], tool_choice="auto", max_tokens=4).choices[0].finish_reason == "length"
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    assert ask(client, family, tools=strict, max_tokens=20).choices[0].message.content

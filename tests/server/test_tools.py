@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from draftree import LLM, SamplingParams
 from draftree.models.table import TableLM, hashed
@@ -258,14 +259,13 @@ def test_deltas_of_one_kind_are_joined() -> None:
 @pytest.mark.parametrize(
     ("tools", "options", "param"),
     [
-        ([], {}, "tools"),
         ("x", {}, "tools"),
         ([{"type": "web_search"}], {}, "tools[0]"),
         ([{"type": "function", "function": {"name": "a b"}}], {}, "tools[0].function.name"),
         ([{"type": "function", "function": {"name": "a", "parameter": {}}}], {}, "tools[0].function.parameter"),
         ([TIME, TIME], {}, "tools[1].function.name"),
         ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], {}, None),
-        ([{"type": "function", "function": {"name": "a", "strict": True}}], {}, "tools[0].function.strict"),
+        ([{"type": "function", "function": {"name": "a", "strict": 1}}], {}, "tools[0].function.strict"),
         (None, {"tool_choice": "required"}, "tool_choice"),
         (TOOLS, {"tool_choice": "some"}, "tool_choice"),
         (TOOLS, {"tool_choice": {"type": "function", "function": {"name": "tim"}}}, "tool_choice"),
@@ -311,7 +311,7 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
 
 
 def test_without_tools_the_answer_is_text() -> None:
-    for plan in (ToolPlan.of(None, None), plan_of("hermes", tool_choice="none")):
+    for plan in (ToolPlan.of(None, None), ToolPlan.of(None, []), plan_of("hermes", tool_choice="none")):
         assert not plan.is_active
         assert plan.tools is None
         written = '<tool_call>{"name": "time", "arguments": {}}</tool_call>'
@@ -359,27 +359,90 @@ def test_a_forced_call_excludes_another_format() -> None:
     assert caught.value.param == "tool_choice"
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_by_field() -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {"type": "null"}}}}
-    with pytest.raises(ApiError) as caught:
-        ToolPlan.of(tokenizer_of(TEMPLATES["hermes"]), [TIME, tool], tool_choice="required")
-    assert caught.value.param == "tools[1].function.parameters"
-
-
+@pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"type": "object", "properties": {"a": {"type": "string", "maxLength": 3}}}, "maxLength"),
-        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "b"),
-        ({"type": "object", "properties": {"a>": {}}}, "a>"),
-        ({"type": "object", "properties": {}, "minProperties": 1}, "minProperties"),
-        ({"type": "object", "properties": {}, "required": ["a"]}, "required parameter 'a'"),
+        ({"type": "object", "not": {"type": "object"}}, "no arguments follow the schema"),
+        ({"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}, "has no target"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "no arguments follow the schema"),
     ],
 )
-def test_the_xml_format_refuses_what_it_cannot_enforce(parameters: Any, words: str) -> None:
+def test_a_schema_that_no_arguments_follow_is_refused_by_field(family: str, parameters: Any, words: str) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    with pytest.raises(ApiError, match=words):
-        ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+    with pytest.raises(ApiError, match=words) as caught:
+        ToolPlan.of(tokenizer_of(TEMPLATES[family]), [TIME, tool], tool_choice="required")
+    assert caught.value.param == "tools[1].function.parameters"
+
+
+VALUES: list[tuple[Any, str, Any, list[str]]] = [
+    ({"enum": ["2024", "2025"]}, "2025", "2025", ["2026", '"2025"']),
+    ({"enum": ["true", 1, None]}, "true", "true", ["false"]),
+    ({"const": "[1]"}, "[1]", "[1]", ["1"]),
+    ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, "123", "123", ["1234"]),
+    ({"oneOf": [{"type": "string"}, {"type": "null"}]}, "null", None, []),
+    ({"allOf": [{"type": "string"}, {"pattern": "^[0-9]+$"}]}, "0123", "0123", ["a", ""]),
+    ({"$ref": "#/$defs/id"}, "77", "77", ["a", "777"]),
+    ({"type": ["integer", "string"], "maxLength": 2}, "12", 12, ["abc"]),
+    ({"type": "string", "format": "date"}, "2024-02-29", "2024-02-29", ["2023-02-29"]),
+    ({"type": "array", "items": {"type": "string"}}, '["1", "é"]', ["1", "é"], ["[1]"]),
+    ({"type": "string", "minLength": 2}, 'a\n"', 'a\n"', ["a", "a</parameter>"]),
+]
+
+
+@pytest.mark.parametrize(("schema", "written", "value", "others"), VALUES)
+def test_values_in_xml_follow_their_schema_and_are_read_by_it(
+    schema: Any, written: str, value: Any, others: list[str]
+) -> None:
+    identifier = {"id": {"type": "string", "pattern": "^[0-9]{2}$"}}
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": identifier}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    plan = ToolPlan.of(tokenizer_of(TEMPLATES["qwen3-coder"]), [tool], tool_choice="required")
+    assert plan.grammar is not None
+    assert not plan.grammar.unenforced
+    call = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(plan.grammar.ebnf, call.format(written))
+    assert not any(accepts(plan.grammar.ebnf, call.format(other)) for other in others)
+    ((_, arguments),) = parsed(plan, list(call.format(written)))[1]
+    assert json.loads(arguments) == {"a": value}
+    jsonschema.validate({"a": value}, parameters)
+
+
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+FREE_TEXTS = ["", "Hello <b>world", "a < b, {x} and [y] <", "\n\n2 <tool_cal", "😀"]
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_with_strict_and_auto_text_is_free_until_a_call_begins(family: str) -> None:
+    plan = ToolPlan.of(tokenizer_of(TEMPLATES[family]), [STRICT, TIME])
+    assert plan.grammar is not None
+    ebnf, call = plan.grammar.ebnf, WRITTEN[family]
+    assert all(accepts(ebnf, text) for text in FREE_TEXTS)
+    before = "" if family == "llama" else "Let me see. "
+    assert accepts(ebnf, before + call)
+    assert not accepts(ebnf, before + call.replace("Paris", "Oslo"))
+    assert not accepts(ebnf, before + call.replace("get_weather", "get_whether"))
+    assert not accepts(ebnf, before + call[:-1])
+    if family == "llama":
+        assert accepts(ebnf, "Well <|python_tag|>" + call)
+        assert not accepts(ebnf, "Well <|python_tag|>" + call.replace("Paris", "Oslo"))
+        assert not accepts(ebnf, " {x}")
+    if family == "mistral":
+        assert accepts(ebnf, '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "unit": "C"}')
+        assert not accepts(ebnf, '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "unit": "C"}')
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_an_answer_in_a_format_may_be_a_call_instead(family: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    plan = ToolPlan.of(tokenizer_of(TEMPLATES[family]), TOOLS, answer=json.dumps(schema))
+    assert plan.grammar is not None
+    params = plan.sampling(SamplingParams(json_schema=schema))
+    assert params.constraint == ("grammar", plan.grammar.ebnf)
+    assert accepts(plan.grammar.ebnf, '{"a": 1}')
+    assert accepts(plan.grammar.ebnf, WRITTEN[family])
+    assert not accepts(plan.grammar.ebnf, '{"a": "x"}')
+    assert not accepts(plan.grammar.ebnf, "text")
 
 
 def test_forced_xml_has_bare_text_and_json() -> None:
@@ -392,9 +455,36 @@ def test_forced_xml_has_bare_text_and_json() -> None:
         "<parameter=list>\n[1, 2]\n</parameter>\n</function>\n</tool_call>"
     )
     assert plan.grammar is not None
-    assert accepts(plan.grammar, written)
-    assert accepts(plan.grammar, written.replace("</function>", "<parameter=any>\nx\n</parameter>\n</function>"))
-    assert not accepts(plan.grammar, written.replace("[1, 2]", "x"))
-    assert not accepts(plan.grammar, written.replace('<parameter=text>\na < b\n"c"\n</parameter>\n', ""))
+    assert accepts(plan.grammar.ebnf, written)
+    assert accepts(plan.grammar.ebnf, written.replace("</function>", "<parameter=any>\nx\n</parameter>\n</function>"))
+    assert not accepts(plan.grammar.ebnf, written.replace("[1, 2]", "x"))
+    assert not accepts(plan.grammar.ebnf, written.replace('<parameter=text>\na < b\n"c"\n</parameter>\n', ""))
     (call,) = parsed(plan, list(written))[1]
     assert json.loads(call[1]) == {"text": 'a < b\n"c"', "list": [1, 2]}
+
+
+MARKS = {
+    "hermes": ["<tool_call>", "</tool_call>"],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]"],
+    "llama": ["<|python_tag|>"],
+    "qwen3-coder": ["<tool_call>"],
+}
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("is_special", [False, True])
+def test_strict_calls_of_a_free_text_are_valid_and_the_text_is_plains(family: str, is_special: bool) -> None:
+    backend = byte_level(TEMPLATES[family])
+    backend.add_tokens([AddedToken(mark, special=is_special, normalized=False) for mark in MARKS[family]])
+    plan = ToolPlan.of(Tokenizer(backend, name="tiny"), [STRICT])
+    likely = {backend.convert_tokens_to_ids(MARKS[family][0]): 6.0, **likely_ends(backend)}
+    params = plan.sampling(SamplingParams(max_tokens=120, n=6, seed=1, logit_bias=likely))
+    llm = LLM(TableLM(hashed(len(backend), 1)), ("ngram", "grammar"), tokenizer=backend)
+    plain, *drafted = (llm.generate("Hi", params, draft=draft) for draft in ("none", "ngram", "grammar"))
+    assert all([one.token_ids for one in done] == [one.token_ids for one in plain] for done in drafted)
+    answers = [parsed(plan, [one.text]) for one in plain]
+    whole = [arguments for _, calls in answers for _, arguments in calls if arguments.endswith("}")]
+    assert whole
+    for arguments in whole:
+        jsonschema.validate(json.loads(arguments), WEATHER["function"]["parameters"])
+    assert any(text for text, _ in answers)

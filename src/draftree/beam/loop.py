@@ -78,7 +78,7 @@ class BeamSearch:
         Raises:
             InvalidRequestError: parameters that do not fit; nothing has been computed then.
             NonFiniteLogitsError: the model gave NaN.
-            GenerationError: no token is allowed, or required phrases are missing with `strict`.
+            UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
         """
         texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
         self._waiting += texts

@@ -20,7 +20,7 @@ from draftree.beam.result import BeamResult, Hypothesis
 from draftree.beam.strategies import of
 from draftree.beam.strategies.base import Candidate, StepInfo
 from draftree.beam.trunk import Tip
-from draftree.core.errors import GenerationError
+from draftree.core.errors import GenerationError, UnsatisfiableError
 from draftree.core.transfer import to_device
 
 
@@ -207,7 +207,7 @@ class TextSearch:
     def _exhaust(self, group: Group) -> None:
         """Finish the live beams of a group in which no token is allowed."""
         if not self.num_steps:
-            raise GenerationError(
+            raise UnsatisfiableError(
                 f"no token is allowed at the beginning of the text for prompt {self.index}: relax the constraints"
             )
         for beam in group.beams:
@@ -265,14 +265,14 @@ class TextSearch:
         """Return the best hypotheses.
 
         Raises:
-            GenerationError: `strict` is set, and no hypothesis contains all phrases.
+            UnsatisfiableError: `strict` is set, and no hypothesis contains all phrases.
         """
         found = [hypothesis for group in self.groups for hypothesis in group.pool.hypotheses]
         found.sort(key=lambda hypothesis: (not hypothesis.constraints_met, -hypothesis.score))
         if self.params.strict:
             found = [hypothesis for hypothesis in found if hypothesis.constraints_met]
             if not found:
-                raise GenerationError(
+                raise UnsatisfiableError(
                     f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )

@@ -41,6 +41,7 @@ __all__ = [
     "QueueFullError",
     "RankError",
     "TokenizerError",
+    "UnsatisfiableError",
     "UnsupportedModelError",
     "VocabularyMismatchError",
     "WeightsError",
@@ -146,7 +147,19 @@ class GenerationError(DraftreeError, RuntimeError):
 
 
 class NonFiniteLogitsError(GenerationError):
-    """The model gave NaN or infinite logits, or the sampling controls left no token to choose."""
+    """The model gave NaN or infinite logits."""
+
+
+class UnsatisfiableError(GenerationError):
+    """No text satisfies all controls of the request.
+
+    Attributes:
+        param: name of a control; None if it is not known.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.errors import NonFiniteLogitsError, UnsatisfiableError
 from draftree.engine.sequence import WritingSequence
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import TensorLogits
@@ -19,7 +19,7 @@ FORBIDDING = ("allowed_token_ids", "bad_words", "no_repeat_ngram_size", "min_tok
 
 def no_token_error(
     sequence: WritingSequence, rows: DistributionRows, visited: Sequence[int], vocab_size: int
-) -> NonFiniteLogitsError:
+) -> NonFiniteLogitsError | UnsatisfiableError:
     """Return the error for a sequence whose distributions have a row without a token, or with NaN.
 
     Args:
@@ -37,9 +37,10 @@ def no_token_error(
             "weights and dtype (float16 overflows where bfloat16 does not)"
         )
     names = forbidding(sequence.controls.params)
-    return NonFiniteLogitsError(
+    return UnsatisfiableError(
         f"{place} the sampling controls left no token: no token agrees with {' and '.join(names)}; "
-        f"change {'one of them' if len(names) > 1 else 'it'}"
+        f"change {'one of them' if len(names) > 1 else 'it'}",
+        param=names[0] if names else None,
     )
 
 

@@ -158,6 +158,7 @@ class WritingSequence:
         self.counts = SequenceCounts()
         self.kernels = ""
         self.kernels_reason: str | None = None
+        self.violations: tuple[str, ...] | None = None
         """Kernels of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

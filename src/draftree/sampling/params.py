@@ -15,7 +15,8 @@ import numpy as np
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import require_extra
-from draftree.sampling.grammar.patterns import require_bounded_grammar, require_bounded_regex
+from draftree.sampling.grammar.ebnf import require_bounded_grammar
+from draftree.sampling.grammar.regex import parse
 from draftree.sampling.grammar.schema import schema_text
 from draftree.sampling.param_checks import (
     MAX_BAD_WORD_CHARS,
@@ -273,7 +274,7 @@ def _clipped(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    require_bounded: Callable[[str], None]
+    check: Callable[[str], object]
 
     def __call__(self, name: str, value: Any) -> str | None:
         if value is None:
@@ -281,7 +282,7 @@ class _Text:
         if not isinstance(value, str) or not value:
             raise refuse(name, value, "a text that is not empty, or None")
         try:
-            self.require_bounded(value)
+            self.check(value)
         except ValueError as error:
             raise InvalidRequestError(f"{name}={shown(value)} is refused: {_clipped(error)}", param=name) from error
         return value
@@ -348,7 +349,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "truncate_prompt_tokens": Count(1, "as many as leave room for max_tokens"),
     "prediction": _prediction,
     "json_schema": _json_schema,
-    "regex": _Text(require_bounded_regex),
+    "regex": _Text(parse),
     "grammar": _Text(_require_ebnf),
     "grammar_prefix": _Text(require_bounded_grammar),
 }

@@ -23,6 +23,7 @@ from draftree.core.errors import (
     PromptTooLongError,
     QueueFullError,
     RankError,
+    UnsatisfiableError,
 )
 from draftree.remote.errors import UnreachableError
 from draftree.serve.json_text import JsonResponse
@@ -122,7 +123,7 @@ def api_error(error: BaseException) -> ApiError:
     """Return the response for any exception. An unexpected one is logged, and its text is not shown."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, InvalidRequestError):
+    if isinstance(error, InvalidRequestError | UnsatisfiableError):
         return request_error(error, getattr(error, "param", None))
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(RETRY_SECONDS)})
@@ -142,7 +143,7 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, UNEXPECTED, code="internal_error")
 
 
-def request_error(error: InvalidRequestError, param: str | None) -> ApiError:
+def request_error(error: InvalidRequestError | UnsatisfiableError, param: str | None) -> ApiError:
     """Return the response for a request that cannot be honoured."""
     code = "context_length_exceeded" if isinstance(error, PromptTooLongError) else None
     return invalid(str(error), param, code=code)

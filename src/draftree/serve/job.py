@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from draftree.completion import Completion, CompletionStats, stats_of
 from draftree.core.clock import SYSTEM_CLOCK
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.engine.sequence import Update
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
@@ -178,7 +178,7 @@ class Job:
         if self.first_time is None:
             self.first_time = SYSTEM_CLOCK()
         error = update.sequence.error if update.is_last else None
-        if isinstance(error, InvalidRequestError):
+        if isinstance(error, InvalidRequestError | UnsatisfiableError):
             raise named_error(error, self.options.names) from error
         if error is not None:
             raise api_error(error) from error

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, UnsatisfiableError
+from draftree.sampling.grammar.rules import literal
+from draftree.sampling.grammar.schema_grammar import schema_grammar
+from draftree.sampling.grammar.schema_refs import SchemaError
 from draftree.sampling.param_checks import MAX_IDS, require_length
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import ApiError, invalid, request_error
@@ -147,6 +150,33 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
     return checked_params({**values, **given}, renamed), renamed
 
 
+async def note_unenforced(params: SamplingParams, names: Mapping[str, str], *, is_strict: bool) -> None:
+    """Note what the schema of a request says that no grammar can enforce.
+
+    Args:
+        params: the parameters.
+        names: the body's field of a library parameter, where it differs.
+        is_strict: whether the request demands that all of it is enforced.
+
+    Raises:
+        ApiError: the schema is invalid, or cannot be enforced in full although the request or the server demands it.
+    """
+    if not isinstance(params.json_schema, str):
+        return
+    field = names.get("json_schema", "json_schema")
+    try:
+        grammar = await asyncio.to_thread(schema_grammar, params.json_schema)
+    except SchemaError as error:
+        raise invalid(f"'{field}' is refused: {error}", field) from error
+    if not grammar.unenforced:
+        return
+    parts = "; ".join(grammar.unenforced)
+    if is_strict:
+        reason = f"'{field}' has strict=true, but not all of it can be enforced ({parts})"
+        raise invalid(f"{reason}: set strict=false, and finished texts are checked", field)
+    note(field, f"is not enforced in part, and checked afterwards: {parts}")
+
+
 def draft_of(body: SamplingBody, model: ServedModel) -> str | None:
     """Return the drafter of a request: the chosen one; for a prediction without a choice, the first that reads it."""
     named = model.named_draft(body.draft)
@@ -177,7 +207,7 @@ def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> Sampl
         raise named_error(error, names) from error
 
 
-def named_error(error: InvalidRequestError, names: Mapping[str, str]) -> ApiError:
+def named_error(error: InvalidRequestError | UnsatisfiableError, names: Mapping[str, str]) -> ApiError:
     """Return the error of a library parameter with the body's field as `param`."""
     param = getattr(error, "param", None)
     return request_error(error, names.get(param, param) if param else None)
@@ -251,4 +281,4 @@ def _of_outputs(wanted: StructuredOutputs | None) -> Named | None:
 
 def _choice(texts: list[str]) -> Named:
     """Return the grammar of a choice between texts."""
-    return "grammar", "root ::= " + " | ".join(json.dumps(text) for text in texts)
+    return "grammar", "root ::= " + " | ".join(map(literal, texts))

@@ -138,6 +138,9 @@ def note_job(record: RequestRecord, job: Job) -> None:
     record.completion_tokens = 0 if job.options.drops_text else sum(one.completion_tokens for one in stats)
     record.accepted_tokens = sum(one.accepted_tokens for one in stats)
     record.rounds = sum(one.rounds for one in stats)
+    broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
+    if broken:
+        record.notes["violations"] = f"a text breaks its schema: {broken}"
     sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
     record.finish_reasons = [str(one.finish_reason or FinishReason.ABORT) for one in sequences]
     if job.first_time is not None:

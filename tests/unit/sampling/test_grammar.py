@@ -147,14 +147,12 @@ def test_the_distribution_of_a_row_is_the_models_without_the_forbidden(dtype: to
     ("constraint", "reason"),
     [
         ({"regex": "(a"}, "parenthesis is not closed"),
-        ({"regex": r"(a)\1"}, "Backreference"),
-        ({"regex": "a^b"}, "only at its ends"),
-        ({"regex": "a$b"}, "only at its ends"),
+        ({"regex": "a^b"}, "no text matches it"),
         ({"regex": "x"}, "no text in this model's vocabulary matches it"),
         ({"grammar": "root ::= other"}, '"other" is not defined'),
         ({"grammar": 'start ::= "a"'}, "root"),
         ({"grammar": "root ::= root"}, "no text in this model's vocabulary matches it"),
-        ({"json_schema": {"type": "strin"}}, "Unsupported type"),
+        ({"json_schema": {"type": "strin"}}, "'type' is 'strin'"),
         ({"json_schema": {"$ref": "#/nowhere"}}, "nowhere"),
         ({"json_schema": {"enum": []}}, "enum"),
     ],
@@ -169,28 +167,6 @@ def test_unusable_grammars_are_refused_with_the_reason(constraint: dict[str, Any
 @pytest.mark.parametrize("regex", ["^abc$", "a[$^]b|c", r"a\$|c", "abc"])
 def test_anchors_at_the_ends_and_signs_that_are_none_are_read(regex: str) -> None:
     assert allowed(guide(regex=regex), text())
-
-
-@pytest.mark.parametrize(
-    ("schema", "word"),
-    [
-        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
-        ({"type": "object", "properties": {"not": {"not": {"type": "string"}}}}, "not"),
-        ({"type": "number", "multipleOf": 0.5}, "multipleOf"),
-        ({"minimum": 3}, "minimum"),
-        ({"type": "string", "pattern": "^a", "minLength": 2}, "pattern"),
-        ({"type": "string", "pattern": 'a"b'}, "pattern"),
-        ({"type": "string", "pattern": r"a\\b"}, "pattern"),
-        ({"type": "object", "required": ["name"]}, "name"),
-        ({"type": "object", "properties": {}, "anyOf": [{"required": ["a"]}]}, "anyOf"),
-        ({"allOf": [{"type": "string"}, {"enum": ["a"]}]}, "allOf"),
-        ({"$defs": {"x": {"if": {}, "then": {}}}, "$ref": "#/$defs/x"}, "if"),
-    ],
-)
-def test_schemas_that_a_grammar_would_not_keep_to_are_refused(schema: dict[str, Any], word: str) -> None:
-    with pytest.raises(InvalidRequestError, match="not enforced") as found:
-        guide(json_schema=schema)
-    assert f"'{word}'" in str(found.value)
 
 
 def test_names_and_values_of_a_schema_are_not_keywords() -> None:

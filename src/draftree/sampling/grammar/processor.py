@@ -15,11 +15,10 @@ from typing import Any
 from draftree.core.errors import InvalidRequestError
 from draftree.core.extras import import_extra
 from draftree.sampling.grammar.compilations import COMPILE_SECONDS, Compilations
+from draftree.sampling.grammar.ebnf import with_valid_classes
 from draftree.sampling.grammar.guide import Guide
-from draftree.sampling.grammar.patterns import unenforced
-from draftree.sampling.grammar.schema import prepare_schema
-from draftree.sampling.grammar.schema_refs import SchemaError
-from draftree.sampling.grammar.schema_rules import SchemaRules
+from draftree.sampling.grammar.regex import regex_grammar
+from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
 
@@ -39,7 +38,7 @@ class Grammars:
         self._xgrammar = _require_xgrammar()
         self._vocab_size = vocab_size
         self._bytes_of = [*bytes_of[:vocab_size], *[None] * (vocab_size - len(bytes_of))]
-        self._vocabularies: dict[tuple[bool, frozenset[int]], _Vocabulary] = {}
+        self._vocabularies: dict[frozenset[int], _Vocabulary] = {}
         self._lock = threading.Lock()
         self._compilations = Compilations()
 
@@ -93,16 +92,12 @@ class Grammars:
 
     def _vocabulary(self, params: SamplingParams) -> _Vocabulary:
         """Return the vocabulary for the grammar of these parameters; built on first use."""
-        kind, _, prefix = _key(params)
-        of_json = kind == "json_schema" and not prefix
-        named = {int(token) for token in TOKEN.findall(prefix)}
-        key = of_json, frozenset(token for token in named if token < self._vocab_size and not self._bytes_of[token])
+        named = {int(token) for text in _key(params)[1:] for token in TOKEN.findall(text)}
+        key = frozenset(token for token in named if token < self._vocab_size and not self._bytes_of[token])
         with self._lock:
             if key not in self._vocabularies:
-                # JSON on one line has no control characters, but xgrammar allows some in strings of bounded length
-                least = 0x20 if of_json else 0
-                said = [data if data and min(data) >= least else b"" for data in self._bytes_of]
-                for token in key[1]:
+                said = [data or b"" for data in self._bytes_of]
+                for token in key:
                     # a token without bytes is never allowed, and these occur in no text
                     said[token] = b"\xff%d" % token
                 info = self._xgrammar.TokenizerInfo(
@@ -121,8 +116,8 @@ class _Vocabulary:
     compiler: Any
 
 
-TOKEN = re.compile(r"\bToken\(([0-9]{1,9})\)")
-"""A special token in the EBNF of a prefix."""
+TOKEN = re.compile(r"\bToken(?:TagDispatch\()?\(([0-9]{1,9})\b")
+"""A special token in EBNF."""
 
 
 def _key(params: SamplingParams) -> tuple[str, str, str]:
@@ -132,30 +127,15 @@ def _key(params: SamplingParams) -> tuple[str, str, str]:
 
 
 def _compiled(compiler: Any, kind: str, text: str, *, prefix: str) -> Any:
+    ebnf_of = {"json_schema": lambda schema: schema_grammar(schema).ebnf, "regex": regex_grammar}
     try:
-        if kind == "regex":
-            gap = unenforced(text)
-            if gap is not None:
-                raise _refused(kind, text, gap)
-        if prefix:
-            grammar = _require_xgrammar().Grammar
-            return compiler.compile_grammar(grammar.concat(grammar.from_ebnf(prefix), _grammar(kind, text)))
-        if kind == "json_schema":
-            # fixed white space: it has no meaning, so it is forced and costs no pass
-            return compiler.compile_json_schema(prepare_schema(text), any_whitespace=False)
-        return compiler.compile_regex(text) if kind == "regex" else compiler.compile_grammar(text)
-    except (RuntimeError, SchemaError) as error:
+        ebnf = ebnf_of.get(kind, with_valid_classes)(text)
+        if not prefix:
+            return compiler.compile_grammar(ebnf)
+        grammar = _require_xgrammar().Grammar
+        return compiler.compile_grammar(grammar.concat(grammar.from_ebnf(prefix), grammar.from_ebnf(ebnf)))
+    except (RuntimeError, ValueError) as error:
         raise _refused(kind, text, _reason(error)) from error
-
-
-def _grammar(kind: str, text: str) -> Any:
-    """Return an uncompiled grammar, in whose JSON strings control characters are escaped."""
-    grammar = _require_xgrammar().Grammar
-    if kind == "json_schema":
-        rules = SchemaRules()
-        root = rules.add(text, "json")
-        return grammar.from_ebnf(f"root ::= {root}\n{rules.text}")
-    return grammar.from_regex(text) if kind == "regex" else grammar.from_ebnf(text)
 
 
 def _require_xgrammar() -> Any:
@@ -169,6 +149,10 @@ def _refused(kind: str, text: str, reason: str) -> InvalidRequestError:
 
 def _reason(error: Exception) -> str:
     """Return xgrammar's message without the location in its source code."""
-    line = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        # xgrammar cuts its message inside a character
+        text = error.object.decode(errors="replace")
+    line = next((line for line in text.strip().splitlines() if line.strip()), type(error).__name__)
     reason = re.sub(r"^\[[\d:]+\] \S+?:\d+: ", "", line).rstrip(". ")
     return reason if len(reason) <= 300 else reason[:297] + "..."

@@ -1,15 +1,12 @@
 """References of JSON Schema (`$ref`, `$id`, `$anchor`, JSON pointers), resolved within one document.
 
-xgrammar resolves `#` and `#/name/name` only, and accepts any value in place of another reference. So every referenced
-schema moves to the root's `$defs` under a plain name, and references use that name.
-
 Source: JSON Schema 2020-12 core, sections 8.2 and 9; JSON Pointer, RFC 6901.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -22,6 +19,7 @@ SINGLE = (
     "additionalProperties",
     "propertyNames",
     "unevaluatedItems",
+    "additionalItems",
     "unevaluatedProperties",
     "contains",
     "contentSchema",
@@ -31,9 +29,6 @@ SINGLE = (
     "else",
 )
 """Keywords that hold one schema."""
-STORES = frozenset({"$defs", "definitions", "components"})
-"""Keywords that hold schemas for references only."""
-_DROPPED = STORES | {"$id", "$anchor", "$dynamicAnchor", "$schema"}
 
 
 class SchemaError(ValueError):
@@ -67,24 +62,6 @@ class References:
         self._ends: dict[int, Any] = {}
         self._index(root, "", "#")
 
-    def reachable(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Yield every schema that texts depend on, with its path: from the root, and along references.
-
-        Raises:
-            SchemaError: a reference has no target.
-        """
-        seen: set[int] = set()
-        pending: list[Any] = [self._root]
-        while pending:
-            schema = pending.pop()
-            if not isinstance(schema, dict) or id(schema) in seen:
-                continue
-            seen.add(id(schema))
-            yield schema, self._paths[id(schema)]
-            pending.extend(part for _, part in _parts(schema, stores=False))
-            if "$ref" in schema:
-                pending.append(self._target(schema))
-
     def follow(self, schema: Any) -> Any:
         """Return the schema at the end of a chain of references.
 
@@ -97,49 +74,9 @@ class References:
                 raise SchemaError(self._paths[id(schema)], f"'$ref' {schema['$ref']!r} refers to itself")
             seen.add(id(schema))
             # the cached end of a chain is used at once: chains are long where each part refers to the next
-            schema = self._ends[id(schema)] if id(schema) in self._ends else self._target(schema)
+            schema = self._ends[id(schema)] if id(schema) in self._ends else self.target(schema)
         self._ends.update(dict.fromkeys(seen, schema))
         return schema
-
-    def resolved(self, rewrite: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-        """Return the document with all references of the form `#` or `#/$defs/NAME`, without unused parts.
-
-        Args:
-            rewrite: applied to every schema, after its nested schemas.
-        """
-        names: dict[int, str] = {id(self._root): "#"}
-        pending: list[tuple[str, Any]] = []
-
-        def refer(target: Any) -> str:
-            if id(target) not in names:
-                name = f"d{len(names)}"
-                names[id(target)] = f"#/$defs/{name}"
-                pending.append((name, target))
-            return names[id(target)]
-
-        def rewritten(schema: Any) -> Any:
-            if not isinstance(schema, dict):
-                return schema
-            copy: dict[str, Any] = {}
-            for word, part in schema.items():
-                if word in _DROPPED:
-                    continue
-                if word == "$ref":
-                    copy[word] = refer(self.follow(schema))
-                elif word in NAMED and isinstance(part, dict):
-                    copy[word] = {name: rewritten(one) for name, one in part.items()}
-                elif isinstance(part, list) and (word in LISTED or word == "items"):
-                    copy[word] = [rewritten(one) for one in part]
-                else:
-                    copy[word] = rewritten(part) if word in SINGLE else part
-            return rewrite(copy)
-
-        body: dict[str, Any] = rewritten(self._root)
-        definitions: dict[str, Any] = {}
-        while pending:
-            name, target = pending.pop()
-            definitions[name] = rewritten(target)
-        return body | ({"$defs": definitions} if definitions else {})
 
     def _index(self, schema: Any, base: str, path: str) -> None:
         """Record base URIs, paths and names of a schema and of all nested schemas."""
@@ -156,7 +93,7 @@ class References:
             if isinstance(anchor, str):
                 self._name(f"{base}#{anchor}", schema, path)
         self._bases[id(schema)], self._paths[id(schema)] = base, path
-        for keys, part in _parts(schema, stores=True):
+        for keys, part in _parts(schema):
             self._index(part, base, "/".join([path, *map(_escaped, keys)]))
 
     def _name(self, uri: str, schema: Any, path: str) -> None:
@@ -164,7 +101,16 @@ class References:
         if other is not schema:
             raise SchemaError(path, f"{uri!r} is also the name of another part of the schema")
 
-    def _target(self, schema: dict[str, Any]) -> Any:
+    def path_of(self, schema: Any) -> str:
+        """Return the JSON pointer of a schema of the document."""
+        return self._paths.get(id(schema), "#")
+
+    def target(self, schema: dict[str, Any]) -> Any:
+        """Return the schema that a reference leads to.
+
+        Raises:
+            SchemaError: there is none.
+        """
         if id(schema) not in self._targets:
             self._targets[id(schema)] = self._find(schema)
         return self._targets[id(schema)]
@@ -208,10 +154,10 @@ class References:
         return found
 
 
-def _parts(schema: dict[str, Any], *, stores: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the schemas directly inside a schema, with the keys that lead to them."""
     for word, part in schema.items():
-        if word in NAMED and isinstance(part, dict) and (stores or word not in STORES):
+        if word in NAMED and isinstance(part, dict):
             yield from (((word, name), one) for name, one in part.items())
         elif (word in LISTED or word == "items") and isinstance(part, list):
             yield from (((word, str(index)), one) for index, one in enumerate(part))

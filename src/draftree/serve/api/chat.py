@@ -19,7 +19,7 @@ from draftree.serve.chat_messages import adds_prompt, template_messages, templat
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import chat_params, draft_of, named_error
+from draftree.serve.params import chat_params, draft_of, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.chat import ChatWriter
@@ -162,16 +162,17 @@ async def running_chat(
         ApiError: refused by the server or the engine.
     """
     model = _model(body, request)
-    plan = await _plan(body, model)
     params, renamed = chat_params(body)
     renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
+    await note_unenforced(params, renamed, is_strict=body.has_strict_schema)
+    plan = await _plan(body, model, answer=params.json_schema)
     head = Head.of(prefix, body, model)
     options = JobOptions(
         draft_of(body, model),
         body.priority or 0,
         request_id=head.id,
         trace=body.reports.rounds,
-        names=renamed,
+        names=renamed if plan.grammar is None else {**renamed, "grammar": "tools"},
         decoder=body.decoder,
         clips_tokens=clips_tokens,
     )
@@ -204,6 +205,11 @@ async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
         raise named_error(error, {"template_kwargs": "chat_template_kwargs"}) from error
 
 
-async def _plan(body: ChatBody, model: ServedModel) -> ToolPlan:
-    is_parallel = body.parallel_tool_calls is not False
-    return await ToolPlan.load(model.tokenizer, body.tools, tool_choice=body.tool_choice, is_parallel=is_parallel)
+async def _plan(body: ChatBody, model: ServedModel, *, answer: object = None) -> ToolPlan:
+    return await ToolPlan.load(
+        model.tokenizer,
+        body.tools,
+        tool_choice=body.tool_choice,
+        is_parallel=body.parallel_tool_calls is not False,
+        answer=answer,
+    )

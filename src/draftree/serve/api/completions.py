@@ -16,7 +16,7 @@ from draftree.serve.beam_params import completion_request
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import completion_params, draft_of, named_error
+from draftree.serve.params import completion_params, draft_of, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.render.completions import CompletionWriter
 from draftree.serve.render.head import Head, Report
@@ -92,6 +92,8 @@ async def running_completion(
     model = model_of(request, body.model)
     prompts = _prompts(body)
     params, renamed = completion_params(body)
+    renamed = {**names, **{param: names.get(field, field) for param, field in renamed.items()}}
+    await note_unenforced(params, renamed, is_strict=body.has_strict_schema)
     head = Head.of("cmpl", body, model)
     encode: Encode | None = None
     if body.suffix or files is not None:
@@ -102,7 +104,7 @@ async def running_completion(
         request_id=head.id,
         trace=body.reports.rounds,
         drops_text=bool(body.echo) and body.max_tokens == 0,
-        names={**names, **{param: names.get(field, field) for param, field in renamed.items()}},
+        names=renamed,
         decoder=body.decoder,
         clips_tokens=clips_tokens,
     )

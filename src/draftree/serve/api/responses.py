@@ -15,7 +15,7 @@ from draftree.serve.errors import ApiError, api_error, invalid
 from draftree.serve.items import chat_tool_choice, chat_tools, messages_of
 from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import build_params, draft_of
+from draftree.serve.params import build_params, draft_of, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.head import Head
@@ -78,15 +78,17 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     model = model_of(request, body.model)
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
-    plan = await _plan(body, model)
-    params, names = _params(body, plan)
+    params, names = _params(body)
+    wanted = body.text.format if body.text is not None else None
+    await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
+    plan = await _plan(body, model, params)
     head = Head.of("resp", body, model)
     options = JobOptions(
         draft_of(body, model),
         body.priority or 0,
         request_id=head.id,
         trace=body.reports.rounds,
-        names=names,
+        names=names if plan.grammar is None else {**names, "grammar": "tools"},
         decoder=body.decoder,
     )
     effort = None if body.reasoning is None else body.reasoning.effort
@@ -95,28 +97,34 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
     )
     encode = partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
     messages = plan.messages(messages_of(body), model.chat_template)
+    params = plan.sampling(params)
     async with running_job(
         request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
     ) as job:
         yield job, ResponseWriter(body, head, job, plan=plan)
 
 
-async def _plan(body: ResponsesBody, model: ServedModel) -> ToolPlan:
-    parallel = body.parallel_tool_calls is not False
-    choice = chat_tool_choice(body.tool_choice)
+async def _plan(body: ResponsesBody, model: ServedModel, params: SamplingParams) -> ToolPlan:
     try:
-        return await ToolPlan.load(model.tokenizer, chat_tools(body.tools), tool_choice=choice, is_parallel=parallel)
+        plan = await ToolPlan.load(
+            model.tokenizer,
+            chat_tools(body.tools),
+            tool_choice=chat_tool_choice(body.tool_choice),
+            is_parallel=body.parallel_tool_calls is not False,
+            answer=params.json_schema,
+        )
     except ApiError as error:
         # in this API the fields of a function are those of the tool
         message, param = error.message.replace("].function", "]"), (error.param or "").replace("].function", "]")
         raise invalid(message, param or None) from error
-
-
-def _params(body: ResponsesBody, plan: ToolPlan) -> tuple[SamplingParams, dict[str, str]]:
-    if body.top_logprobs and not body.wants_logprobs:
-        raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
     if body.wants_logprobs and plan.is_active:
         raise invalid("log-probabilities are not reported together with 'tools': leave one of them out", "include")
+    return plan
+
+
+def _params(body: ResponsesBody) -> tuple[SamplingParams, dict[str, str]]:
+    if body.top_logprobs and not body.wants_logprobs:
+        raise invalid(f"'top_logprobs' needs 'include' with \"{LOGPROBS}\"", "top_logprobs")
     given: dict[str, Any] = {
         "max_tokens": body.max_output_tokens,
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
@@ -128,8 +136,7 @@ def _params(body: ResponsesBody, plan: ToolPlan) -> tuple[SamplingParams, dict[s
         "json_schema": "text.format",
         "messages": "input",
     }
-    params, names = build_params(body, given, names)
-    return plan.sampling(params), names if plan.grammar is None else {**names, "grammar": "tool_choice"}
+    return build_params(body, given, names)
 
 
 def _constraint(body: ResponsesBody) -> dict[str, Any]:

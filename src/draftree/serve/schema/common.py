@@ -244,6 +244,12 @@ class SamplingBody(Body):
         """What is reported of the speculation."""
         return self.draftree or DraftreeOptions()
 
+    @property
+    def has_strict_schema(self) -> bool:
+        """Whether the format of the text must be enforced in full."""
+        schema = self.response_format.json_schema if self.response_format is not None else None
+        return schema is not None and schema.strict is True
+
 
 class BeamBody(SamplingBody):
     """Fields of vLLM's beam search, which completions share."""

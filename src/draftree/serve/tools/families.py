@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftree.sampling.grammar.schema_rules import literal
+from draftree.sampling.grammar.languages import complement, ranges_of
+from draftree.sampling.grammar.rules import Dispatch, Marker, Part, Ref, Rules, characters, literal, terminal
 from draftree.serve.tools.functions import Function
-from draftree.serve.tools.parser import CallFormat
+from draftree.serve.tools.parser import SPACE, CallFormat
 from draftree.serve.tools.readers import NamedReader, ObjectReader
 from draftree.serve.tools.xml_reader import XmlReader
 
@@ -83,30 +84,76 @@ class Family:
         """Whether a forced call has no marker: a JSON list, or a JSON object if a call may stand without a marker."""
         return not self.closing
 
-    def grammar(self, calls: Mapping[str, str], rules: str, *, is_parallel: bool) -> str:
-        """Return EBNF for one call or more.
+    # grammars: the parts of rules around the arguments of a call
+
+    def call(self, name: str, arguments: Part) -> list[Part]:
+        """Return the parts of a call without a marker."""
+        if self.is_xml:
+            return [literal(f"<function={name}>\n"), arguments, literal("</function>")]
+        # names have no characters that JSON escapes
+        return [literal(f'{{"name": "{name}", "{self.arguments_key}": '), arguments, literal("}")]
+
+    def forced(self, rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
+        """Return the parts of an answer that is calls."""
+        if self.closing:
+            marked = rules.add([literal(f"{self.opening[0]}\n"), call, literal(f"\n{self.closing}")])
+            return [marked, *_more(rules, "\n", marked, is_parallel=is_parallel)]
+        if self.allows_list:
+            return ['"["', call, *_more(rules, ", ", call, is_parallel=is_parallel), '"]"']
+        return [call]
+
+    def free(self, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool) -> list[list[Part]]:
+        """Return the alternatives of an answer that is any text with calls in it.
 
         Args:
-            calls: names of the rules for the arguments, by function.
-            rules: those rules.
+            rules: receives further rules.
+            call: the rule of a call without a marker.
+            named: the rule of a call that is a name and arguments, for families that know it.
+            marker: the marker before a call.
             is_parallel: whether several calls are allowed.
         """
-        more = {"bare": "", "list": ' (", " draftree_call)*', "marked": ' ("\\n" draftree_call)*'}[self._shape]
-        more = more if is_parallel else ""
-        root = f'"[" draftree_call{more} "]"' if self._shape == "list" else f"draftree_call{more}"
-        alternatives = " | ".join(self._call(name, rule) for name, rule in calls.items())
-        return f"root ::= {root}\ndraftree_call ::= {alternatives}\n{rules}"
+        if self.closing:
+            body = rules.add(['"\\n"', call, literal(f"\n{self.closing}")])
+            return [[Dispatch(body.name, marker, is_parallel)]]
+        body = self._after_marker(rules, call, named, is_parallel=is_parallel)
+        if not self.is_bare:
+            return [[Dispatch(body.name, marker, is_parallel)]]
+        # a text that begins with a brace is a call, and one that begins with the beginning of a marker
+        text = rules.add([Dispatch(body.name, marker, is_repeated=False)])
+        start: list[list[Part]] = [[], [terminal(marker), body], self._bare(rules, call, is_parallel=is_parallel)]
+        first = ""
+        if isinstance(marker, str):
+            first, rest = marker[0], rules.reserve()
+            rules.define(rest, [[], [literal(first), Ref(rest)], [_others(marker[:2]), text]])
+            start.append([literal(first), Ref(rest)])
+        start.append([_others(first + "{" + SPACE), text])
+        return [["[ \\t\\r\\n]*", rules.add(*start)]]
 
-    @property
-    def _shape(self) -> str:
-        return "marked" if self.closing else "list" if self.allows_list else "bare"
+    def marked(self, rules: Rules, call: Ref, named: Ref, *, marker: Marker, is_parallel: bool) -> list[list[Part]]:
+        """Return the alternatives of an answer that is calls with markers; arguments as for `free`."""
+        if self.closing:
+            return [self.forced(rules, call, is_parallel=is_parallel)]
+        body = self._after_marker(rules, call, named, is_parallel=is_parallel)
+        bare = [self._bare(rules, call, is_parallel=is_parallel)] if self.is_bare else []
+        return [[terminal(marker), body], *bare]
 
-    def _call(self, name: str, rule: str) -> str:
-        # names have no characters that JSON escapes
-        before, after = f'{{"name": "{name}", "{self.arguments_key}": ', "}"
-        if self._shape == "marked":
-            before, after = f"{self.opening[0]}\n{before}", f"{after}\n{self.closing}"
-        return f"{literal(before)} {rule} {literal(after)}"
+    def _bare(self, rules: Rules, call: Ref, *, is_parallel: bool) -> list[Part]:
+        return [call, *_more(rules, "; ", call, is_parallel=is_parallel)]
+
+    def _after_marker(self, rules: Rules, call: Ref, named: Ref, *, is_parallel: bool) -> Ref:
+        """Return the rule of what follows a marker that nothing closes."""
+        if self.is_bare:
+            return rules.add(self._bare(rules, call, is_parallel=is_parallel))
+        listed: list[Part] = ['" "?', *self.forced(rules, call, is_parallel=is_parallel)]
+        return rules.add(listed, *([[named]] if self.is_named else []))
+
+
+def _more(rules: Rules, between: str, call: Ref, *, is_parallel: bool) -> list[Part]:
+    return [Ref(rules.add([literal(between), call]).name, 0, None)] if is_parallel else []
+
+
+def _others(signs: str) -> str:
+    return characters(complement(ranges_of((ord(sign), ord(sign)) for sign in signs)))
 
 
 def _short_id() -> str:

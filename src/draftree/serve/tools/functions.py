@@ -51,8 +51,8 @@ def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]
     """
     if tools is None:
         return ()
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise invalid(f"'{place}' must be a list of 1 to {MAX_TOOLS} tools: leave it out if there are none", place)
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise invalid(f"'{place}' must be a list of at most {MAX_TOOLS} tools", place)
     found = tuple(_function(tool, f"{place}[{number}]") for number, tool in enumerate(tools))
     names = [function.name for function in found]
     for number, name in enumerate(names):

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.grammar.schema import schema_text
-from draftree.sampling.grammar.schema_rules import SchemaRules
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.notes import note
 from draftree.serve.reasoning import AnswerParser, Reasoning
+from draftree.serve.tools.call_grammar import CallGrammar, call_grammar
 from draftree.serve.tools.families import FAMILIES, GENERIC, Family, family_of
 from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
 from draftree.serve.tools.generic import without_tools
 from draftree.serve.tools.parser import CallFormat, CallParser
-from draftree.serve.tools.xml_grammar import xml_grammar
 from draftree.text.chat.messages import check_messages
 from draftree.text.chat.template_names import reads_key
 from draftree.text.tokenizer import Tokenizer
@@ -34,20 +31,28 @@ class ToolPlan:
     Attributes:
         functions: what the template gets; empty without tools, or with tool_choice "none".
         family: the format of calls; None without tools.
-        grammar: EBNF that forces a call; None if the model decides.
+        grammar: the grammar of the answer; None if it is free.
+        is_forced: whether the answer is calls and nothing else.
         is_parallel: whether an answer may have several calls.
         hidden: special tokens that the text must show, so that the parser gets the markers of calls.
     """
 
     functions: tuple[Function, ...] = ()
     family: Family | None = None
-    grammar: str | None = None
+    grammar: CallGrammar | None = None
+    is_forced: bool = False
     is_parallel: bool = True
     hidden: frozenset[str] = frozenset()
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer | None, tools: object, *, tool_choice: object = None, is_parallel: bool = True
+        cls,
+        tokenizer: Tokenizer | None,
+        tools: object,
+        *,
+        tool_choice: object = None,
+        is_parallel: bool = True,
+        answer: str | None = None,
     ) -> Self:
         """Check the tools of a request.
 
@@ -56,6 +61,7 @@ class ToolPlan:
             tools: as `functions_of`; None without tools.
             tool_choice: as `required_name`.
             is_parallel: whether an answer may have several calls.
+            answer: JSON schema of an answer without calls, from `schema_text`; None for any text.
 
         Raises:
             ApiError: tools of another form, or a model without a template or with an unknown format of calls.
@@ -67,31 +73,42 @@ class ToolPlan:
         family = _family(tokenizer)
         assert tokenizer is not None
         forced = is_forced(tool_choice)
-        strict = next((number for number, function in enumerate(functions) if function.is_strict), None)
-        if strict is not None and not forced:
-            reason = 'strict arguments are supported with tool_choice "required" or a named function only'
-            raise invalid(f"{reason}: leave 'strict' out", f"tools[{strict}].function.strict")
         grammar = None
         if forced and not family.opening:
             message = f"a call cannot be forced in the format '{family.name}': use tool_choice \"auto\""
             raise invalid(message, "tool_choice", code="unsupported_parameter")
-        if forced:
-            grammar = _grammar(family, functions, name, is_parallel=is_parallel and name is None)
+        if family.opening and (forced or answer is not None or any(function.is_strict for function in functions)):
+            chosen = {place: function for place, function in enumerate(functions) if name in (None, function.name)}
+            grammar = call_grammar(
+                family,
+                chosen,
+                is_forced=forced,
+                is_parallel=is_parallel and name is None,
+                answer=answer,
+                specials={tokenizer.added_tokens[token]: token for token in tokenizer.special_ids},
+            )
         shown = {tokenizer.added_tokens[token] for token in tokenizer.special_ids}
-        hidden = frozenset(shown) if grammar is None and shown.intersection(family.opening) else frozenset()
-        return cls(functions, family, grammar, is_parallel, hidden)
+        hidden = frozenset(shown) if not forced and shown.intersection(family.opening) else frozenset()
+        return cls(functions, family, grammar, is_forced=forced, is_parallel=is_parallel, hidden=hidden)
 
     @classmethod
-    async def load(
-        cls, tokenizer: Tokenizer | None, tools: object, *, tool_choice: object = None, is_parallel: bool = True
-    ) -> Self:
+    async def load(cls, tokenizer: Tokenizer | None, tools: object, **options: Any) -> Self:
         """Return `of` these arguments without blocking the event loop: schemas of many tools take a while.
 
         Raises:
             ApiError: as `of`.
         """
-        make = partial(cls.of, tokenizer, tools, tool_choice=tool_choice, is_parallel=is_parallel)
-        return await asyncio.to_thread(make) if tools else make()
+        make = partial(cls.of, tokenizer, tools, **options)
+        plan = await asyncio.to_thread(make) if tools else make()
+        if plan.family is not None and not plan.family.opening:
+            for number, function in enumerate(plan.functions):
+                if function.is_strict:
+                    reason = f"is not enforced: calls in the format '{plan.family.name}' are free"
+                    note(f"tools[{number}].function.strict", reason)
+        if plan.grammar is not None:
+            for place, parts in plan.grammar.unenforced.items():
+                note(place, f"is not enforced in part: {parts}")
+        return plan
 
     @property
     def is_active(self) -> bool:
@@ -123,21 +140,22 @@ class ToolPlan:
         """Return the sampling parameters with those of the tools.
 
         Raises:
-            ApiError: a forced call together with another constraint, or a grammar that cannot be used.
+            ApiError: calls together with another constraint, or a grammar that cannot be used.
         """
         if self.hidden:
             params = replace(params, skip_special_tokens=False)
         if self.grammar is None:
             return params
         if params.constraint is not None:
-            raise invalid(
-                "'tool_choice' forces a call, and the format of the text is given, too: keep one", "tool_choice"
-            )
+            if self.is_forced or params.json_schema is None:
+                raise invalid(
+                    "the format of the text is given, too, and calls do not follow it: keep one", "tool_choice"
+                )
+            params = replace(params, json_schema=None)
         try:
-            return replace(params, grammar=self.grammar)
+            return replace(params, grammar=self.grammar.ebnf)
         except InvalidRequestError as error:
-            message = f'the tools are too large for a forced call ({error}): use tool_choice "auto"'
-            raise invalid(message, "tool_choice") from error
+            raise invalid(f"the tools are too large for a grammar: {error}", "tools") from error
 
     def parser(self, reasoning: Reasoning | None = None) -> AnswerParser:
         """Return the parser of one answer.
@@ -149,7 +167,7 @@ class ToolPlan:
         hidden = self.hidden if reasoning is None else self.hidden | reasoning.hidden
         if self.family is None:
             return AnswerParser(splitter, CallParser(CallFormat((), hidden=hidden) if hidden else None, str))
-        form = self.family.format(self.functions, is_forced=self.grammar is not None, hidden=hidden)
+        form = self.family.format(self.functions, is_forced=self.is_forced, hidden=hidden)
         calls = CallParser(form, self.family.new_id, max_calls=None if self.is_parallel else 1)
         return AnswerParser(splitter, calls)
 
@@ -166,23 +184,3 @@ def _family(tokenizer: Tokenizer | None) -> Family:
         message = f"the format of calls in this model's chat template is not known (known: {known}): leave 'tools' out"
         raise invalid(message, "tools")
     return found
-
-
-def _grammar(family: Family, functions: tuple[Function, ...], name: str | None, *, is_parallel: bool) -> str:
-    chosen = {number: function for number, function in enumerate(functions) if name in (None, function.name)}
-    if not family.is_xml:
-        rules = SchemaRules()
-        calls = {function.name: _add(rules, function.schema, number) for number, function in chosen.items()}
-        return family.grammar(calls, rules.text, is_parallel=is_parallel)
-    try:
-        return xml_grammar(chosen, is_parallel=is_parallel)
-    except (RuntimeError, ValueError) as error:
-        raise invalid(f'the calls cannot be enforced: {error}; use tool_choice "auto"', "tools") from error
-
-
-def _add(rules: SchemaRules, schema: Mapping[str, Any], number: int) -> str:
-    try:
-        return rules.add(schema_text(schema), f"tool_{number}")
-    except (RuntimeError, ValueError) as error:
-        place = f"tools[{number}].function.parameters"
-        raise invalid(f"'{place}' cannot be enforced: {error}", place) from error

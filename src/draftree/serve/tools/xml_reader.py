@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
+from draftree.sampling.grammar.schema_check import validator_of
 from draftree.serve.tools.readers import MAX_HEADER, CallReader, Status, json_or_none
 
 __all__ = ["XmlReader"]
@@ -81,17 +82,25 @@ class XmlReader(CallReader):
         assert self.name is not None
         assert self._parameter is not None
         value = text.removeprefix("\n").removesuffix("\n")
-        schema = self._schemas[self.name].get("properties", {}).get(self._parameter, {})
         name = json.dumps(self._parameter, ensure_ascii=False)
-        written = json.dumps(_typed(value, schema), ensure_ascii=False)
+        written = json.dumps(_typed(self._schemas[self.name], self._parameter, value), ensure_ascii=False)
         self.arguments.append(f"{', ' if len(self._seen) > 1 else '{'}{name}: {written}")
         self._parameter, self._part = None, ""
 
 
-def _typed(value: str, schema: Any) -> Any:
-    """Return the value of a parameter by the type of its schema; text if it has another type."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string":
-        return value
+def _typed(schema: Mapping[str, Any], name: str, value: str) -> Any:
+    """Return the value of a parameter: as JSON if that follows the schema of the arguments, else as text."""
     found = json_or_none(value)
-    return value if found is None and value.strip() != "null" else found
+    if found is None and value.strip() != "null":
+        return value
+    validator = validator_of(schema)
+    # the errors of other parameters, such as missing ones, are the same for both
+    read, text = (_errors(validator, {name: one}) for one in (found, value))
+    return found if read <= text else value
+
+
+def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
+    try:
+        return sum(1 for _ in validator.iter_errors(arguments))
+    except Exception:  # of a reference or a pattern that is not supported: nothing tells the two apart
+        return 0

@@ -1,0 +1,404 @@
+r"""Regular expressions: ECMAScript's, with flag u, without flags i, m and s.
+
+`.` is any character but a line terminator. `\d` and `\w` are ASCII. Anchors and look-ahead are supported outside of
+repetitions. Python reads what is accepted here alike, except for `\d`, `\w`, `\s`, `\p`, `\u{…}`, `(?<name>…)` and `$`,
+which it also matches before a last newline. What the two read differently otherwise is refused.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+from draftree.sampling.grammar.languages import (
+    LAST,
+    Language,
+    Languages,
+    Ranges,
+    TooLargeError,
+    complement,
+    ranges_of,
+)
+from draftree.sampling.grammar.rules import Rules, as_text
+
+MAX_CHARACTERS = 2**15
+"""Maximum length of a regular expression."""
+MAX_DEPTH = 128
+"""Maximum nesting of groups."""
+MAX_OPTIONAL = 48
+"""Optional parts of an expression; compile time is quadratic in them."""
+MAX_PARTS = 4096
+"""Repeated parts of an expression, each counted with its maximum number of repetitions; * and + count once."""
+MAX_STEPS = 10_000
+"""Maximum alternatives before and after assertions."""
+
+_DIGITS: Ranges = ((0x30, 0x39),)
+_WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
+_SPACES = "\t\n\v\f\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"
+_SPACE = ranges_of([(0x2000, 0x200A), *((ord(space), ord(space)) for space in _SPACES)])
+_LINE_ENDS: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
+_CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
+_CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
+_CODE = re.compile(r"x([0-9a-fA-F]{2})|u\{([0-9a-fA-F]{1,6})\}|u([0-9a-fA-F]{4})")
+_LOW_HALF = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
+_COUNT = re.compile(r"\{([0-9]{1,9})(,?)([0-9]{0,9})\}")
+_GROUP = re.compile(r"\?(?::|(?:P?<[A-Za-z_]\w*>)|(?P<look>[=!]))")
+_PROPERTY = re.compile(r"[pP]\{(\w+(?:=\w+)?)\}")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A node of an expression.
+
+    Attributes:
+        kind: 'chars', 'seq', 'alt', 'repeat', 'start', 'end', 'ahead' or 'not ahead'.
+        parts: the parts inside.
+        ranges: characters of 'chars'.
+        least: fewest repetitions.
+        most: most repetitions; None for no limit.
+        has_assertions: whether an anchor or look-ahead is inside.
+        size: number of characters, repetitions multiplied out.
+    """
+
+    kind: str
+    parts: tuple[Regex, ...] = ()
+    ranges: Ranges = ()
+    least: int = 1
+    most: int | None = 1
+    has_assertions: bool = False
+    size: int = 1
+
+
+def parse(text: str) -> Regex:
+    """Read an expression.
+
+    Raises:
+        ValueError: it is invalid, too large, or has a part that is not supported.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
+    return _Parser(text).parse()
+
+
+def regex_grammar(text: str) -> str:
+    """Return the grammar of the texts that an expression matches as a whole.
+
+    Raises:
+        ValueError: the expression is invalid, too large, or matches no text.
+    """
+    languages, rules = Languages(), Rules()
+    root = rules.add_language(languages, language(parse(text), languages, is_search=False), as_text)
+    ebnf = rules.text(root)
+    if ebnf is None:
+        raise ValueError("no text matches it")
+    return ebnf
+
+
+def language(regex: Regex, languages: Languages, *, is_search: bool) -> Language:
+    """Return the texts that an expression matches.
+
+    Args:
+        regex: the expression.
+        languages: the factory.
+        is_search: whether a text matches if any part of it does, as in JSON Schema; otherwise the whole text must.
+
+    Raises:
+        ValueError: an anchor or look-ahead is inside a repetition, or too many alternatives have one.
+    """
+    translation = _Translation(languages)
+    rest = languages.anything if is_search else languages.empty_text
+    try:
+        first = translation.run(regex, lambda _: rest, at_start=True)
+        later = translation.run(regex, lambda _: rest, at_start=False) if is_search else languages.nothing
+    except RecursionError as error:
+        raise TooLargeError("it has too many anchors or look-aheads") from error
+    if not is_search:
+        return first
+    if first is later:
+        return languages.seq(languages.anything, later)
+    return languages.alt(first, languages.seq(languages.repeat(languages.character, 1, None), later))
+
+
+@final
+class _Translation:
+    """Translates assertions to intersections with what follows them."""
+
+    def __init__(self, languages: Languages) -> None:
+        self._languages = languages
+        self._steps = 0
+
+    def run(self, regex: Regex, rest: Callable[[bool], Language], *, at_start: bool) -> Language:
+        """Return the language of an expression and of what follows it.
+
+        Args:
+            regex: the expression.
+            rest: returns the language of what follows, by whether the text begins there.
+            at_start: whether the text begins here.
+        """
+        made = self._languages
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TooLargeError("it has too many alternatives with anchors or look-ahead")
+        if not regex.has_assertions:
+            return self._before(self._plain(regex), rest, at_start=at_start)
+        if regex.kind == "start":
+            return rest(True) if at_start else made.nothing
+        if regex.kind == "end":
+            return made.both(made.empty_text, rest(at_start))
+        if regex.kind in ("ahead", "not ahead"):
+            ahead = self.run(regex.parts[0], lambda _: made.anything, at_start=at_start)
+            return made.both(made.complement(ahead) if regex.kind == "not ahead" else ahead, rest(at_start))
+        if regex.kind == "alt":
+            return made.alt(*(self.run(part, rest, at_start=at_start) for part in regex.parts))
+        if regex.kind == "repeat":
+            if (regex.least, regex.most) != (0, 1):
+                raise ValueError("an anchor or look-ahead in a repetition is not supported: move it out of (...)")
+            return made.alt(rest(at_start), self.run(regex.parts[0], rest, at_start=at_start))
+        return self._sequence(regex.parts, rest, at_start=at_start)
+
+    def _sequence(self, parts: tuple[Regex, ...], rest: Callable[[bool], Language], *, at_start: bool) -> Language:
+        if not parts:
+            return rest(at_start)
+        count = next((place for place, part in enumerate(parts) if part.has_assertions), len(parts))
+        head = Regex("seq", parts[:count]) if count else parts[0]
+        others = parts[max(1, count) :]
+        return self.run(head, lambda start: self._sequence(others, rest, at_start=start), at_start=at_start)
+
+    def _before(self, head: Language, rest: Callable[[bool], Language], *, at_start: bool) -> Language:
+        made = self._languages
+        later = rest(False)
+        if not at_start or not head.is_nullable or rest(True) is later:
+            return made.seq(head, later)
+        some = made.both(head, made.complement(made.empty_text))
+        return made.alt(rest(True), made.seq(some, later))
+
+    def _plain(self, regex: Regex) -> Language:
+        if regex.kind == "chars":
+            return self._languages.chars(regex.ranges)
+        parts = [self._plain(part) for part in regex.parts]
+        if regex.kind == "repeat":
+            return self._languages.repeat(parts[0], regex.least, regex.most)
+        return self._languages.seq(*parts) if regex.kind == "seq" else self._languages.alt(*parts)
+
+
+@final
+class _Parser:
+    """Recursive descent. Mutated by every method."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._optional = 0
+        self._repeated = 0
+
+    def parse(self) -> Regex:
+        regex = self._alternatives()
+        if self._at < len(self._text):
+            raise self._error("a parenthesis is closed that is not open: write \\)")
+        return regex
+
+    def _error(self, reason: str) -> ValueError:
+        return ValueError(f"at character {self._at}, {reason}")
+
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _alternatives(self) -> Regex:
+        parts = [self._sequence()]
+        while self._next() == "|":
+            self._at += 1
+            parts.append(self._sequence())
+        if len(parts) == 1:
+            return parts[0]
+        self._count_optional(sum(part.kind == "seq" and not part.parts for part in parts))
+        return _joined("alt", parts)
+
+    def _count_optional(self, count: int) -> None:
+        self._optional += count
+        if self._optional > MAX_OPTIONAL:
+            raise ValueError(
+                f"it has more than {MAX_OPTIONAL} optional parts (by ? or an empty alternative): write a repetition "
+                "such as {0,3}, or alternatives"
+            )
+
+    def _sequence(self) -> Regex:
+        parts: list[Regex] = []
+        while self._next() not in ("", "|", ")"):
+            parts.append(self._quantified(self._atom()))
+        return parts[0] if len(parts) == 1 else _joined("seq", parts)
+
+    def _quantified(self, part: Regex) -> Regex:
+        sign = self._next()
+        if sign not in ("*", "+", "?", "{"):
+            return part
+        count = _COUNT.match(self._text, self._at)
+        if sign == "{" and count is None:
+            raise self._error("'{' begins no count such as {2,3}: write \\{")
+        if count is None:
+            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+            self._at += 1
+        else:
+            least = int(count[1])
+            most = least if not count[2] else int(count[3]) if count[3] else None
+            self._at = count.end()
+        if most is not None and most < least:
+            raise self._error("a count has a maximum below its minimum")
+        if self._next() == "?":
+            self._at += 1  # which match is preferred changes no language
+        if self._next() in ("*", "+", "?"):
+            raise self._error("two quantifiers in a row are not supported: keep one of them")
+        if sign == "?":
+            self._count_optional(1)
+        return self._repeated_part(part, least, most)
+
+    def _repeated_part(self, part: Regex, least: int, most: int | None) -> Regex:
+        times = max(1, least if most is None else most)
+        self._repeated += part.size * times
+        if self._repeated > MAX_PARTS:
+            raise ValueError(f"its repetitions make more than {MAX_PARTS} parts: lower the counts, or use * and +")
+        return Regex("repeat", (part,), (), least, most, part.has_assertions, part.size * times)
+
+    def _atom(self) -> Regex:
+        sign = self._next()
+        self._at += 1
+        if sign == "(":
+            return self._group()
+        if sign == "[":
+            return Regex("chars", ranges=self._class())
+        if sign == "\\":
+            return Regex("chars", ranges=self._escape(in_class=False))
+        if sign == ".":
+            return Regex("chars", ranges=complement(_LINE_ENDS))
+        if sign in "^$":
+            return Regex("start" if sign == "^" else "end", has_assertions=True)
+        if sign in "*+?{":
+            self._at -= 1
+            raise self._error(f"there is nothing that {sign!r} could repeat: write \\{sign}")
+        return Regex("chars", ranges=self._point(ord(sign)))
+
+    def _group(self) -> Regex:
+        kind = None
+        if self._next() == "?":
+            found = _GROUP.match(self._text, self._at)
+            if found is None:
+                reason = "look-behind and flags in (?...) are not supported: write (...), (?:...), (?=...) or (?!...)"
+                raise self._error(reason)
+            kind = {"=": "ahead", "!": "not ahead", None: None}[found["look"]]
+            self._at = found.end()
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError(f"its groups are nested deeper than {MAX_DEPTH} levels: flatten it")
+        inner = self._alternatives()
+        self._depth -= 1
+        if self._next() != ")":
+            raise self._error("a parenthesis is not closed: write \\( for the character")
+        self._at += 1
+        return inner if kind is None else Regex(kind, (inner,), has_assertions=True, size=inner.size)
+
+    def _class(self) -> Ranges:
+        is_negated = self._next() == "^"
+        self._at += is_negated
+        if self._next() == "]":
+            raise self._error(
+                "a class begins with ], which JavaScript and Python read differently: write \\] for the character, "
+                "[\\s\\S] for any"
+            )
+        pairs: list[tuple[int, int]] = []
+        while self._next() != "]":
+            low = self._class_member()
+            if self._next() != "-" or self._text[self._at + 1 : self._at + 2] in ("]", ""):
+                pairs.extend(low)
+                continue
+            self._at += 1
+            high = self._class_member()
+            if not _is_single(low) or not _is_single(high) or low > high:
+                raise self._error("a range in a class must have its lower end first: write \\- for the character")
+            pairs.append((low[0][0], high[0][0]))
+        self._at += 1
+        ranges = ranges_of(pairs)
+        return complement(ranges) if is_negated else ranges
+
+    def _class_member(self) -> Ranges:
+        sign = self._next()
+        if not sign:
+            raise self._error("a class is not closed: write \\[ for the character")
+        self._at += 1
+        return self._escape(in_class=True) if sign == "\\" else self._point(ord(sign))
+
+    def _escape(self, *, in_class: bool) -> Ranges:
+        sign = self._next()
+        if sign.lower() in _CLASSES:
+            self._at += 1
+            ranges = _CLASSES[sign.lower()]
+            return complement(ranges) if sign.isupper() else ranges
+        if sign in _CONTROLS:
+            self._at += 1
+            return self._point(_CONTROLS[sign])
+        code, name = _CODE.match(self._text, self._at), _PROPERTY.match(self._text, self._at)
+        if code is not None:
+            self._at = code.end()
+            value = int(next(filter(None, code.groups())), 16)
+            low = _LOW_HALF.match(self._text, self._at)
+            if code[3] and 0xD800 <= value < 0xDC00 and low is not None:
+                self._at = low.end()
+                value = 0x10000 + ((value - 0xD800) << 10) + int(low[1], 16) - 0xDC00
+            return self._point(value)
+        if name is not None:
+            ranges = _property(name[1])
+            if not ranges:
+                raise self._error(f"the property {name[1]!r} is not known")
+            self._at = name.end()
+            return complement(ranges) if name[0][0] == "P" else ranges
+        letter = re.match("c([A-Za-z])|0(?![0-9])", self._text[self._at :])
+        if letter is not None:
+            self._at += len(letter[0])
+            return self._point(ord(letter[1]) % 32 if letter[1] else 0)
+        if in_class and sign == "b":
+            self._at += 1
+            return self._point(0x08)
+        if not sign or sign.isalnum():
+            what = "\\" + sign if sign else "a \\ at the end"
+            raise self._error(f"{what} is not supported: write the characters themselves, or a class of them")
+        self._at += 1
+        return self._point(ord(sign))
+
+    def _point(self, code: int) -> Ranges:
+        if code > LAST:
+            raise self._error(f"there is no character {code:#x}")
+        if 0xD800 <= code <= 0xDFFF:
+            raise self._error(f"\\u{code:04x} is half of a surrogate pair, which is not a character")
+        return ((code, code),)
+
+
+def _is_single(ranges: Ranges) -> bool:
+    return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
+
+
+def _joined(kind: str, parts: list[Regex]) -> Regex:
+    has_assertions = any(part.has_assertions for part in parts)
+    return Regex(kind, tuple(parts), has_assertions=has_assertions, size=sum(part.size for part in parts))
+
+
+@cache
+def _property(name: str) -> Ranges:
+    """Return the characters of a Unicode property; none if it is not known, or the package regex is not installed."""
+    if importlib.util.find_spec("regex") is None:
+        return ()
+    import regex
+
+    try:
+        pattern = regex.compile(rf"\p{{{name}}}+")
+    except regex.error:
+        return ()
+    return ranges_of((found.start(), found.end() - 1) for found in pattern.finditer(_every_character()))
+
+
+@cache
+def _every_character() -> str:
+    return "".join(map(chr, range(LAST + 1)))
