@@ -19,6 +19,7 @@ from draftree.serve.api import (
     infill,
     metrics,
     models,
+    ollama,
     responses,
     status,
     tokens,
@@ -33,7 +34,20 @@ from draftree.version import __version__
 
 ROUTERS = tuple(
     module.router
-    for module in (chat, completions, infill, responses, anthropic, audio, tokens, models, health, metrics, status)
+    for module in (
+        chat,
+        completions,
+        infill,
+        responses,
+        anthropic,
+        ollama,
+        audio,
+        tokens,
+        models,
+        health,
+        metrics,
+        status,
+    )
 )
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

@@ -6,13 +6,13 @@ read prefix, suffix and then write the middle; Codestral reads the suffix first 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["FillIn", "SourceFile"]
+__all__ = ["FillIn", "SourceFile", "can_fill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,16 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|fim_pad|>", "<fim_pad>", "<|file_
 """Tokens that end a middle besides the model's own."""
 
 
+def can_fill(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer has the tokens of a gap."""
+    return _format_of(tokenizer.added_tokens.values()) is not None
+
+
+def _format_of(tokens: Iterable[str]) -> _Format | None:
+    known = frozenset(tokens)
+    return next((form for form in FORMATS if {form.prefix, form.suffix, form.middle} - {""} <= known), None)
+
+
 class FillIn:
     """Encoder of prompts with a gap for one tokenizer.
 
@@ -59,8 +69,7 @@ class FillIn:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids = {text: token for token, text in tokenizer.added_tokens.items()}
-        needed = ((form, {form.prefix, form.suffix, form.middle} - {""}) for form in FORMATS)
-        found = next((form for form, tokens in needed if tokens <= self._ids.keys()), None)
+        found = _format_of(self._ids)
         if found is None:
             raise InvalidRequestError(
                 f"{tokenizer.name} has no tokens for a text after the gap, such as {FORMATS[0].suffix}: "

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal, final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
-from pydantic_core import from_json
 
 from draftree.serve.api.chat import AnswerUpdate, Chat, encoded_chat, running_chat
 from draftree.serve.api.common import GENERATED, documented_errors
@@ -19,7 +18,7 @@ from draftree.serve.schema.chat import ChatBody
 from draftree.serve.schema.common import Body, Items, validated
 from draftree.serve.schema.elsewhere import Effect, ignored, refused
 from draftree.serve.sse import EventStream, event, respond
-from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta
+from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
 
 _CACHED = ignored("prefixes are cached without it")
 _TEXT_ONLY = "only text is supported"
@@ -350,15 +349,6 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
     return {"tool_choice": found, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
-def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; those that the limit of tokens cut, as far as they go."""
-    try:
-        found: dict[str, Any] = from_json(arguments or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return found
-
-
 @final
 class MessageWriter:
     """The message of one answer, and the events that describe its changes. Mutated by `read`.
@@ -430,7 +420,7 @@ class MessageWriter:
         if block["type"] == "thinking":
             events.append(self._changed({"type": "signature_delta", "signature": ""}))
         if block["type"] == "tool_use":
-            block["input"] = _input(self._arguments)
+            block["input"] = call_arguments(self._arguments)
             self._arguments = ""
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 

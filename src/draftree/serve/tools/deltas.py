@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
-__all__ = ["CallDelta", "Delta", "ReasoningDelta", "TextDelta", "merged"]
+from pydantic_core import from_json
+
+__all__ = ["CallDelta", "Delta", "ReasoningDelta", "TextDelta", "call_arguments", "merged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,15 @@ class CallDelta:
 
 
 Delta = TextDelta | ReasoningDelta | CallDelta
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; those that the limit of tokens cut, as far as they go."""
+    try:
+        found: dict[str, Any] = from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return found
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:

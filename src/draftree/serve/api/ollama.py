@@ -1,0 +1,457 @@
+"""/api/chat, /api/generate, /api/tags and /api/show: Ollama's form of chat, completions and models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from draftree.engine.sequence import Update
+from draftree.serve.api.chat import running_chat
+from draftree.serve.api.common import documented_errors, model_of, server_of
+from draftree.serve.api.completions import running_completion
+from draftree.serve.errors import ApiError, invalid, shaped_route
+from draftree.serve.job import Job
+from draftree.serve.json_text import JsonResponse, encode_json
+from draftree.serve.pool import ServedModel
+from draftree.serve.reasoning import reasoning_format
+from draftree.serve.render.report import usage_json
+from draftree.serve.render.tokens import chat_logprobs
+from draftree.serve.schema.chat import ChatBody
+from draftree.serve.schema.common import MAX_LOGPROBS, Body, Items, validated
+from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.schema.elsewhere import ELSEWHERE, Effect, ignored, refused
+from draftree.serve.sse import LineStream, respond
+from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
+from draftree.serve.tools.families import family_of
+from draftree.text.fill_in import can_fill
+
+_LOADED = ignored("models stay loaded, as the server was started")
+_SAMPLERS = ELSEWHERE["llama.cpp"]
+LOAD_OPTIONS = (
+    "embedding_only",
+    "f16_kv",
+    "logits_all",
+    "low_vram",
+    "main_gpu",
+    "num_batch",
+    "num_ctx",
+    "num_gpu",
+    "num_keep",
+    "num_thread",
+    "numa",
+    "use_mlock",
+    "use_mmap",
+    "vocab_only",
+)
+LATEST = ":latest"
+"""The tag that clients add to names without one."""
+NAMES = {
+    "stop": "options.stop",
+    "max_tokens": "options.num_predict",
+    "response_format": "format",
+    "json_schema": "format",
+    "reasoning_effort": "think",
+    "enable_thinking": "think",
+}
+"""The body's field of each field of OpenAI's form that has another name there."""
+
+
+class Options(Body):
+    """Options of the model and of sampling."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **{
+            name: _SAMPLERS[name]
+            for name in ("mirostat", "mirostat_eta", "mirostat_tau", "repeat_last_n", "repeat_penalty", "typical_p")
+        },
+        **dict.fromkeys(LOAD_OPTIONS, _LOADED),
+        "penalize_newline": refused("use 'presence_penalty' or 'frequency_penalty'", True),
+        "tfs_z": refused("use 'top_p' or 'min_p'", 1),
+    }
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    num_predict: int | None = Field(None, ge=-2)
+    temperature: float | None = Field(None, ge=0)
+    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    stop: str | Items[str] | None = None
+
+
+class PromptBody(Body):
+    """What both kinds of requests have."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "keep_alive": _LOADED,
+        "images": refused("only text is supported", []),
+        "shift": ignored("a prompt that does not fit is refused"),
+        "template": refused("templates of clients are not run", ""),
+        "truncate": ignored("a prompt that does not fit is refused"),
+    }
+    model: str
+    stream: bool | None = True
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    options: Options | None = None
+    think: bool | str | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    draft: str | None = Field(None, description="as in /v1/chat/completions")
+
+    def fields(self, model: str) -> dict[str, Any]:
+        """Return the fields in OpenAI's form, for a served model."""
+        options = Options.model_validate({}) if self.options is None else self.options
+        found = options.model_dump(exclude={"num_predict"}, exclude_none=True)
+        # as many as fit, by default and for every negative number
+        found["max_tokens"] = -1 if options.num_predict is None else max(options.num_predict, -1)
+        if isinstance(self.format, dict):
+            found["response_format"] = {"type": "json_schema", "json_schema": {"name": "_", "schema": self.format}}
+        elif self.format:
+            found["response_format"] = {"type": "json_object"}
+        return found | {"model": model, "stream": self.stream is not False, "draft": self.draft}
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """The number of most likely tokens to report; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def chat(self, model: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> ChatBody:
+        """Return the request of an answer in OpenAI's form."""
+        is_level = isinstance(self.think, str)
+        return validated(
+            ChatBody,
+            {
+                **self.fields(model),
+                "messages": messages,
+                "tools": tools,
+                "reasoning_effort": self.think if is_level else None,
+                "enable_thinking": None if is_level else self.think,
+                "logprobs": bool(self.logprobs),
+                "top_logprobs": self.num_logprobs,
+            },
+        )
+
+
+class Function(Body):
+    """The function of a call."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {"index": ignored("calls are in order")}
+    name: str
+    arguments: dict[str, Any]
+
+
+class Call(Body):
+    """A call of an earlier answer."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "id": ignored("calls and results are in order"),
+        "type": ignored("tools are functions", "function"),
+    }
+    function: Function
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {"images": refused("only text is supported", [])}
+    role: str
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: Items[Call] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(PromptBody):
+    """A conversation to continue."""
+
+    messages: Items[Message] | None = None
+    tools: Items[dict[str, Any]] | None = None
+
+
+class GenerateRequest(PromptBody):
+    """A prompt to answer, or to continue."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **PromptBody.elsewhere,
+        "context": refused("send the conversation to /api/chat", []),
+    }
+    prompt: str | None = None
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool | None = False
+
+
+class ShowRequest(Body):
+    """A model to describe."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {"verbose": ignored("all is shown"), "name": ignored("use 'model'")}
+    model: str
+
+
+class ErrorBody(BaseModel):
+    """An error."""
+
+    error: Any
+
+
+def _error_body(error: ApiError) -> dict[str, Any]:
+    return {"error": error.message}
+
+
+router = APIRouter(
+    prefix="/api", tags=["ollama"], responses=documented_errors(ErrorBody), route_class=shaped_route(_error_body)
+)
+LINES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "One JSON object, or lines of JSON",
+        "content": {"application/json": {}, LineStream.media_type: {}},
+    }
+}
+
+
+@router.post("/chat", summary="Answer a conversation, in Ollama's form", responses=LINES)
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer a conversation, as lines of JSON or at once."""
+    if not body.messages:
+        return _loaded(body, request, {"message": {"role": "assistant", "content": ""}})
+    messages = _messages(body.messages)
+    asked = body.chat(_served_name(request, body.model), messages, list(body.tools or []) or None)
+    return await _answer(request, _chatting(asked, request), _message, stream=body.stream is not False)
+
+
+@router.post("/generate", summary="Answer or continue a prompt, in Ollama's form", responses=LINES)
+async def generate(body: GenerateRequest, request: Request) -> Response:
+    """Answer a prompt with the chat template, or continue it: with `raw`, `suffix` or a model without a template."""
+    if not body.prompt:
+        return _loaded(body, request, {"response": ""})
+    name = _served_name(request, body.model)
+    if body.raw or body.suffix or not model_of(request, name).supports_chat:
+        if body.system:
+            raise invalid("'system' needs a chat template: write it into 'prompt'", "system")
+        fields = {**body.fields(name), "prompt": body.prompt, "suffix": body.suffix}
+        parts = _continuing(validated(CompletionBody, {**fields, "logprobs": body.num_logprobs}), request)
+    else:
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        messages = [*system, {"role": "user", "content": body.prompt}]
+        parts = _chatting(body.chat(name, messages), request)
+    return await _answer(request, parts, _continuation, stream=body.stream is not False)
+
+
+@router.get("/tags", summary="List the models, in Ollama's form")
+async def tags(request: Request) -> Response:
+    """Return the models that the key may use."""
+    server = server_of(request)
+    visible = server.pool.visible(server.key_of(request))
+    rows = [
+        {"name": name, "model": name, "modified_at": _time(model.created), "details": _details(model)}
+        for model in visible
+        for name in model.names
+    ]
+    return JsonResponse({"models": rows})
+
+
+@router.post("/show", summary="One model, in Ollama's form")
+async def show(body: ShowRequest, request: Request) -> Response:
+    """Return the template, the context and the capabilities of a model."""
+    model = model_of(request, _served_name(request, body.model))
+    facts = {"general.architecture": "draftree", "draftree.context_length": model.max_context}
+    return JsonResponse(
+        {
+            "modified_at": _time(model.created),
+            "template": model.chat_template,
+            "details": _details(model),
+            "model_info": facts,
+            "capabilities": _capabilities(model),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """New parts of a text."""
+
+    job: Job
+    deltas: Sequence[Delta]
+    update: Update
+
+
+async def _chatting(body: ChatBody, request: Request) -> AsyncGenerator[_Part, None]:
+    async with running_chat(body, request, names=NAMES, clips_tokens=True) as running:
+        async for part in running.updates():
+            yield _Part(running.job, part.deltas, part.update)
+
+
+async def _continuing(body: CompletionBody, request: Request) -> AsyncGenerator[_Part, None]:
+    async with running_completion(body, request, names=NAMES, clips_tokens=True) as running:
+        async for found in running.job.updates():
+            text = "".join(piece.text for piece in found.update.pieces)
+            yield _Part(running.job, [TextDelta(text)], found.update)
+
+
+Content = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
+"""Function from text, reasoning and calls to the fields of a line."""
+
+
+def _message(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    more = {**({"thinking": thinking} if thinking else {}), **({"tool_calls": calls} if calls else {})}
+    return {"message": {"role": "assistant", "content": text, **more}}
+
+
+def _continuation(text: str, thinking: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"response": text, **({"thinking": thinking} if thinking else {})}
+
+
+async def _answer(request: Request, parts: AsyncGenerator[_Part, None], content: Content, *, stream: bool) -> Response:
+    if stream:
+        return LineStream(_lines(parts, content), done=b"", on_error=_error_line, shape=_error_body)
+    return await respond(request, _object(parts, content))
+
+
+async def _lines(parts: AsyncGenerator[_Part, None], content: Content) -> AsyncGenerator[bytes, None]:
+    calls = _Calls()
+    async with aclosing(parts):
+        async for part in parts:
+            text, thinking, done = _texts(part.deltas, TextDelta), _texts(part.deltas, ReasoningDelta), calls.read(part)
+            if text or thinking or done or part.update.is_last:
+                yield _encoded({**_head(part), **content(text, thinking, done), **_end(part)})
+
+
+async def _object(parts: AsyncGenerator[_Part, None], content: Content) -> Response:
+    calls, deltas, done, logprobs = _Calls(), list[Delta](), list[dict[str, Any]](), list[Any]()
+    async with aclosing(parts):
+        async for part in parts:
+            deltas += part.deltas
+            done += calls.read(part)
+            logprobs += _logprobs(part).get("logprobs", [])
+            last = part
+    found = {**_head(last), **content(_texts(deltas, TextDelta), _texts(deltas, ReasoningDelta), done), **_end(last)}
+    return JsonResponse(found | ({"logprobs": logprobs} if logprobs else {}))
+
+
+def _texts(deltas: Iterable[Delta], kind: type[TextDelta] | type[ReasoningDelta]) -> str:
+    return "".join(delta.text for delta in deltas if isinstance(delta, kind))
+
+
+class _Calls:
+    """The calls of a text: each is returned whole. Mutated by `read`."""
+
+    def __init__(self) -> None:
+        self._name, self._arguments = "", ""
+
+    def read(self, part: _Part) -> list[dict[str, Any]]:
+        """Return the calls that a part completes."""
+        found: list[dict[str, Any]] = []
+        for delta in part.deltas:
+            if isinstance(delta, CallDelta):
+                if delta.name is not None:
+                    found += self._taken()
+                    self._name = delta.name
+                self._arguments += delta.arguments
+        return [*found, *(self._taken() if part.update.is_last else [])]
+
+    def _taken(self) -> list[dict[str, Any]]:
+        name, arguments = self._name, self._arguments
+        self._name = self._arguments = ""
+        return [{"function": {"name": name, "arguments": call_arguments(arguments)}}] if name else []
+
+
+def _head(part: _Part) -> dict[str, Any]:
+    return {"model": part.job.served.name, "created_at": _time(time.time()), "done": part.update.is_last}
+
+
+def _logprobs(part: _Part) -> dict[str, Any]:
+    if part.job.params.logprobs is None:
+        return {}
+    return {"logprobs": chat_logprobs(part.update.logprobs, part.job.served.texts)}
+
+
+def _end(part: _Part) -> dict[str, Any]:
+    """Return the log-probabilities, and the counts and times of a finished text."""
+    if not part.update.is_last:
+        return _logprobs(part)
+    usage, (stats, *_) = usage_json(part.job), part.job.stats()
+    return {
+        **_logprobs(part),
+        "done_reason": str(part.update.sequence.finish_reason),
+        "total_duration": _nanoseconds(stats.seconds),
+        "load_duration": 0,
+        "prompt_eval_count": usage["prompt_tokens"],
+        "prompt_eval_duration": _nanoseconds(stats.prefill_seconds),
+        "eval_count": usage["completion_tokens"],
+        "eval_duration": _nanoseconds(stats.decode_seconds),
+    }
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    return f"{encode_json(fields)}\n".encode("ascii")
+
+
+def _error_line(error: ApiError) -> bytes:
+    return _encoded(error.body())
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _loaded(body: PromptBody, request: Request, content: Mapping[str, Any]) -> Response:
+    """Answer a request without a prompt, which asks that the model is loaded."""
+    model = model_of(request, _served_name(request, body.model))
+    head = {"model": model.name, "created_at": _time(time.time()), "done": True, "done_reason": "load"}
+    return JsonResponse({**head, **content})
+
+
+def _served_name(request: Request, name: str) -> str:
+    """Return a name without the tag that clients add to it."""
+    known = {name for model in server_of(request).pool for name in model.names}
+    return name if name in known else name.removesuffix(LATEST)
+
+
+def _messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form, in which calls and their results have ids."""
+    found: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for message in messages:
+        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        if message.thinking:
+            made["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            # nine digits, as some chat templates require
+            waiting = [f"{len(found):04}{place:05}" for place in range(len(message.tool_calls))]
+            made["tool_calls"] = [
+                {"id": name, "type": "function", "function": call.function.model_dump()}
+                for name, call in zip(waiting, message.tool_calls, strict=True)
+            ]
+        if message.role == "tool":
+            made |= {"tool_call_id": waiting.pop(0)} if waiting else {}
+            made |= {"name": message.tool_name} if message.tool_name else {}
+        found.append(made)
+    return found
+
+
+def _details(model: ServedModel) -> dict[str, Any]:
+    llm = model.llm.llm
+    return {"format": "draftree", "quantization_level": llm.quantization or str(llm.model.dtype).removeprefix("torch.")}
+
+
+def _capabilities(model: ServedModel) -> list[str]:
+    found, tokenizer = ["completion"], model.tokenizer
+    if tokenizer is None:
+        return found
+    if tokenizer.template_uses_tools and family_of(model.chat_template) is not None:
+        found.append("tools")
+    if reasoning_format(model.chat_template) is not None:
+        found.append("thinking")
+    return [*found, "insert"] if can_fill(tokenizer) else found
