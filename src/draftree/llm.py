@@ -164,7 +164,7 @@ class LLM(BeamSearching, Streams, Transcribes):
             self._parts,
             self._tokenizer,
             eos_ids=ends,
-            longest=self._engine.longest,
+            slot_room=self._engine.slot_room,
             defaults=defaults,
             kernels=on,
             kernels_reason=why,

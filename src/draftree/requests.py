@@ -36,7 +36,7 @@ class Requests:
         parts: the parts of the engine.
         tokenizer: the target's tokenizer, None if it has none.
         eos_ids: tokens that end a text.
-        longest: longest text in tokens for which there is memory.
+        slot_room: tokens for which one slot has memory, those of a source included; None for no limit.
         defaults: the model's sampling, for parameters that a request does not give.
         kernels: kernels of the target's passes, for statistics.
         kernels_reason: why torch is used although native kernels were possible.
@@ -52,7 +52,7 @@ class Requests:
         tokenizer: Tokenizer | None,
         *,
         eos_ids: Sequence[int],
-        longest: int,
+        slot_room: int | None,
         defaults: Sampling = NEUTRAL,
         kernels: str = "",
         kernels_reason: str | None = None,
@@ -64,7 +64,7 @@ class Requests:
         self._kernels, self._kernels_reason = kernels, kernels_reason
         self.auto_draft: str | None = None
         self.records_picks = False
-        self._longest = min(longest, self._context)
+        self._slot_room = slot_room
         self._numbers = itertools.count(1)
         self._grammars: Grammars | None = None
 
@@ -206,7 +206,8 @@ class Requests:
         if params.max_tokens is None:
             # as many as fit; the engine refuses a prompt for which there is no memory
             configured = None if opening.rules is None else opening.rules.max_length
-            most = self._longest - opening.source_length
+            # a source takes memory, but no place in the decoder's context
+            most = context if self._slot_room is None else min(context, self._slot_room - opening.source_length)
             return max(most if configured is None else min(most, configured), len(ids) + 1)
         if len(ids) + params.max_tokens > context:
             kind = "prompt" if opening.source is None else "decoder prompt"

@@ -142,6 +142,17 @@ def test_a_request_without_a_limit_ends_at_the_configured_length() -> None:
     assert len(done.token_ids) == 12
 
 
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_request_without_a_limit_fills_the_context_beside_any_source(share: float) -> None:
+    model = sample("bart")
+    model.generation_config.update(max_length=None, eos_token_id=None)
+    model.config.eos_token_id = None
+    llm = LLM(model, "none")
+    source = [5] * int(share * llm.model.max_source_length)  # type: ignore[attr-defined]
+    (done,) = llm.generate([source], SamplingParams(temperature=0, max_tokens=None))
+    assert len(done.token_ids) == llm.model.max_length - len(llm.model.rules.start_ids)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("name", ["encoder_repetition_penalty", "guidance_scale", "renormalize_logits"])
 def test_settings_that_are_not_supported_are_refused(name: str) -> None:
     model = sample("t5")

@@ -28,6 +28,7 @@ def test_every_catalogue_model_is_served(name: str, tmp_path: Path) -> None:
         if CATALOGUE[name].form == "whisper":
             sound = client.audio.transcriptions.create(model=name, file=("a.wav", wav(samples(1.0))))
             assert sound.usage.seconds == 1.0
+            assert sound.text.strip(), "tones have a text, too"
         else:
             text = client.completions.create(model=name, prompt="Once", max_tokens=4, extra_body={"ignore_eos": True})
             assert text.usage is not None

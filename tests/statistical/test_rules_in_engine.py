@@ -99,7 +99,7 @@ def parts_of(rule: str) -> Parts:
 def p_value(parts: Parts, temperature: float, *, texts: int = TEXTS) -> float:
     engine = Engine(parts)
     params = SamplingParams(n=texts, max_tokens=LENGTH, temperature=temperature, seed=77, **CONTROLS)
-    sequences = Requests(parts, None, eos_ids=(), longest=100).sequences(PROMPT, params)
+    sequences = Requests(parts, None, eos_ids=(), slot_room=100).sequences(PROMPT, params)
     engine.add(*sequences)
     while not engine.is_idle:
         engine.step()

@@ -134,8 +134,13 @@ class Engine:
     @property
     def longest(self) -> int:
         """Tokens that a text can have at most, the prompt included, for which there is memory."""
-        longest, context = self._budget.longest, self._parts.target.max_length
-        return context if longest is None else min(context, longest)
+        context, room = self._parts.target.max_length, self.slot_room
+        return context if room is None else min(context, room)
+
+    @property
+    def slot_room(self) -> int | None:
+        """Tokens for which one slot has memory, those of a source included; None if tokens take no memory."""
+        return self._budget.longest
 
     def num_slots(self, length: int) -> int:
         """Slots of this many tokens, prompt and text, that fit into the memory for sequences."""

@@ -38,7 +38,7 @@ def written(draft: str, verify: str) -> tuple[CompletionStats, ...]:
         load_draft=lambda name: LoadedDraftModel(TableLM(SMALL, order=2), None, name),
     )
     engine = Engine(parts, Limits(max_batch_size=8))
-    requests = Requests(parts, None, eos_ids=(), longest=engine.longest)
+    requests = Requests(parts, None, eos_ids=(), slot_room=engine.slot_room)
     sequences = [
         sequence
         for seed in range(8)

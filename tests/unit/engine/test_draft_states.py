@@ -90,7 +90,7 @@ class CountedEngine:
             load_draft=load,
         )
         self.engine = Engine(parts, limits)
-        self.requests = Requests(parts, None, eos_ids=(), longest=self.engine.longest)
+        self.requests = Requests(parts, None, eos_ids=(), slot_room=self.engine.slot_room)
 
     def add(self, ids: Sequence[int], **params: Any) -> list[WritingSequence]:
         """Queue a request."""
