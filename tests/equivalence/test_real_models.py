@@ -54,6 +54,27 @@ def test_a_chat_model_with_copied_drafts_answers_the_same(draft: str) -> None:
     assert sum(d.stats.accepted_tokens for d in done) >= NUM_TOKENS // 2
 
 
+def test_texts_beyond_a_window_are_the_same_with_drafts_and_cached_prefixes() -> None:
+    """Gemma's window is 512 tokens: prompts end before it and after it."""
+    model = loaded_float32("gemma3-270m")
+    plain, fast = LLM(model, "none"), LLM(model, "suffix", plan="fixed")
+    ids = plain.prompts.encode(" ".join(f"{place}. {TALKS[place % 3]}" for place in range(60)))
+    penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.3}
+    for length in (490, 800):
+        for given in ({"temperature": 0.0}, {"temperature": 0.8, **penalties}):
+            asked = SamplingParams(max_tokens=NUM_TOKENS, seed=8, ignore_eos=True, **given)  # type: ignore[arg-type]
+            plain.forget()
+            (wanted,) = plain.generate([ids[:length]], asked)
+            first, again = (fast.generate([ids[:length]], asked)[0] for _ in range(2))
+            assert wanted.token_ids == first.token_ids == again.token_ids
+            assert again.stats.cached_tokens >= length - 1
+            turn = [*ids[:length], *wanted.token_ids, *ids[:20]]
+            plain.forget()
+            (done,) = fast.generate([turn], asked)
+            assert done.token_ids == plain.generate([turn], asked)[0].token_ids
+            assert done.stats.cached_tokens > length
+
+
 def test_an_edit_that_is_mostly_predicted_is_the_same_and_takes_few_rounds() -> None:
     model = loaded_float32(SMOLLM2)
     conversation = [{"role": "user", "content": TALKS[0]}]
