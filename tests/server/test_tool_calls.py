@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -142,8 +144,30 @@ def test_a_real_model_calls_with_the_city_of_the_question_and_reads_the_result()
             assert "sunny" in final.output_text.lower()
 
 
+class Person(pydantic.BaseModel):
+    name: str
+    mail: pydantic.HttpUrl | None
+    colours: set[Literal["red"]]
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3-coder"])
+def test_what_no_grammar_enforces_of_arguments_is_named_and_checked(http: httpx.Client, family: str) -> None:
+    unique = {"type": "array", "items": {"const": 1}, "uniqueItems": True, "minItems": 2, "maxItems": 2}
+    parameters = {"type": "object", "properties": {"a": unique}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = {"model": family, "messages": [{"role": "user", "content": "x"}], "tools": tools, "max_tokens": 200}
+    answer = http.post("/v1/chat/completions", json={**body, "tool_choice": "required", "parallel_tool_calls": False})
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"a": [1, 1]}
+    place = "'uniqueItems' at #/properties/a"
+    first, second = answer.headers.get_list("warning")
+    assert f"'tools[0].function.parameters' is not enforced in part: {place}" in first
+    assert f"a call of 'f' breaks its schema: {place}" in second
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_no_tools_and_strict_tools_are_accepted(client: openai.OpenAI, family: str) -> None:
+    """A strict tool is what `pydantic_function_tool` makes."""
     assert ask(client, family, tools=[], tool_choice="auto", max_tokens=4).choices[0].finish_reason == "length"
-    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    strict = [openai.pydantic_function_tool(Person)]
     assert ask(client, family, tools=strict, max_tokens=20).choices[0].message.content

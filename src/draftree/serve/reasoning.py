@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, final
@@ -416,11 +416,15 @@ class AnswerParser:
     Args:
         splitter: of reasoning; None for a text without it.
         calls: parser of the calls in the text.
+        check: called with the name and arguments of each call at the end of the answer.
     """
 
-    def __init__(self, splitter: Splitter | None, calls: CallParser) -> None:
-        self._splitter, self._calls = splitter, calls
+    def __init__(
+        self, splitter: Splitter | None, calls: CallParser, check: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._splitter, self._calls, self._check = splitter, calls, check
         self._num_calls = 0
+        self._written: list[CallDelta] = []
 
     @property
     def num_calls(self) -> int:
@@ -435,7 +439,12 @@ class AnswerParser:
     def finish(self) -> list[Delta]:
         """Return the rest at the end of the answer."""
         deltas = [] if self._splitter is None else self._without_calls(self._splitter.finish())
-        return self._counted([*deltas, *self._calls.finish()])
+        found = self._counted([*deltas, *self._calls.finish()])
+        if self._check is not None:
+            for number in range(self._num_calls):
+                parts = [delta for delta in self._written if delta.index == number]
+                self._check(parts[0].name or "", "".join(delta.arguments for delta in parts))
+        return found
 
     def _without_calls(self, deltas: Sequence[Delta]) -> list[Delta]:
         found: list[Delta] = []
@@ -444,5 +453,8 @@ class AnswerParser:
         return found
 
     def _counted(self, deltas: Sequence[Delta]) -> list[Delta]:
-        self._num_calls += sum(isinstance(delta, CallDelta) and delta.name is not None for delta in deltas)
+        calls = [delta for delta in deltas if isinstance(delta, CallDelta)]
+        self._num_calls += sum(delta.name is not None for delta in calls)
+        if self._check is not None:
+            self._written += calls
         return merged(deltas)

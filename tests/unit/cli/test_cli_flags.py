@@ -16,6 +16,7 @@ from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.train.settings import Limits, TrainSettings
 
+EXAMPLE = 'root ::= "this file is read as a grammar"'
 GIVEN: dict[str, tuple[list[str], Any]] = {
     "n": (["--n", "3"], 3),
     "temperature": (["--temperature", "0.5"], 0.5),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
+from draftree.sampling.grammar.schema_check import violations
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.notes import note
 from draftree.serve.reasoning import AnswerParser, Reasoning
+from draftree.serve.records import current_record
 from draftree.serve.tools.call_grammar import CallGrammar, call_grammar
 from draftree.serve.tools.families import FAMILIES, GENERIC, Family, family_of
 from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
 from draftree.serve.tools.generic import without_tools
 from draftree.serve.tools.parser import CallFormat, CallParser
+from draftree.serve.tools.readers import json_or_none
 from draftree.text.chat.messages import check_messages
 from draftree.text.chat.template_names import reads_key
 from draftree.text.tokenizer import Tokenizer
@@ -169,7 +173,16 @@ class ToolPlan:
             return AnswerParser(splitter, CallParser(CallFormat((), hidden=hidden) if hidden else None, str))
         form = self.family.format(self.functions, is_forced=self.is_forced, hidden=hidden)
         calls = CallParser(form, self.family.new_id, max_calls=None if self.is_parallel else 1)
-        return AnswerParser(splitter, calls)
+        is_checked = self.grammar is not None and self.grammar.unenforced
+        return AnswerParser(splitter, calls, self._check if is_checked else None)
+
+    def _check(self, name: str, arguments: str) -> None:
+        """Note what the arguments of a whole call break of the function's schema."""
+        schema = next(function.schema for function in self.functions if function.name == name)
+        broken = () if json_or_none(arguments) is None else violations(json.dumps(schema), arguments)
+        record = current_record()
+        if broken and record is not None:
+            record.notes["violations"] = f"a call of '{name}' breaks its schema: {'; '.join(broken)}"
 
 
 def _family(tokenizer: Tokenizer | None) -> Family:
