@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from draftree import SamplingParams
+from draftree.serve.stored import ResponseStore
 from serving import NAME, Running, plain_llm
 from tool_templates import TEMPLATES
 
@@ -52,7 +53,7 @@ def test_text_equals_the_librarys(client: openai.OpenAI) -> None:
     done = expected([user(PROMPT)])
     assert answer.output_text == done.text
     assert answer.id.startswith("resp_")
-    assert (answer.object, answer.status, answer.model, answer.store) == ("response", "incomplete", NAME, False)
+    assert (answer.object, answer.status, answer.model, answer.store) == ("response", "incomplete", NAME, True)
     assert answer.incomplete_details.reason == "max_output_tokens"
     assert answer.usage.output_tokens == len(done.token_ids) == 24
     assert answer.usage.total_tokens == answer.usage.input_tokens + 24
@@ -245,3 +246,40 @@ def test_neutral_values_are_accepted(client: openai.OpenAI) -> None:
         client, store=False, background=False, truncation="disabled", parallel_tool_calls=True, metadata={"a": "b"}
     )
     assert answer.metadata == {"a": "b"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_continues_a_stored_one(client: openai.OpenAI, stream: bool) -> None:
+    items: Any = [{"role": "user", "content": "One?"}]
+    fields: Any = {"model": NAME, "extra_body": {"seed": 1}, "max_output_tokens": 6}
+    previous = None
+    for question in ("Two?", "Three?", "Four?"):
+        given: Any = {"instructions": f"After {question}", **fields}
+        whole = client.responses.create(input=items, **given, store=False)
+        one: Any = {"input": items[-1:], "previous_response_id": previous, **given}
+        *_, last = client.responses.create(**one, stream=True) if stream else [client.responses.create(**one)]
+        answer = last.response if stream else last
+        assert (answer.output_text, answer.usage.input_tokens) == (whole.output_text, whole.usage.input_tokens)
+        assert answer.previous_response_id == previous
+        counted = client.responses.input_tokens.count(
+            model=NAME, input=items[-1:], previous_response_id=previous, instructions=given["instructions"]
+        )
+        assert (counted.object, counted.input_tokens) == ("response.input_tokens", whole.usage.input_tokens)
+        previous = answer.id
+        items += [*answer.output, {"role": "user", "content": question}]
+    with pytest.raises(openai.BadRequestError, match="is not stored") as raised:
+        client.responses.create(input="Five?", previous_response_id=whole.id, **fields)
+    assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
+
+
+def test_stored_responses_are_bounded_and_belong_to_a_key() -> None:
+    store = ResponseStore(max_bytes=100)
+    items = [{"role": "user", "content": "a" * 10}]
+    for name in ("a", "b"):
+        store.put("me", name, items)
+    assert store.get("me", "a") == items  # used later than b
+    store.put("me", "c", items)
+    assert [store.get("me", name) is not None for name in "abc"] == [True, False, True]
+    assert store.get("you", "a") is None
+    store.put("me", "d", items * 10)
+    assert [store.get("me", name) is not None for name in "acd"] == [True, True, False]

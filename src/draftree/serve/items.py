@@ -9,7 +9,7 @@ from draftree.serve.errors import invalid
 from draftree.serve.notes import note
 from draftree.serve.schema.responses import ResponsesBody
 
-__all__ = ["chat_tool_choice", "chat_tools", "messages_of"]
+__all__ = ["chat_tool_choice", "chat_tools", "items_of", "messages_of"]
 
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant"}
 """Roles of the API, and the roles that templates know."""
@@ -18,8 +18,25 @@ IGNORED = ("id", "status")
 """Fields that the server's own output items have, and that mean nothing in a conversation."""
 
 
-def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
+def items_of(body: ResponsesBody) -> list[dict[str, Any]]:
+    """Return the input items of a request.
+
+    Raises:
+        ApiError: there are none.
+    """
+    if isinstance(body.input, str):
+        return [{"role": "user", "content": body.input}]
+    if not body.input:
+        raise invalid("'input' is empty: give a text, or at least one item", "input")
+    return body.input
+
+
+def messages_of(body: ResponsesBody, previous: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return the conversation of a request, with its instructions as the first message.
+
+    Args:
+        body: the request.
+        previous: items of the conversation that it continues.
 
     Raises:
         ApiError: an item of another form, with its place as `param`.
@@ -27,11 +44,7 @@ def messages_of(body: ResponsesBody) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    if not body.input:
-        raise invalid("'input' is empty: give a text, or at least one item", "input")
-    for number, item in enumerate(body.input):
+    for number, item in enumerate((*previous, *items_of(body)), -len(previous)):
         _add(messages, item, f"input[{number}]")
     return messages
 

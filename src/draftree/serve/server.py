@@ -26,6 +26,7 @@ from draftree.serve.records import RequestRecord, record_of
 from draftree.serve.rounds import RoundFeed
 from draftree.serve.security import KeyRing
 from draftree.serve.settings import ServerSettings
+from draftree.serve.stored import ResponseStore
 from draftree.serve.telemetry import Telemetry
 from draftree.serve.traces import ServerTraces
 
@@ -50,6 +51,7 @@ class Server:
         self.gate = Gate(
             max_running=settings.max_concurrent_requests, max_waiting=settings.max_queue, key_share=settings.key_share
         )
+        self.responses = ResponseStore()
         self.rounds = RoundFeed(max_readers=settings.max_round_readers)
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}

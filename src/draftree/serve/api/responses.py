@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
-from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.errors import ApiError, api_error, invalid
-from draftree.serve.items import chat_tool_choice, chat_tools, messages_of
+from draftree.serve.items import chat_tool_choice, chat_tools, items_of, messages_of
 from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import build_params, draft_of, note_unenforced
+from draftree.serve.params import build_params, draft_of, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_variables
 from draftree.serve.render.head import Head
 from draftree.serve.render.responses import ResponseWriter
 from draftree.serve.schema.responses import LOGPROBS, ResponsesBody
 from draftree.serve.sse import EventStream, event, respond
+from draftree.serve.token_limits import Encode
 from draftree.serve.tools.plan import ToolPlan
 
 NAMES = {
@@ -36,29 +39,46 @@ router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
 
 @router.post("/responses", summary="Answer a conversation of items")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    """Answer a conversation, at once or as a stream of typed events. Nothing is stored."""
+    """Answer a conversation, at once or as a stream of typed events."""
     if body.stream:
         return EventStream(_events(body, request), done=b"")
     return await respond(request, _object(body, request))
 
 
+@router.post("/responses/input_tokens", summary="Count the tokens of a conversation of items")
+async def input_tokens(body: ResponsesBody, request: Request) -> Response:
+    """Return the number of prompt tokens of a request."""
+    model = _model(body, request)
+    plan = await _plan(body, model, _params(body)[0])
+    messages = plan.messages(messages_of(body, _previous(body, request)), model.chat_template)
+    try:
+        ids = await _encoder(body, model, plan)(messages)
+    except InvalidRequestError as error:
+        raise named_error(error, NAMES) from error
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
+
+
 async def _object(body: ResponsesBody, request: Request) -> Response:
-    async with _writing(body, request) as (job, writer):
+    async with _writing(body, request) as response:
+        job, writer = response.job, response.writer
         async for found in job.updates():
             writer.read(found)
             if found.update.is_last:
                 writer.finish(_reason(found))
+        response.keep(body, request)
         return JsonResponse(writer.response())
 
 
 async def _events(body: ResponsesBody, request: Request) -> AsyncGenerator[bytes, None]:
-    async with _writing(body, request) as (job, writer):
+    async with _writing(body, request) as response:
+        job, writer = response.job, response.writer
         yield _encoded(writer.start())
         try:
             async for found in job.updates():
                 events = writer.read(found)
                 if found.update.is_last:
                     events += writer.finish(_reason(found))
+                    response.keep(body, request)
                 if events:
                     yield _encoded(events)
         except Exception as error:
@@ -73,11 +93,25 @@ def _encoded(events: list[dict[str, Any]]) -> bytes:
     return b"".join(event(each, each["type"]) for each in events)
 
 
+@dataclass(frozen=True, slots=True)
+class _Response:
+    """A running response, and the items of the conversation that it continues."""
+
+    job: Job
+    writer: ResponseWriter
+    previous: Sequence[Mapping[str, Any]]
+
+    def keep(self, body: ResponsesBody, request: Request) -> None:
+        """Store the conversation of the finished response, unless the request says otherwise."""
+        if body.store is not False:
+            server, response = server_of(request), self.writer.response()
+            items = [*self.previous, *items_of(body), *response["output"]]
+            server.responses.put(server.key_of(request).name, response["id"], items)
+
+
 @asynccontextmanager
-async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple[Job, ResponseWriter]]:
-    model = model_of(request, body.model)
-    if not model.supports_chat:
-        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
+    model, previous = _model(body, request), _previous(body, request)
     params, names = _params(body)
     wanted = body.text.format if body.text is not None else None
     await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
@@ -91,17 +125,40 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[tuple
         names=names if plan.grammar is None else {**names, "grammar": "tools"},
         decoder=body.decoder,
     )
-    effort = None if body.reasoning is None else body.reasoning.effort
-    variables = reasoning_variables(
-        model, effort=effort, is_enabled=None, effort_name="reasoning.effort", switch_name=""
-    )
-    encode = partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
-    messages = plan.messages(messages_of(body), model.chat_template)
+    encode = _encoder(body, model, plan)
+    messages = plan.messages(messages_of(body, previous), model.chat_template)
     params = plan.sampling(params)
     async with running_job(
         request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
     ) as job:
-        yield job, ResponseWriter(body, head, job, plan=plan)
+        yield _Response(job, ResponseWriter(body, head, job, plan=plan), previous)
+
+
+def _model(body: ResponsesBody, request: Request) -> ServedModel:
+    model = model_of(request, body.model)
+    if not model.supports_chat:
+        raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
+    return model
+
+
+def _previous(body: ResponsesBody, request: Request) -> Sequence[Mapping[str, Any]]:
+    """Return the items of the conversation that a request continues."""
+    name, server = body.previous_response_id, server_of(request)
+    found = () if name is None else server.responses.get(server.key_of(request).name, name)
+    if found is None:
+        message = (
+            f"the response '{str(name)[:100]}' is not stored, or no longer: send the whole conversation as 'input'"
+        )
+        raise invalid(message, "previous_response_id", code="previous_response_not_found")
+    return found
+
+
+def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:
+    effort = None if body.reasoning is None else body.reasoning.effort
+    variables = reasoning_variables(
+        model, effort=effort, is_enabled=None, effort_name="reasoning.effort", switch_name=""
+    )
+    return partial(model.llm.prompts.encode_chat, tools=plan.tools, template_kwargs=variables)
 
 
 async def _plan(body: ResponsesBody, model: ServedModel, params: SamplingParams) -> ToolPlan:

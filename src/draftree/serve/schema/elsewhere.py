@@ -248,7 +248,6 @@ RESPONSES: Mapping[str, Effect] = {
     "num_predict": refused("use 'max_output_tokens'"),
     "previous_input_messages": refused("send the whole conversation as 'input'", []),
     "previous_response": refused("send the whole conversation as 'input'"),
-    "previous_response_id": refused("the server stores no responses: send the whole conversation as 'input'"),
     "prompt": refused("the server stores no prompts: use 'instructions' and 'input'"),
     "prompt_logprobs": refused("use /v1/completions"),
     "reasoning_effort": refused("use 'reasoning'", "none"),

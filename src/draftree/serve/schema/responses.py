@@ -67,10 +67,12 @@ class ResponsesBody(SamplingBody):
     """A conversation to continue, in items."""
 
     elsewhere: ClassVar[Mapping[str, Effect]] = {
-        **{name: effect for name, effect in SHARED.items() if name not in ECHOED},
+        **{name: effect for name, effect in SHARED.items() if name not in (*ECHOED, "store")},
         **RESPONSES,
     }
     input: str | Items[dict[str, Any]]
+    previous_response_id: str | None = Field(None, description="of a recent response, whose conversation is continued")
+    store: bool | None = Field(True, description="whether the conversation is kept for a further response")
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: Items[dict[str, Any]] | None = None
