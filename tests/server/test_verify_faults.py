@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -124,6 +125,22 @@ def test_a_server_that_never_answered_is_reported_soon() -> None:
 
 def connector_of_nothing() -> Transport:
     return WebSocketTransport(RemoteAddress.parse("remote:http://127.0.0.1:9"), None, timeout=1.0)
+
+
+def test_idle_sessions_are_looked_for_again_after_any_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server(verify=VerifySettings(lease=0.2, park=0.2)) as server:
+        service, tries, again = service_of(server), list[int](), threading.Event()
+
+        async def sweep() -> None:
+            tries.append(len(tries))
+            if len(tries) > 1:
+                again.set()
+            raise RuntimeError("one session is odd")
+
+        monkeypatch.setattr(service, "sweep", sweep)
+        with device(server) as llm:
+            texts_of(llm)
+            assert again.wait(600)
 
 
 def test_idle_texts_free_their_slots_and_leases_end(expected: list[list[int]]) -> None:

@@ -17,7 +17,9 @@ from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 from draftree.core.trust import kernel_refusal, refusal
 from draftree.models.memory import free_memory
+from draftree.weights.cache import Cache
 from draftree.weights.packed_scheme import quantization_of
+from draftree.weights.sums import WEIGHT_FILES, are_pickled, keep_sums
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,6 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-WEIGHT_FILES = ("*.safetensors", "*.bin")
 VALUES_PER_BYTE = 2
 """Of weights with 4 bits."""
 MAX_TABLES = 1 << 30
@@ -109,6 +110,8 @@ def read_model(
         _require_readable(folder, first_line(error))
         raise ModelLoadError(f"model '{folder}' could not be read: {first_line(error)}") from error
     _require_all_weights(folder, report)
+    if are_pickled(folder):
+        keep_sums(folder, Cache().root)
     return model
 
 

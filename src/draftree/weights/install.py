@@ -18,7 +18,7 @@ from draftree.weights.fingerprint import fingerprint, is_fingerprinted
 from draftree.weights.folder_check import check_model_folder, read_settings
 from draftree.weights.gguf_file import GgufFile, require_gguf
 from draftree.weights.progress import Progress, silent
-from draftree.weights.sums import keep_sums, known_sums, noted_sums, require_intact
+from draftree.weights.sums import are_pickled, keep_sums, known_sums, noted_sums, require_intact
 
 __all__ = [
     "BLOCK_FACTS",
@@ -204,7 +204,7 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
             read_settings(path)
         keep_sums(folder, cache.root)
         stored = noted_sums(folder, cache.root)
-    require_intact(folder, cache.root, stored or None, again=again)
+    require_intact(folder, cache.root, stored or None, again=again or are_pickled(folder))
 
 
 def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:

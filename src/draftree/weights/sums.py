@@ -20,15 +20,31 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.json_files import JsonError, read_json
 from draftree.core.remedies import get_again
 
-__all__ = ["distrust", "is_distrusted", "keep_sums", "known_sums", "noted_sums", "require_intact", "sums_of"]
+__all__ = [
+    "WEIGHT_FILES",
+    "are_pickled",
+    "distrust",
+    "is_distrusted",
+    "keep_sums",
+    "known_sums",
+    "noted_sums",
+    "require_intact",
+    "sums_of",
+]
 
 logger = logging.getLogger(__name__)
 
-PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+PATTERNS = ("*.json", *WEIGHT_FILES, "*.jinja", "*.model", "*.tiktoken", "*.txt")
 MANIFEST_NAMES = frozenset({"draftree.json"})
 
 Sum = tuple[int, int, str]
 """Bytes, modification time in nanoseconds, sha256."""
+
+
+def are_pickled(folder: Path) -> bool:
+    """Return whether the weights of a folder are pickled: no record of a start then notices that they changed."""
+    return not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))
 
 
 def sums_of(folder: Path) -> dict[str, Sum]:
@@ -50,7 +66,7 @@ def known_sums(found: Any) -> dict[str, Sum]:
 
 def keep_sums(folder: Path, root: Path) -> None:
     """Record the current sums of a folder; an existing record is kept."""
-    if not _note(folder, root):
+    if not noted_sums(folder, root):
         _write(folder, root, {"files": sums_of(folder)})
 
 

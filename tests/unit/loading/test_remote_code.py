@@ -215,10 +215,11 @@ def test_pickled_weights_run_nothing(base: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "own"))
     (folder / "model.safetensors").unlink()
     trap = Trap(tmp_path / "trace")
-    torch.save({"model.embed_tokens.weight": trap}, folder / "pytorch_model.bin")
+    padding = torch.zeros(100_000)  # as many values as the configuration describes
+    torch.save({"model.embed_tokens.weight": trap, "padding": padding}, folder / "pytorch_model.bin")
     with pytest.raises(ModelLoadError, match="could not be read"):
         load_model(folder)
-    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(trap))
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps((trap, bytes(100_000))))
     with pytest.raises(ModelLoadError, match="could not be read"):
         load_model(folder)
     assert not (tmp_path / "trace").exists()

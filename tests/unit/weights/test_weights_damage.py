@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
@@ -17,6 +18,7 @@ from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 from draftree.weights import catalogue, install
 from draftree.weights.cache import Cache
+from families import peer
 from private_cache import private_cache
 from weights_samples import llama2c_file, sample_entry
 
@@ -143,6 +145,21 @@ def test_flipped_weights_of_a_folder_are_refused_at_every_start(copy: Path) -> N
     shutil.copy(copy / "model.safetensors", copy / "other")
     (copy / "other").replace(copy / "model.safetensors")  # rewritten: a change, not damage
     load_model(copy)
+
+
+def test_flipped_pickled_weights_are_refused(tmp_path: Path) -> None:
+    model = peer("llama")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    load_model(tmp_path, dtype="float32")
+    flip(tmp_path / "pytorch_model.bin")
+    for _ in range(2):
+        with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin' is damaged: its content differs"):
+            load_model(tmp_path, dtype="float32")
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")  # rewritten: a change, not damage
+    os.utime(tmp_path / "pytorch_model.bin", ns=(0, 0))
+    load_model(tmp_path, dtype="float32")
 
 
 def test_the_remedy_is_named_for_every_kind_of_folder(tmp_path: Path, entry: Any, cache: Cache) -> None:

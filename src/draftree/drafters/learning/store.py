@@ -114,7 +114,7 @@ class LearningStore:
                 try:
                     file.write(state)
                     self._saved[learner] = version
-                except OSError as error:
+                except Exception as error:  # the library has its own for a full disk; the thread must go on
                     logger.warning("learned state of drafter '%s' was not saved: %s", learner.name, error)
 
     def forget(self) -> None:

@@ -19,11 +19,12 @@ from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
 from draftree.version import __version__
+from draftree.weights.sums import WEIGHT_FILES
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = ("config.json", "generation_config.json")
-PATTERNS = ("*.json", "*.safetensors")
+PATTERNS = ("*.json", *WEIGHT_FILES)
 ROOT = Path(__file__).parents[2]
 SOURCES = (
     *sorted((ROOT / "models" / "native").glob("*.py")),
