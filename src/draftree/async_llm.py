@@ -31,6 +31,7 @@ from draftree.async_streaming import AsyncStreams
 from draftree.completion import Completion
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT
+from draftree.engine.embedding import Embedding
 from draftree.engine.given import GivenTrees
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import WritingSequence
@@ -252,6 +253,27 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
         """
         require_one_conversation(messages)
         return await self.generate(messages, params, draft=draft, priority=priority, wait=wait, **decoder)
+
+    async def embed(self, prompt: Prompt, *, pooling: str = "mean") -> list[float]:
+        """Return the embedding of one text: its hidden states after the final norm, pooled and scaled to length 1.
+
+        Language models are not trained for it: models for embeddings find similar texts much better.
+
+        Args:
+            prompt: a text, or token ids.
+            pooling: "mean" of all tokens, or the "last" token.
+
+        Raises:
+            InvalidRequestError: an invalid prompt, or a model that does not return its hidden states.
+            EngineClosedError: the engine was closed, or failed.
+        """
+        work = Embedding(self._llm.model, await self._prompts.encode(prompt), pooling=pooling)
+        try:
+            while (found := await asyncio.wrap_future(self._driver.call(work.step))) is None:
+                pass
+            return found.tolist()
+        finally:
+            self._driver.call(work.close)
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

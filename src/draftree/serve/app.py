@@ -15,6 +15,7 @@ from draftree.serve.api import (
     audio,
     chat,
     completions,
+    embeddings,
     health,
     infill,
     metrics,
@@ -37,6 +38,7 @@ ROUTERS = tuple(
     for module in (
         chat,
         completions,
+        embeddings,
         infill,
         responses,
         anthropic,
