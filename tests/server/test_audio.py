@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,8 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.audio import sound
 from draftree.serve.audio.forms import parse_form
-from draftree.serve.audio.sound import read_sound, resampled
+from draftree.serve.audio.resample import Resampler
+from draftree.serve.audio.sound import read_sound
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from serving import HTTP, NAME, Running, running_server, settings
@@ -43,7 +48,98 @@ def test_tones_are_the_same_at_another_rate(rate: int) -> None:
 def test_tones_above_half_of_the_new_rate_are_removed() -> None:
     times = np.arange(48000) / 48000
     high = np.sin(2 * np.pi * 11000 * times).astype(np.float32)
-    assert np.abs(resampled(high, 48000, 16000)[200:-200]).max() < 2e-3
+    assert np.abs(read_sound(wav(high, rate=48000), 16000)[200:-200]).max() < 2e-3
+
+
+@pytest.mark.parametrize("rate", [1000, 8000, 16001, 44100, 767_999])
+def test_blocks_of_any_size_give_the_same_samples(rate: int) -> None:
+    values = np.random.default_rng(0).standard_normal(20_001).astype(np.float32)
+
+    def resampled(*cuts: int) -> np.ndarray:
+        resampler = Resampler(rate, 16000)
+        parts = [resampler.push(part) for part in np.split(values, cuts)]
+        return np.concatenate([*parts, resampler.finish()])
+
+    whole = resampled()
+    assert len(whole) == -(-len(values) * 16000 // rate)
+    np.testing.assert_allclose(resampled(0, 1, 2, 700, 701, 15_000), whole, rtol=0, atol=1e-5)
+
+
+def test_memory_of_a_low_rate_is_bounded() -> None:
+    data = wav(np.zeros(2**20, np.float32), rate=1000, width=1)
+    tracemalloc.start()
+    try:
+        found = read_sound(data, 16000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found) == 16 * 2**20
+    assert peak < 3 * found.nbytes
+
+
+def riff(form: bytes, samples: bytes, *, riff_size: int | None = None, data_size: int | None = None) -> bytes:
+    """A WAV file with these headers; sizes that are None are right."""
+    data = len(samples) if data_size is None else data_size
+    body = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"LIST\4\0\0\0info"
+    body += b"data" + struct.pack("<I", data) + samples
+    return b"RIFF" + struct.pack("<I", len(body) if riff_size is None else riff_size) + body
+
+
+def form_of(tag: int, width: int, *, channels: int = 1, is_extensible: bool = False) -> bytes:
+    """The format of samples with this many bytes."""
+    numbers = (channels, 16000, 16000 * width * channels, width * channels, 8 * width)
+    if not is_extensible:
+        return struct.pack("<HHIIHH", tag, *numbers)
+    identifier = struct.pack("<H", tag) + bytes.fromhex("000000001000800000aa00389b71")
+    return struct.pack("<HHIIHHHHI", 0xFFFE, *numbers, 22, 8 * width, 4) + identifier
+
+
+def raw(values: np.ndarray, tag: int, width: int) -> bytes:
+    """Samples as their bytes."""
+    if tag == 3:
+        return values.astype(f"<f{width}").tobytes()
+    whole = np.round(values.astype(np.float64) * (2 ** (8 * width - 1) - 1)).astype("<i4")
+    return whole.view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
+
+
+@pytest.mark.parametrize("is_extensible", [False, True])
+@pytest.mark.parametrize(("tag", "width"), [(1, 2), (1, 3), (1, 4), (3, 4), (3, 8)])
+@pytest.mark.parametrize("size", [None, 0, 0xFFFFFFFF])
+def test_wav_files_of_every_format_and_of_unknown_size(
+    tag: int, width: int, is_extensible: bool, size: int | None
+) -> None:
+    values = samples(0.1)
+    data = riff(
+        form_of(tag, width, is_extensible=is_extensible), raw(values, tag, width), riff_size=size, data_size=size
+    )
+    assert np.abs(read_sound(data, 16000) - values).max() < 1e-4
+
+
+def test_samples_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="not finite"):
+        read_sound(riff(form_of(3, 4), np.array([0, np.nan], "<f4").tobytes()), 16000)
+
+
+def test_every_changed_byte_of_a_header_gives_samples_or_one_sentence() -> None:
+    data = bytearray(wav(samples(0.01)))
+    for place in range(44):
+        for value in (0, 1, 127, 128, 255, data[place] ^ 1):
+            changed = bytes(data[:place] + bytes([value]) + data[place + 1 :])
+            with suppress(InvalidRequestError):
+                assert len(read_sound(changed, 16000))
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG"])
+def test_more_seconds_than_allowed_are_refused(form: str) -> None:
+    data = wav(np.zeros(9000, np.float32), rate=1000)
+    if form != "WAV":
+        soundfile = pytest.importorskip("soundfile")
+        with io.BytesIO() as file:
+            soundfile.write(file, np.zeros(90_000), 8000 if form == "OGG" else 10_000, format=form)
+            data = file.getvalue()
+    assert len(read_sound(data, 16000, max_seconds=12)) in (144_000, 180_000)
+    with pytest.raises(InvalidRequestError, match="more than 8 seconds"):
+        read_sound(data, 16000, max_seconds=8)
 
 
 def test_strange_rates_are_refused() -> None:
@@ -99,8 +195,7 @@ def sent() -> tuple[str, bytes]:
 
 
 def transcribed(library: LLM, **given: Any) -> Any:
-    values, _ = sound._read_wav(sent()[1])
-    (done,) = library.transcribe(values[:, 0], GREEDY, **given)
+    (done,) = library.transcribe(read_sound(sent()[1], 16000), GREEDY, **given)
     return done
 
 
@@ -165,9 +260,8 @@ def spoken(seconds: float) -> tuple[str, bytes]:
 @pytest.mark.parametrize("language", ["de", None])
 def test_long_sounds_equal_the_library(client: openai.OpenAI, library: LLM, language: str | None) -> None:
     file, given = spoken(3.3), {} if language is None else {"language": language}
-    values, _ = sound._read_wav(file[1])
     params = SamplingParams(temperature=0, max_tokens=20, logprobs=0)
-    (wanted,) = library.transcribe_long(values[:, 0], params, language=language, prompt="a fox")
+    (wanted,) = library.transcribe_long(read_sound(file[1], 16000), params, language=language, prompt="a fox")
     assert len(wanted.windows) > 3
     common: Any = {"model": NAME, "file": file, "prompt": "a fox", "extra_body": {"max_tokens": 20}, **given}
     found = client.audio.transcriptions.create(**common, response_format="verbose_json")
@@ -241,13 +335,25 @@ def test_files_that_cannot_be_read_are_refused(
 
 
 def test_other_formats_are_read_by_soundfile(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Reader:
-        @staticmethod
-        def read(file: io.BytesIO, *, dtype: str, always_2d: bool) -> Any:
-            assert (file.read(), dtype, always_2d) == (b"OggS", "float32", True)
-            return samples(SECONDS)[:, None], 16000
+    class SoundFile:
+        samplerate, channels = 16000, 1
 
-    monkeypatch.setattr(sound, "_soundfile", lambda: Reader)
+        def __init__(self, file: io.BytesIO) -> None:
+            assert file.read() == b"OggS"
+            self.rest = samples(SECONDS)[:, None]
+
+        def read(self, count: int, *, dtype: str, always_2d: bool) -> np.ndarray:
+            assert (dtype, always_2d) == ("float32", True)
+            block, self.rest = self.rest[:count], self.rest[count:]
+            return block
+
+        def __enter__(self) -> SoundFile:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(sound, "_soundfile", lambda: SimpleNamespace(SoundFile=SoundFile))
     found = HTTP.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.ogg", b"OggS")})
     assert found.status_code == 200, found.text
 

@@ -12,6 +12,7 @@ from draftree.core.errors import DraftreeError
 __all__ = ["EXTRAS", "import_extra", "require_extra"]
 
 EXTRAS = {
+    "audio": "soundfile",
     "gguf": "gguf",
     "grammar": "xgrammar",
     "pandas": "pandas",

@@ -19,7 +19,7 @@ from draftree.engine.openings import WholeStart
 from draftree.long_speech import LongSpeech, Transcript
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
-from draftree.serve.api.common import ERRORS, model_of, running_job
+from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio.forms import parse_form
 from draftree.serve.audio.sound import read_sound
 from draftree.serve.audio.subtitles import segments_json, srt, vtt
@@ -90,7 +90,8 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
 
     async def encode(data: bytes, *, most: int | None = None) -> Any:
         # after the request was admitted: both the features and the language take the machine
-        source, found = await _read(model, data, speech, sound, always=form.response_format == "verbose_json")
+        always, max_seconds = form.response_format == "verbose_json", server_of(request).settings.max_audio_seconds
+        source, found = await _read(model, data, speech, sound, always=always, max_seconds=max_seconds)
         if found is not None:
             start["decoder_prompt"] = found
         return source
@@ -115,13 +116,13 @@ async def _all_windows(model: ServedModel, job: Job, done: Completion, windows: 
 
 
 async def _read(
-    model: ServedModel, data: bytes, speech: Speech, sound: _Sound, *, always: bool
+    model: ServedModel, data: bytes, speech: Speech, sound: _Sound, *, always: bool, max_seconds: float
 ) -> tuple[FeatureSource, WholeStart | None]:
     """Return the source and the decoder's prompt of a file; notes what is known of it in `sound`."""
     work = model.llm.llm.transcriber
     try:
         rate = work.sampling_rate
-        samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate)
+        samples: np.ndarray = await asyncio.to_thread(read_sound, data, rate, max_seconds=max_seconds)
         sound.seconds = len(samples) / rate
         if work.is_long(samples):
             windows = sound.windows = await model.llm.long_speech(samples, speech)
