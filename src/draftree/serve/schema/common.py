@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
@@ -66,6 +67,7 @@ class Body(BaseModel):
         raise _refusal("unknown_parameter", name[:MAX_NAME_CHARS], f"is unknown: {_hint(name, cls._names())}")
 
     @classmethod
+    @cache
     def _names(cls) -> frozenset[str]:
         return frozenset(field.alias or name for name, field in cls.model_fields.items())
 
