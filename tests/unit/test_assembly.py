@@ -49,7 +49,7 @@ def test_drafter_and_verifier_agree_on_a_draw(draft: str, verify: str, draw: Dra
         ("ngram", "coupled", "additive,start=0", "from 1 to 1024"),
         ("ngram", "coupled", "heuristic,start=3000", "from 1 to 1024"),
         ("ngram", "coupled", "threshold,k=3000", "from 1 to 1024"),
-        ("ngram", "coupled", "auto,memory=nan", "at least 1"),
+        ("ngram", "coupled", "adaptive,memory=nan", "at least 1"),
         ("ngram", "coupled", "", "empty planner"),
         ("ngram,k=100000000000", "coupled", None, "from 1 to 1024"),
         ("grammar,k=1025", "coupled", None, "from 1 to 1024"),

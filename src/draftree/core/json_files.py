@@ -61,6 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise JsonError(error.strerror or str(error)) from None
+    except ValueError as error:  # a name that no file can have
+        raise JsonError(str(error)) from None
     if len(content) > MAX_JSON_BYTES:
         raise JsonError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
     found = parse_json(content)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftree.cli.plan import host_costs_of
 
 from draftree.analysis.fleet.measured import Measurements
 from draftree.analysis.trace import read_trace
 from draftree.bench.records import read_results
 from draftree.bench.suite.submission import read_submission
 from draftree.bench.workload import read_workload
+from draftree.cli.size import host_costs_of
 from draftree.core.errors import DraftreeError
 from draftree.core.json_files import MAX_JSON_BYTES, JsonError, parse_json, read_json, read_json_lines
 from draftree.core.trust import code_named_in

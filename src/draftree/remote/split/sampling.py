@@ -7,7 +7,7 @@ from typing import Any
 
 from draftree.core.errors import InvalidRequestError
 from draftree.remote.requests import sendable_params
-from draftree.sampling.params import SamplingParams
+from draftree.sampling.params import NEUTRAL, SamplingParams
 
 __all__ = ["require_sendable", "text_free_params"]
 
@@ -27,7 +27,11 @@ def text_free_params(params: SamplingParams) -> dict[str, Any]:
     Raises:
         InvalidRequestError: a parameter depends on the tokens of the text, which the server does not have.
     """
-    found = {name: value for name, value in sendable_params(params).items() if name not in DEVICE and value != []}
+    found = {
+        name: value
+        for name, value in sendable_params(params).items()
+        if name in SENT or not (name in DEVICE or value == [] or value == getattr(NEUTRAL, name, None))
+    }
     require_sendable(found)
     return found
 
