@@ -42,6 +42,7 @@ from draftree.models.native.streaming.store import (
 from draftree.models.native.streaming.weights import LEAST_MAPPED
 from draftree.models.native.weights import FileWeights, StoredWeight, Weights
 from draftree.weights.cache import Cache
+from draftree.weights.progress import steps
 from draftree.weights.sums import distrust, keep_sums
 
 __all__ = [
@@ -168,7 +169,7 @@ def _keep(model: NativeModel, place: Path, facts: Mapping[str, Any]) -> None:
                 raise OSError(f"they would take {packed.num_bytes} of the {free} bytes that are free")
             fresh = work / "fresh"
             fresh.mkdir()
-            logger.info("writing packed weights to '%s'", place)
+            steps.info("writing packed weights to '%s'", place)
             save_store(fresh, packed, facts)
             publish(fresh, place)
     except (DraftreeError, OSError) as error:
