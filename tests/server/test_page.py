@@ -72,7 +72,7 @@ def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, running: 
     assert origins["drafted"] > 5
     assert origins["picked"] > 5
     assert origins["plain"] == 0
-    assert browser.text("#legend").endswith(f"picked by the target: {origins['picked']}")
+    assert browser.text("#legend").endswith(f"target token: {origins['picked']}")
     assert int(browser.text("#stat-tokens")) >= origins["drafted"] + origins["picked"]
     assert float(browser.text("#speed")) > 0
     assert float(browser.text("#stat-acceptance")) > 1

@@ -43,7 +43,7 @@ def test_the_text_is_shown_whole_with_origins_and_counts(browser: Browser, url: 
     drafted, picked = browser.count(f"{ANSWER} .drafted"), browser.count(f"{ANSWER} .picked")
     assert drafted > 20
     assert picked > 20
-    assert browser.text("#legend") == f"token drafted and accepted: {drafted}token picked by the target: {picked}"
+    assert browser.text("#legend") == f"token drafted and accepted: {drafted}token target token: {picked}"
     assert browser.text("#stat-rounds") == str(picked)
     assert browser.text("#explain") == MODEL["explain"]
     assert browser.text("#speed") == "58.9"
@@ -244,6 +244,40 @@ def test_a_conversation_sends_its_history(browser: Browser, url: str) -> None:
     assert bodies[0]["draftree"] == {"pieces": True, "rounds": True}
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 700), (390, 800)])
+def test_the_newest_text_is_followed_until_the_user_scrolls_up(
+    browser: Browser, url: str, width: int, height: int
+) -> None:
+    visit(browser, url)
+    browser.emulate(width=width, height=height)
+    end = "document.querySelector('#log .assistant:last-child .card').getBoundingClientRect().bottom"
+    composer = "document.getElementById('composer').getBoundingClientRect().top"
+    for _ in range(4):
+        browser.run("document.getElementById('prompt').value = 'hello'")
+        send(browser)
+        assert browser.run(f"return {end} <= {composer}")
+    browser.run("document.getElementById('prompt').value = 'slow'")
+    browser.click("#send")
+    browser.wait(f"{end} <= {composer}")
+    browser.run("window.scrollTo(0, 200)")
+    pieces = f"document.querySelectorAll('{ANSWER} .piece').length"
+    browser.wait(f"{pieces} > arguments[0] + 5", browser.run(f"return {pieces}"))
+    assert browser.run("return window.scrollY") == 200
+    browser.click("#to-latest")
+    browser.wait(f"{end} <= {composer} && document.getElementById('to-latest').hidden")
+    browser.press("Escape")
+    browser.wait(IDLE)
+
+
+def test_clear_asks_first(browser: Browser, url: str) -> None:
+    visit(browser, url, "prompt=hello")
+    send(browser)
+    for answer, turns in ((False, 1), (True, 0)):
+        browser.run("window.confirm = () => arguments[0]".replace("arguments[0]", str(answer).lower()))
+        browser.click("#clear")
+        assert browser.count("#log .assistant") == turns
+
+
 def test_the_state_is_in_the_link(browser: Browser, url: str) -> None:
     fragment = "mode=compare&draft=suffix&temperature=0.2&seed=5&stop=END&prompt=na%C3%AFve+%26+%23&order=together"
     visit(browser, url, fragment)
@@ -326,7 +360,7 @@ def test_the_theme_button_overrides_the_system_and_is_kept(browser: Browser, url
     light = browser.run(ground)
     browser.click("#theme")
     browser.click("#theme")
-    assert browser.text("#theme") == "Dark"
+    assert browser.text("#theme") == "Theme: dark"
     dark = browser.run(ground)
     assert dark != light
     visit(browser, url)

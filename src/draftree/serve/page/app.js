@@ -8,6 +8,7 @@ import { CompleteView } from "./complete.js";
 import { verdict } from "./difference.js";
 import { byId, copyText } from "./dom.js";
 import { setUpExamples } from "./examples.js";
+import { Following } from "./following.js";
 import { Inspector } from "./inspector.js";
 import { LoadView } from "./load.js";
 import { PATHS, Run, follow } from "./run.js";
@@ -47,6 +48,7 @@ class App {
       compare: new CompareView(context),
     };
     this.load = new LoadView(this.api);
+    this.following = new Following(() => this.views[this.state.mode]?.isEmpty === false);
     this.settings = new Settings(this.state, { onChange: () => this.#save(), onKey: () => this.connect() });
     this.selectTab = setUpTabs([...document.querySelectorAll("[role=tab]")], (mode) => this.#enter(mode));
   }
@@ -138,6 +140,7 @@ class App {
     const view = this.views[this.state.mode];
     const hint = byId(`view-${this.state.mode}`).querySelector(".empty");
     if (hint) hint.hidden = !view.isEmpty;
+    this.following.update();
   }
 
   /** @param {string} prompt */
@@ -158,6 +161,7 @@ class App {
     this.#guard(async (signal) => {
       const sent = view.send(prompt, signal);
       this.#showEmpty();
+      this.following.start();
       if (this.state.mode === "chat") this.#prompt.value = "";
       try {
         await sent;
@@ -183,6 +187,7 @@ class App {
       this.#running = null;
       this.#setBusy(false);
       this.#showEmpty();
+      this.following.stop();
     }
   }
 
@@ -208,6 +213,8 @@ class App {
   }
 
   #clear() {
+    const isEmpty = this.views[this.state.mode]?.isEmpty ?? true;
+    if (!isEmpty && !window.confirm("Remove the texts of this view?")) return;
     this.#running?.abort();
     this.views[this.state.mode]?.clear();
     this.inspector.clear();

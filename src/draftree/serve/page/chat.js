@@ -32,7 +32,6 @@ export class ChatView extends View {
     const card = el("div", { class: "panel card" });
     answer.append(card);
     this.host.append(question, answer);
-    answer.scrollIntoView({ block: "nearest" });
     const history = [...this.#history, { role: "user", content: prompt }];
     const { state } = this.context;
     const options = { kind: "chat", host: card, label: "Answer", seed: seedOf(state) };

@@ -122,7 +122,7 @@ export class TextView {
  * @returns {HTMLElement} legend of the marks, with counts
  */
 export function legend(counts) {
-  const words = { drafted: "drafted and accepted", picked: "picked by the target", plain: "plain decoding" };
+  const words = { drafted: "drafted and accepted", picked: "target token", plain: "plain decoding" };
   const shown = ORIGINS.filter((origin) => origin !== "plain" || counts.plain);
   const items = shown.map((origin) =>
     el(

@@ -12,8 +12,7 @@ export function setUpTheme() {
     if (choice === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = choice;
     button.dataset.choice = choice;
-    button.querySelector("span").textContent = `${choice[0].toUpperCase()}${choice.slice(1)}`;
-    button.setAttribute("aria-label", `Theme: ${choice}`);
+    button.querySelector("span").textContent = `Theme: ${choice}`;
   };
   let choice = localStorage.getItem(NAME) ?? "auto";
   if (!CHOICES.includes(choice)) choice = "auto";

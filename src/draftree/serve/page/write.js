@@ -1,6 +1,6 @@
 /** Streams one request into a text on the page, with its line of facts below. */
 
-import { byId, copyText, decimal, el } from "./dom.js";
+import { copyText, decimal, el } from "./dom.js";
 import { PATHS, Run, follow } from "./run.js";
 import { randomSeed, requestBody } from "./state.js";
 import { TextView } from "./text.js";
@@ -48,11 +48,7 @@ export async function write(context, options, signal) {
   host.append(view.element);
   if (!isQuiet) inspector.follow(run, view);
   const onPieces = (pieces) => {
-    const end = byId("composer").getBoundingClientRect().top - 24;
-    const wasInView = host.getBoundingClientRect().bottom <= end + 60;
     for (const piece of pieces) view.add(piece, piece.round);
-    const below = host.getBoundingClientRect().bottom - end;
-    if (wasInView && below > 0) window.scrollBy(0, below);
     if (!isQuiet) announcer.stream(pieces.map((piece) => piece.text).join(""));
     inspector.updateSoon();
   };
