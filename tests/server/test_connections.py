@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 
 from asgi import echo
+from draftree.serve.limits import BodyLimit
 from draftree.serve.listening import FullNotice, TimedProtocol
 from event_loop import in_loop
 
@@ -39,8 +40,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[int]:
-    config = uvicorn.Config(echo, http=Watched, lifespan="off", log_config=None, timeout_keep_alive=60)
+async def listening(app: Any = echo) -> AsyncIterator[int]:
+    config = uvicorn.Config(app, http=Watched, lifespan="off", log_config=None, timeout_keep_alive=60)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as bound:
         task = asyncio.create_task(server.serve(sockets=[bound]))
@@ -75,6 +76,45 @@ async def test_a_silent_connection_is_closed(monkeypatch: pytest.MonkeyPatch) ->
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await rest_of(reader) == b""
+        writer.close()
+
+
+LENGTH, CHUNKS = b"Content-Length: 2\r\n", b"Transfer-Encoding: chunked\r\n"
+AMBIGUOUS = {
+    "two lengths of one body": b"POST /echo HTTP/1.1\r\nHost: x\r\n" + LENGTH + CHUNKS + b"\r\n0\r\n\r\n",
+    "a folded line": b"POST /echo HTTP/1.1\r\nHost: x\r\nX: a\r\n " + LENGTH + b"\r\nab",
+    "a folded line with a tab": b"POST /echo HTTP/1.1\r\nHost: x\r\nX: a\r\n\tb\r\n" + LENGTH + b"\r\nab",
+    "bare line feeds": b"POST /echo HTTP/1.1\nHost: x\nContent-Length: 2\n\nab",
+    "one bare line feed": b"POST /echo HTTP/1.1\r\nHost: x\nX: y\r\n" + LENGTH + b"\r\nab",
+    "a bare line feed at the end": b"POST /echo HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\nab",
+}
+
+
+@in_loop
+@pytest.mark.parametrize("name", AMBIGUOUS)
+@pytest.mark.parametrize("first", [b"", HEAD + b"\n\n"])
+async def test_requests_that_others_may_divide_differently_are_refused(name: str, first: bytes) -> None:
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(first + AMBIGUOUS[name])
+        answers = await rest_of(reader)  # also: the connection is closed
+        assert answers.count(b"HTTP/1.1 200") == (1 if first else 0)
+        assert answers.count(b"HTTP/1.1 400") == 1
+        writer.close()
+
+
+@in_loop
+async def test_a_client_that_still_sends_gets_the_answer_that_its_body_is_too_large() -> None:
+    size = 64 << 20  # more than the buffers of the connection
+    async with listening(BodyLimit(echo, max_bytes=10, timeout=600.0)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+        for _ in range(size >> 20):
+            writer.write(bytes(1 << 20))
+            await writer.drain()
+        answer = await rest_of(reader)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"body_too_large" in answer
         writer.close()
 
 

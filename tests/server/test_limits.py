@@ -51,22 +51,27 @@ def test_a_larger_body_is_refused_with_413(headers: dict[str, str], parts: list[
     assert found.headers["connection"] == "close"
 
 
-def test_no_more_is_read_than_the_limit() -> None:
+def test_the_rest_of_a_larger_body_is_dropped_after_the_answer() -> None:
     parts = body_parts(*[b"0123456789"] * 1000)
-    read: list[int] = []
+    order: list[str] = []
 
     async def run() -> None:
         async def receive() -> Any:
-            read.append(1)
-            return parts[len(read) - 1]
+            order.append("read")
+            return parts[len(order) - order.count("sent") - 1]
 
         async def send(message: Any) -> None:
-            pass
+            order.append("sent")
 
         await limited()(http_scope(), receive, send)
 
     asyncio.run(run())
-    assert len(read) == 2
+    assert order == ["read"] * 2 + ["sent"] * 2 + ["read"] * 998 + ["sent"]
+
+
+def test_a_client_that_sends_on_is_left_after_a_while() -> None:
+    found = answer(limited(timeout=0.05), http_scope(headers={"Content-Length": "11"}), [])
+    assert found.status == 413
 
 
 def test_a_body_that_does_not_arrive_is_refused_with_408() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,18 @@ __all__ = ["BodyLimit", "TimeLimit"]
 
 CLOSE = {"Connection": "close"}
 """Header after which the rest of a request is not read."""
+
+
+class TooLargeError(Exception):
+    """A body is larger than allowed.
+
+    Args:
+        has_more: whether the client still sends.
+    """
+
+    def __init__(self, *, has_more: bool) -> None:
+        super().__init__()
+        self.has_more = has_more
 
 
 class BodyLimit:
@@ -43,8 +56,8 @@ class BodyLimit:
         except TimeoutError:
             await refuse(scope, receive, send, error=self._too_slow())
             return
-        except ApiError as error:
-            await refuse(scope, receive, send, error=error)
+        except TooLargeError as error:
+            await self._refuse_large(scope, receive, send, has_more=error.has_more)
             return
         if body is None:
             return  # the client left
@@ -56,9 +69,10 @@ class BodyLimit:
         await self._app(scope, replay, send)
 
     def _require_length(self, scope: Scope) -> None:
-        given = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        headers = dict(scope["headers"])
+        given = headers.get(b"content-length", b"0")
         if given.isdigit() and int(given) > self._max_bytes:
-            raise self._too_large()
+            raise TooLargeError(has_more=b"expect" not in headers)  # such a client waits before it sends the body
 
     async def _read(self, receive: Receive) -> bytes | None:
         parts: list[bytes] = []
@@ -70,14 +84,27 @@ class BodyLimit:
             part = message.get("body", b"")
             size += len(part)
             if size > self._max_bytes:
-                raise self._too_large()
+                raise TooLargeError(has_more=message.get("more_body", False))
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self) -> ApiError:
+    async def _refuse_large(self, scope: Scope, receive: Receive, send: Send, *, has_more: bool) -> None:
+        """Send 413, and drop what the client still sends: closing with unread data would reset the connection, and the
+        client would lose the answer.
+        """
         text = f"the body is larger than {self._max_bytes} bytes, the limit of this server: send less"
-        return ApiError(413, text, code="body_too_large", headers=CLOSE)
+
+        async def send_open(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        await refuse(scope, receive, send_open, error=ApiError(413, text, code="body_too_large", headers=CLOSE))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout):
+                while has_more:
+                    has_more = (await receive()).get("more_body", False)  # not in a disconnect
+        await send({"type": "http.response.body", "body": b""})
 
     def _too_slow(self) -> ApiError:
         text = f"the body did not arrive within {self._timeout:g} s: send it at once"

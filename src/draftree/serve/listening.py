@@ -8,6 +8,7 @@ import errno
 import logging
 import math
 import os
+import re
 import socket
 import ssl
 import stat
@@ -37,6 +38,8 @@ FULL = (
     b"content-length: 20\r\n\r\ntoo many connections"
 )
 SOCKET_MODE = 0o660
+MAX_HEAD_BYTES = 65536
+AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 
 @contextmanager
@@ -189,6 +192,29 @@ class FullNotice:
             loop.default_exception_handler(context)
 
 
+class StrictConnection(h11.Connection):
+    """Refuses request heads that other HTTP software may divide into other requests.
+
+    These are bare line feeds, folded header lines, and a length beside chunks (RFC 9112, sections 2.2, 5.2 and 6.3).
+    """
+
+    def next_event(self) -> Any:
+        """Return the next event of the client.
+
+        Raises:
+            h11.RemoteProtocolError: the request is refused.
+        """
+        if self.their_state is h11.IDLE:
+            data, _ = self.trailing_data
+            ends = [place for blank in (b"\n\n", b"\n\r\n") if (place := data.find(blank)) >= 0]
+            if ends and AMBIGUOUS.search(data, 0, min(ends) + 3):
+                raise h11.RemoteProtocolError("a line feed without carriage return, or a folded header line")
+        event = super().next_event()
+        if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= dict(event.headers).keys():
+            raise h11.RemoteProtocolError("Content-Length beside Transfer-Encoding")
+        return event
+
+
 class TimedProtocol(H11Protocol):
     """HTTP/1.1 that refuses too many connections, and closes those whose request head does not arrive in time."""
 
@@ -197,6 +223,10 @@ class TimedProtocol(H11Protocol):
     notice = FullNotice()
     _timer: asyncio.TimerHandle | None = None
     _is_refused = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = StrictConnection(h11.SERVER, MAX_HEAD_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start to wait for a request, or refuse the connection."""

@@ -42,7 +42,6 @@ HANDLED = (signal.SIGINT, signal.SIGTERM)
 SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
 WARM_UP_TOKENS = 8
-MAX_HEAD_BYTES = 65536
 SWITCH_SECONDS = 1e-4
 """Longest time for which the event loop keeps the engine's thread from Python's lock; Python's own is 5 ms."""
 POLL_SECONDS = 0.05
@@ -160,7 +159,6 @@ def run_server(
         server_header=False,
         timeout_keep_alive=max(1, round(settings.keep_alive)),
         timeout_graceful_shutdown=LAST_BYTES_SECONDS,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
         **tls,
     )
     sys.setswitchinterval(SWITCH_SECONDS)
