@@ -16,6 +16,7 @@ INSTALLS = re.compile(r"pip install -e [\"']\.\[([\w,]+)\]")
 STARTS = ("README.md", "docs/install.md", "docs/tutorial.md")
 """Pages that begin with an installation."""
 NEEDS = {
+    "audio": [".flac", ".ogg", ".mp3"],
     "gguf": [*(name for name, entry in CATALOGUE.items() if entry.form == "gguf"), ".gguf"],
     "grammar": ["json_schema", "--json-schema", "regex=", "--regex", "grammar=", "--grammar"],
     "pandas": ["to_pandas"],
