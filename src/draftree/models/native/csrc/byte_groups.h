@@ -20,17 +20,7 @@ INLINE ByteGroup *byte_groups(const Work *work, int64_t row, int64_t inputs) {
 /* NaN and infinity give a scale that is not finite */
 INLINE void write_byte_group(ByteGroup *to, vf low, vf high) {
     const vi sizes = max_vi((vi)low & 0x7fffffff, (vi)high & 0x7fffffff);
-#if defined(__AVX512F__)
-    const int32_t bits = _mm512_reduce_max_epi32((__m512i)sizes);
-#else
-    const InParts all = {.ints = sizes};
-    const __m256i larger = _mm256_max_epi32((__m256i)all.part_ints[0], (__m256i)all.part_ints[1]);
-    __m128i four = _mm_max_epi32(_mm256_castsi256_si128(larger), _mm256_extracti128_si256(larger, 1));
-    four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-    const int32_t bits = _mm_cvtsi128_si32(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
-#endif
-    float most;
-    memcpy(&most, &bits, 4);
+    const float most = max_size(sizes);
     to->scale = most / 127.0f;
     const vf inverse = splat(most > 1e-30f ? 127.0f / most : 0.0f);
 #if defined(__AVX512F__)
@@ -51,7 +41,7 @@ INLINE void write_byte_group(ByteGroup *to, vf low, vf high) {
                                                       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256((__m256i *)to->bytes, bytes);
     const __m256i sums = _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
-    four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
     to->start = -128 * _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1)));
 #endif

@@ -91,6 +91,11 @@ static const uint8_t code_table[16] __attribute__((aligned(16))) = {TABLE_VALUES
 INLINE vf load_float16(const char *at) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
+#elif defined(__F16C__) && defined(__AVX2__)
+    InParts found;
+    for (int i = 0; i < PARTS; i++)
+        found.part[i] = (part_f)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + i));
+    return found.floats;
 #else
     const vu bits = __builtin_convertvector(*(const half_loose *)at, vu);
     /* the exponents of float16 are 112 smaller */
@@ -104,6 +109,14 @@ INLINE vf load_bytes(const char *at, int is_signed) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)at);
     return (vf)_mm512_cvtepi32_ps(is_signed ? _mm512_cvtepi8_epi32(bytes)
                                             : _mm512_cvtepu8_epi32(bytes));
+#elif defined(__AVX2__)
+    InParts found;
+    for (int i = 0; i < PARTS; i++) {
+        const __m128i bytes = _mm_loadl_epi64((const __m128i *)(at + i * PART_LANES));
+        found.part[i] = (part_f)_mm256_cvtepi32_ps(is_signed ? _mm256_cvtepi8_epi32(bytes)
+                                                             : _mm256_cvtepu8_epi32(bytes));
+    }
+    return found.floats;
 #else
     vf found;
     for (int i = 0; i < LANES; i++)
@@ -170,35 +183,18 @@ INLINE RowGroup *row_groups(const Work *work, int64_t row, int64_t inputs) {
     return (RowGroup *)work->inputs + row * input_groups(inputs);
 }
 
-INLINE vi fold(vi x, int is_sum) { /* sum or maximum of all lanes, in every lane */
-#define FOLD(...) \
-    do { \
-        const vi y = __builtin_shufflevector(x, x, __VA_ARGS__); \
-        x = is_sum ? x + y : max_vi(x, y); \
-    } while (0)
-    FOLD(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    FOLD(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    FOLD(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    FOLD(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-#undef FOLD
-    return x;
-}
-
 /* writes a group of a row; NaN and infinity give a scale that is not finite */
 INLINE void write_group(RowGroup *to, const vf *values) {
-    typedef int8_t bytes16 __attribute__((vector_size(16)));
     const vf rounding = splat(12582912.0f); /* adding it rounds to an integer */
     const vi sizes = max_vi((vi)values[0] & 0x7fffffff, (vi)values[1] & 0x7fffffff);
-    const vf largest = (vf)fold(sizes, 0);
-    const float most = largest[0];
+    const float most = max_size(sizes);
     const vf inverse = splat(most > 1e-30f ? 127.0f / most : 0.0f);
     to->scale = most / 127.0f;
     for (int half = 0; half < 2; half++) {
         const vi whole = (vi)(values[half] * inverse + rounding) - (vi)rounding;
-        const bytes16 bytes = __builtin_convertvector(whole, bytes16);
-        const vi sum = fold(whole, 1);
+        const byte_row bytes = low_bytes(whole);
         memcpy(to->bytes + 16 * half, &bytes, 16);
-        to->minus_sums[half] = -sum[0];
+        to->minus_sums[half] = -sum_of_ints(whole);
     }
     to->minus_sums[2] = to->minus_sums[0] + to->minus_sums[1];
     to->scaled_sum = to->scale * (float)-to->minus_sums[2];

@@ -27,20 +27,15 @@ INLINE float scale_of_codes(const int8_t *codes, int64_t dim) {
 
 /* Stores numbers as codes. Numbers that are not finite give a scale that is not finite. */
 INLINE void store_codes(int8_t *to, const float *from, int64_t dim) {
-    typedef int8_t bytes __attribute__((vector_size(16)));
     const vf rounding = splat(12582912.0f); /* its last bit is 1: adding it rounds to an integer */
     vi largest = {0};
-    int32_t bits = 0;
-    float size;
     for (int64_t i = 0; i < dim; i += LANES)
         largest = max_vi(largest, (vi)load(from + i) & 0x7fffffff);
-    for (int lane = 0; lane < LANES; lane++) bits = largest[lane] > bits ? largest[lane] : bits;
-    memcpy(&size, &bits, 4);
-    const float scale = size / 127.0f;
+    const float size = max_size(largest), scale = size / 127.0f;
     const vf inverse = splat(size > 1e-30f ? 127.0f / size : 0.0f);
     for (int64_t i = 0; i < dim; i += LANES) {
         const vi whole = (vi)(load(from + i) * inverse + rounding) - (vi)rounding;
-        const bytes codes = __builtin_convertvector(whole, bytes);
+        const byte_row codes = low_bytes(whole);
         memcpy(to + i, &codes, sizeof(codes));
     }
     memcpy(to + dim, &scale, SCALE_BYTES);

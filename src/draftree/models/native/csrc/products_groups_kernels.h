@@ -20,23 +20,23 @@ INLINE part_i dot_of_codes(part_i sum, part_i codes, part_i bytes, int has_8_bit
 #elif defined(__AVX512BW__)
     const __m512i ones = _mm512_set1_epi16(1);
     if (!has_8_bits)
-        return sum + (part_i)_mm512_madd_epi16(
-                         _mm512_maddubs_epi16((__m512i)codes, (__m512i)bytes), ones);
+        return added_now(sum + (part_i)_mm512_madd_epi16(
+                                   _mm512_maddubs_epi16((__m512i)codes, (__m512i)bytes), ones));
     const part_i low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f;
-    return sum +
+    return added_now(sum +
            (part_i)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)low, (__m512i)bytes), ones) +
            (part_i)_mm512_madd_epi16(_mm512_maddubs_epi16((__m512i)high, (__m512i)bytes),
-                                     _mm512_set1_epi16(16));
+                                     _mm512_set1_epi16(16)));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
     const __m256i ones = _mm256_set1_epi16(1);
     if (!has_8_bits)
-        return sum + (part_i)_mm256_madd_epi16(
-                         _mm256_maddubs_epi16((__m256i)codes, (__m256i)bytes), ones);
+        return added_now(sum + (part_i)_mm256_madd_epi16(
+                                   _mm256_maddubs_epi16((__m256i)codes, (__m256i)bytes), ones));
     const part_i low = codes & 0x0f0f0f0f, high = codes >> 4 & 0x0f0f0f0f;
-    return sum +
+    return added_now(sum +
            (part_i)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)low, (__m256i)bytes), ones) +
            (part_i)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)high, (__m256i)bytes),
-                                     _mm256_set1_epi16(16));
+                                     _mm256_set1_epi16(16)));
 #elif defined(__ARM_FEATURE_DOTPROD)
     if (!has_8_bits)
         return (part_i)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)bytes);

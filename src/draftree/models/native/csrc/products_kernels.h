@@ -29,14 +29,17 @@ typedef struct {
 #define PART_OF(r, i) ((r) * count * PARTS + (i))
 /* Before STEPS steps, and in each of them. Prefetches that come at once are dropped while the
  * processor waits for too many lines, and its own prefetchers follow lines in the order of their
- * addresses, so lines are asked for one after the other, at equal distances. */
+ * addresses, so lines are asked for one after the other, at equal distances. The fences, which are
+ * no instructions, keep compilers from moving the prefetches of several steps together. */
 #define START_PREFETCH const char *next = piece.next
 #define RENEW_PREFETCH const unsigned when = next < piece.next_end ? piece.when : 0
 #define PREFETCH(stride, step) \
+    atomic_signal_fence(memory_order_seq_cst); \
     if (when >> (step) & 1) { \
         for (int i = 0; i < count; i++) __builtin_prefetch(next + i * (stride)); \
         next += 64; \
-    }
+    } \
+    atomic_signal_fence(memory_order_seq_cst)
 
 INLINE void add_float32(Piece piece, int num_rows, int count) {
     const int64_t inputs = piece.linear->inputs;

@@ -49,27 +49,15 @@ INLINE vf normed(const RowNorm *norm, const float *from, int64_t i) {
 #define ROUNDING 12582912.0f
 #define LARGEST_INPUT 32639.0f /* 127 * 256 + 127: both signed bytes fit */
 
-/* the largest of floats without signs; NaN, whose bits are the largest, if there is one */
-INLINE float largest_size(vi sizes) {
-    int32_t bits = 0;
-    float found;
-    for (int lane = 0; lane < LANES; lane++) bits = sizes[lane] > bits ? sizes[lane] : bits;
-    memcpy(&found, &bits, 4);
-    return found;
-}
-
 INLINE void store_int8(char *to, int64_t column, vi whole) {
 #if SPLIT_BYTES
-    typedef int8_t bytes __attribute__((vector_size(16)));
-    const bytes first = __builtin_convertvector((whole + 128) >> 8, bytes),
-                second = __builtin_convertvector(whole, bytes);
+    const byte_row first = low_bytes((whole + 128) >> 8), second = low_bytes(whole);
     memcpy(to + column, &first, 16);
     memcpy(to + 64 + column, &second, 16);
 #else
-    typedef int16_t shorts __attribute__((vector_size(32)));
-    const vi in_pairs = __builtin_shufflevector(whole, whole, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11,
-                                                12, 14, 13, 15);
-    const shorts out = __builtin_convertvector(in_pairs, shorts);
+    const half_row halves = low_halves((vu)whole);
+    const half_row out = __builtin_shufflevector(halves, halves, 0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11,
+                                                 12, 14, 13, 15);
     memcpy(to + 2 * column, &out, 32);
 #endif
 }
@@ -102,7 +90,7 @@ static void write_formatted(const Work *work, int64_t row, const float *from, in
         vi largest = {0};
         for (int64_t i = 0; i < size; i += LANES)
             largest = max_vi(largest, (vi)VALUE(i) & 0x7fffffff);
-        const float size_limit = largest_size(largest), scale = size_limit / LARGEST_INPUT;
+        const float size_limit = max_size(largest), scale = size_limit / LARGEST_INPUT;
         work->input_scales[row] = scale;
         const vf inverse_scale = splat(size_limit > 1e-30f ? LARGEST_INPUT / size_limit : 0.0f);
         const int64_t units = blocks_of(size, 64);

@@ -19,7 +19,7 @@ INLINE vf log16(vf x) {
     vi bits = (vi)x;
     vi power = (bits >> 23) - 127;
     vf m = (vf)((bits & 0x7fffff) | 0x3f800000);
-    vi high = m > 1.41421356f;
+    const vi high = above(m, splat(1.41421356f));
     m = choose(high, m * 0.5f, m);
     vf e = __builtin_convertvector(power - high, vf); /* a mask is -1 */
     vf f = m - 1.0f, z = f * f;
@@ -55,12 +55,12 @@ INLINE vf uniform16(vi hash) {
 INLINE vf noise16(vi hash) {
     vf uniform = uniform16(hash);
     vf rest = __builtin_convertvector(hash, vf) * 4.656612873e-10f + 2.328306437e-10f;
-    rest = choose(rest < 5.960464478e-8f, splat(5.960464478e-8f), rest);
+    rest = max16(splat(5.960464478e-8f), rest);
     vf series = uniform *
                 fma16(uniform,
                       fma16(uniform, fma16(uniform, splat(0.25f), splat(0.33333333f)), splat(0.5f)),
                       splat(1.0f));
-    return -log16(choose(uniform < 0.015625f, series, -log16(rest)));
+    return -log16(choose(above(splat(0.015625f), uniform), series, -log16(rest)));
 }
 
 typedef struct {
@@ -101,8 +101,8 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
     vi unordered = {0};
     for (int i = 0; i < GROUP / LANES; i++) {
         x[i] = load(logits + i * LANES);
-        top = choose(x[i] > top, x[i], top);
-        unordered |= x[i] != x[i];
+        top = max16(x[i], top);
+        unordered |= is_nan(x[i]);
     }
     if (any_of(unordered)) return 1;
     const float temperature = search->temperatures[row];
@@ -130,13 +130,13 @@ INLINE int score_group(const Search *search, int64_t row, int64_t first, float b
         if (search->ids != NULL) token = *(const vu_loose *)(search->ids + first + i * LANES);
         hash[i] = hash16(token, key[0], key[1]);
         /* noise is below -log(uniform), so a score above the bound has a uniform below this */
-        winning |= uniform16(hash[i]) <= exp16(x[i] - splat(bound)) * 1.0001f;
+        winning |= above(exp16(x[i] - splat(bound)) * 1.0001f, uniform16(hash[i]));
     }
     if (!needs_all && !any_of(winning)) return 0;
     top = splat(-INFINITY);
     for (int i = 0; i < GROUP / LANES; i++) {
         vf score = x[i] + noise16(hash[i]);
-        top = choose(score > top, score, top);
+        top = max16(score, top);
         store(scores + i * LANES, score);
     }
     *largest = max_of(top);

@@ -144,8 +144,13 @@ enum { GROUP = 2, SUMS_AT_ONCE = 12 };
 #endif
 enum { MOST_ROWS = 12 /* of a kernel */ };
 
-/* without this, gcc leaves loops of more than 16 steps, whose sums are then in memory */
+/* without this, gcc leaves loops of more than 16 steps, and clang some of the shorter ones; their sums
+ * are then in memory */
+#if defined(__clang__)
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
 #define UNROLLED _Pragma("GCC unroll 24")
+#endif
 /* clang unrolls loops of prefetches, of which most have one step: decoding with 4-bit weights takes
  * 1.25 times as long then */
 #if defined(__clang__)

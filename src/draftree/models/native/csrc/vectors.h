@@ -65,12 +65,17 @@ typedef part_f part_f_loose __attribute__((aligned(4)));
 typedef part_i part_i_loose __attribute__((aligned(4)));
 typedef part_u part_u_loose __attribute__((aligned(4), may_alias));
 
-/* Comparisons of registers: compilers compare wider vectors number by number. */
+/* Registers of a vector, and quarters of it. gcc compares, shuffles and narrows vectors wider than a
+ * register number by number. */
+typedef float quarter_f __attribute__((vector_size(16), may_alias));
+typedef int32_t quarter_i __attribute__((vector_size(16), may_alias));
 typedef union {
     vf floats;
     vi ints;
     part_f part[PARTS];
     part_i part_ints[PARTS];
+    quarter_f quarter[4];
+    quarter_i quarter_ints[4];
 } InParts;
 INLINE vi above(vf a, vf b) { /* all bits where a > b */
     const InParts x = {a}, y = {b};
@@ -126,6 +131,16 @@ INLINE vf fma16(vf a, vf b, vf c) {
 #endif
 }
 
+/* gcc moves additions of integers to the end of a loop, and spills what they add until then */
+INLINE part_i added_now(part_i sum) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(sum));
+#elif defined(__x86_64__)
+    __asm__("" : "+x"(sum));
+#endif
+    return sum;
+}
+
 INLINE part_f splat_part(float x) { return x - (part_f){0}; } /* 0 + x would turn -0 into 0 */
 
 INLINE part_f fma_part(part_f a, part_f b, part_f c) {
@@ -141,12 +156,16 @@ INLINE part_f fma_part(part_f a, part_f b, part_f c) {
 }
 
 INLINE float sum_of(vf x) {
-    typedef float v8 __attribute__((vector_size(32)));
-    typedef float v4 __attribute__((vector_size(16)));
-    v8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-           __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    v4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-    return (b[0] + b[2]) + (b[1] + b[3]);
+    const InParts all = {x};
+    const quarter_f sums = (all.quarter[0] + all.quarter[2]) + (all.quarter[1] + all.quarter[3]);
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+INLINE int32_t sum_of_ints(vi x) {
+    const InParts all = {.ints = x};
+    const quarter_i sums = all.quarter_ints[0] + all.quarter_ints[1] + all.quarter_ints[2] +
+                           all.quarter_ints[3];
+    return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
 /* the larger of each pair; a NaN in `one` gives `other` */
@@ -158,27 +177,48 @@ INLINE vf max16(vf one, vf other) {
 #endif
 }
 
+INLINE quarter_f max_quarter(quarter_f one, quarter_f other) {
+    const quarter_i mask = one > other;
+    return (quarter_f)(((quarter_i)one & mask) | ((quarter_i)other & ~mask));
+}
+
 INLINE float max_of(vf x) {
-#define LARGER(...) \
-    do { \
-        vf y = __builtin_shufflevector(x, x, __VA_ARGS__); \
-        x = max16(y, x); \
-    } while (0)
-    LARGER(8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    LARGER(4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    LARGER(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    LARGER(1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-#undef LARGER
-    return x[0];
+    const InParts all = {x};
+    quarter_f top = max_quarter(max_quarter(all.quarter[3], all.quarter[1]),
+                                max_quarter(all.quarter[2], all.quarter[0]));
+    top = max_quarter(__builtin_shufflevector(top, top, 2, 3, 0, 1), top);
+    return max_quarter(__builtin_shufflevector(top, top, 1, 0, 3, 2), top)[0];
+}
+
+INLINE int32_t max_of_ints(vi x) {
+    const InParts all = {.ints = x};
+    quarter_i top = all.quarter_ints[0];
+    for (int i = 1; i < 4; i++) {
+        const quarter_i mask = all.quarter_ints[i] > top;
+        top = (all.quarter_ints[i] & mask) | (top & ~mask);
+    }
+    const int32_t low = top[0] > top[1] ? top[0] : top[1], high = top[2] > top[3] ? top[2] : top[3];
+    return low > high ? low : high;
+}
+
+/* the largest of the bits of floats without signs, as a float: NaN, whose bits are the largest, if
+ * there is one */
+INLINE float max_size(vi sizes) {
+    const int32_t bits = max_of_ints(sizes);
+    float found;
+    memcpy(&found, &bits, 4);
+    return found;
 }
 
 INLINE int any_of(vi mask) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
 #else
-    typedef int64_t vl __attribute__((vector_size(64)));
-    vl x = (vl)mask;
-    return ((x[0] | x[1]) | (x[2] | x[3]) | (x[4] | x[5]) | (x[6] | x[7])) != 0;
+    typedef int64_t pair __attribute__((vector_size(16)));
+    const InParts all = {.ints = mask};
+    const pair any = (pair)((all.quarter_ints[0] | all.quarter_ints[1]) |
+                            (all.quarter_ints[2] | all.quarter_ints[3]));
+    return (any[0] | any[1]) != 0;
 #endif
 }
 
@@ -274,6 +314,29 @@ INLINE part_f widen_part(const uint16_t *p) {
     return (part_f)(__builtin_convertvector(*(const halves_of_part *)p, part_u) << 16);
 }
 
+/* the low halves of numbers */
+INLINE half_row low_halves(vu x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const InParts all = {.ints = (vi)(x & 0xffff)};
+    const __m256i packed = _mm256_packus_epi32((__m256i)all.part_ints[0], (__m256i)all.part_ints[1]);
+    return (half_row)_mm256_permute4x64_epi64(packed, 0xd8);
+#else
+    return __builtin_convertvector(x, half_row);
+#endif
+}
+
+/* the low bytes of numbers */
+typedef int8_t byte_row __attribute__((vector_size(16)));
+INLINE byte_row low_bytes(vi x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i halves = (__m256i)low_halves((vu)(x & 0xff));
+    return (byte_row)_mm_packus_epi16(_mm256_castsi256_si128(halves),
+                                      _mm256_extracti128_si256(halves, 1));
+#else
+    return __builtin_convertvector(x, byte_row);
+#endif
+}
+
 INLINE half_row narrow(vf x) { /* to bfloat16, to nearest, ties to even; NaN stays NaN */
 #if defined(__AVX512BF16__)
     return (half_row)_mm512_cvtneps_pbh((__m512)x);
@@ -281,7 +344,7 @@ INLINE half_row narrow(vf x) { /* to bfloat16, to nearest, ties to even; NaN sta
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const vu nan = (vu)is_nan(x);
-    return __builtin_convertvector((rounded & ~nan) | (0x7fc0 & nan), half_row);
+    return low_halves((rounded & ~nan) | (0x7fc0 & nan));
 #endif
 }
 INLINE void store_half(uint16_t *p, vf x) { *(half_loose *)p = narrow(x); }
