@@ -213,7 +213,7 @@ class Requests:
             kind = "prompt" if opening.source is None else "decoder prompt"
             raise InvalidRequestError(
                 f"a {kind} of {len(ids)} tokens and max_tokens={params.max_tokens} do not fit into the model's context "
-                f"of {context}: set max_tokens to {context - len(ids)} at most, or to None for all that fits",
+                f"of {context}: set max_tokens to {context - len(ids)} at most",
                 param="max_tokens",
             )
         return len(ids) + params.max_tokens

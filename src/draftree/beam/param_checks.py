@@ -51,14 +51,14 @@ def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
 def prefix_function(name: str, value: Any) -> Any:
     """Check for a function or None."""
     if value is not None and not callable(value):
-        raise refuse(name, value, "a function of the prompt's index and the tokens so far, or None")
+        raise refuse(name, value, "a function of the prompt's index and the tokens so far")
     return value
 
 
 def allowed_trie(name: str, value: Any) -> TokenTrie | None:
     """Check for a trie or None."""
     if value is not None and not isinstance(value, TokenTrie):
-        raise refuse(name, value, "a TokenTrie, or None")
+        raise refuse(name, value, "a TokenTrie")
     return value
 
 
@@ -67,7 +67,7 @@ def length_bounds(name: str, value: Any) -> tuple[float, float, float, float] | 
     if value is None:
         return None
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) != 4:
-        raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b, or None")
+        raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b")
     min_a, min_b, max_a, max_b = (_BOUND(name, item) for item in value)
     return (min_a, min_b, max_a, max_b)
 

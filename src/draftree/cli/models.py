@@ -23,7 +23,7 @@ from draftree.core.errors import ModelNotFoundError, suggestion
 from draftree.core.plain_text import harmless
 from draftree.loading.prepared import gguf_path, prepared_folder
 from draftree.loading.requirements import require_clients, require_extras
-from draftree.loading.resolve import resolve_model
+from draftree.loading.resolve import hub_cache, resolve_model
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
 from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_sums, is_block_description
@@ -40,9 +40,10 @@ CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """One line of the list."""
+    """One line of the list; `kind` is "registry", "hub", "GGUF" or "cache"."""
 
     name: str
+    kind: str
     description: str
     parameters: int | None
     download_bytes: int | None
@@ -116,7 +117,7 @@ def check_folder(name: str, cache: Cache) -> bool:
 def remove_models(names: CachedNames) -> None:
     """Remove models from the cache."""
     cache = Cache()
-    wanted = [row.name for row in rows(cache) if row.folder is not None] if names == ["all"] else names
+    wanted = cache.names() if names == ["all"] else names
     for name in wanted:
         if cache.manifest(name) is None:
             held = suggestion(name, cache.names()) if cache.names() else "the cache is empty"
@@ -142,40 +143,50 @@ def show_list(*, as_json: bool) -> None:
         models = [{field: getattr(row, field) for field in ModelRow.__slots__} for row in found]
         typer.echo(json.dumps({"cache": str(cache.root), "models": models}, indent=2))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    for heading in ("parameters", "download", "disk", "vocab"):
-        table.add_column(heading, justify="right")
-    for heading in ("licence", "here"):
-        table.add_column(heading, no_wrap=True)
-    for row in found:
-        table.add_row(
-            escape(harmless(row.name)),
+    console = Console()
+    shown = [
+        (
+            harmless(row.name),
+            row.kind,
             short_count(row.parameters),
             short_bytes(row.download_bytes),
             short_bytes(row.disk_bytes),
-            "" if row.vocabulary is None else f"{row.vocabulary:,}",
-            row.licence,
-            "[green]yes[/green]" if row.folder else "no",
+            "yes" if row.folder else "no",
         )
-    console = Console()
-    console.print(table)
+        for row in found
+    ]
+    headings = ("name", "from", "parameters", "download", "disk", "here")
+    widths = [max(map(len, column)) for column in zip(headings, *shown, strict=True)]
+    if sum(widths) + 2 * len(widths) <= console.width:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in headings:
+            table.add_column(heading, no_wrap=True, justify="right" if heading in headings[2:5] else "left")
+        for cells in shown:
+            table.add_row(*map(escape, cells))
+        console.print(table, highlight=False)
+    else:  # a table would lose words
+        for cells in shown:
+            words = (f"{heading} {cell}" for heading, cell in zip(headings[1:], cells[1:], strict=True) if cell)
+            console.print(escape(f"{cells[0]}: {', '.join(words)}"), highlight=False, soft_wrap=True)
     console.print()
     for row in found:
-        console.print(escape(harmless(f"{row.name}: {row.description}")), highlight=False, soft_wrap=True, style="dim")
+        facts = [] if row.vocabulary is None else [f"{row.vocabulary:,} tokens", row.licence]
+        line = f"{row.name}: {'; '.join([row.description, *facts])}"
+        console.print(escape(harmless(line)), highlight=False, soft_wrap=True, style="dim")
     console.print(escape(harmless(f"\ncache: {cache.root}")), highlight=False, soft_wrap=True)
 
 
 def rows(cache: Cache) -> list[ModelRow]:
-    """Return the catalogue, then all other models in the cache."""
+    """Return the catalogue, then all other models in the cache, then those in the cache of the hub's client."""
     listed = [catalogue_row(entry, cache) for entry in CATALOGUE.values()]
     others = [name for name in cache.names() if name not in CATALOGUE]
-    return listed + [other_row(name, cache) for name in others]
+    return [*listed, *(other_row(name, cache) for name in others), *hub_rows()]
 
 
 def catalogue_row(entry: CatalogueEntry, cache: Cache) -> ModelRow:
     return ModelRow(
         name=entry.name,
+        kind="registry",
         description=entry.description,
         parameters=entry.num_parameters,
         download_bytes=entry.download_bytes,
@@ -190,9 +201,12 @@ def catalogue_row(entry: CatalogueEntry, cache: Cache) -> ModelRow:
 def other_row(name: str, cache: Cache) -> ModelRow:
     folder = cache.folder(name)
     manifest = cache.manifest(name) or {}
+    source = str(manifest.get("source", "a file"))
+    made = "read from" if is_block_description(folder) else "converted from"
     return ModelRow(
         name=name,
-        description=f"made from {manifest.get('source', 'a file')}",
+        kind="GGUF" if source.lower().endswith(".gguf") else "cache",
+        description=f"{made} {source}",
         parameters=None,
         download_bytes=None,
         disk_bytes=folder_bytes(folder),
@@ -201,6 +215,26 @@ def other_row(name: str, cache: Cache) -> ModelRow:
         context=None,
         folder=str(folder),
     )
+
+
+def hub_rows() -> list[ModelRow]:
+    """Return the models that the hub's client downloaded, whatever program asked for them."""
+    folders = (path for path in sorted(hub_cache().glob("models--*")) if any(path.glob("snapshots/*/config.json")))
+    return [
+        ModelRow(
+            name=folder.name.removeprefix("models--").replace("--", "/"),
+            kind="hub",
+            description="in the cache of the hub's client, which 'hf cache' manages",
+            parameters=None,
+            download_bytes=None,
+            disk_bytes=folder_bytes(folder / "blobs"),
+            licence="see its page",
+            vocabulary=None,
+            context=None,
+            folder=str(folder),
+        )
+        for folder in folders
+    ]
 
 
 def folder_bytes(folder: Path) -> int:

@@ -125,7 +125,7 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         return Path(
             snapshot_download(
                 repository,
-                cache_dir=None if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub",
+                cache_dir=hub_cache(),
                 allow_patterns=list(files),
                 ignore_patterns=list(HUB_FILES_LEFT_OUT),
                 etag_timeout=HUB_TIMEOUT_SECONDS,
@@ -137,40 +137,47 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
         folder = snapshot(HUB_FILES)
         if not any(folder.glob("*.safetensors")):
             folder = snapshot(HUB_FILES + PICKLED_HUB_FILES)
-    except GatedRepoError as error:
+    except GatedRepoError:
         raise ModelNotFoundError(
             f"the hub requires acceptance of the terms of '{repository}': "
             "accept them on its page, then log in with 'hf auth login'"
-        ) from error
-    except RepositoryNotFoundError as error:
+        ) from None
+    except RepositoryNotFoundError:
         if not has_owner(repository):
             raise ModelNotFoundError(
                 f"there is no model '{repository}' on this machine or at the hub: {names_for(repository)}"
-            ) from error
+            ) from None
         raise ModelNotFoundError(
             f"the hub has no model '{repository}' that you can access: check the spelling, or log in if it is private"
-        ) from error
-    except LocalEntryNotFoundError as error:
+        ) from None
+    except LocalEntryNotFoundError:
         why = "the hub cannot be reached" if fetch else "fetching is not allowed"
         if not has_owner(repository):
             raise ModelNotFoundError(
                 f"there is no model '{repository}' on this machine, and {why}: {names_for(repository)}"
-            ) from error
+            ) from None
         raise ModelNotFoundError(
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
             f"use one of {', '.join(CATALOGUE)}, or set HF_HOME to a cache that holds it"
-        ) from error
+        ) from None
     except Exception as error:
         # The hub's client propagates the errors of its network library, which varies.
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise WeightsError(
                 f"the disk became full while '{repository}' was downloaded from the hub: "
                 "free some space, or set HF_HOME to a folder on another disk"
-            ) from error
+            ) from None
         raise WeightsError(
             f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"
-        ) from error
+        ) from None
     return folder
+
+
+def hub_cache() -> Path:
+    """Return the folder in which the hub's client keeps models."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE) if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub"
 
 
 def has_owner(repository: str) -> bool:

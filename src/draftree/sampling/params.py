@@ -237,7 +237,7 @@ def _allowed_ids(name: str, value: Any) -> tuple[int, ...] | None:
         return None
     ids = tuple(dict.fromkeys(TokenIds()(name, value)))
     if not ids:
-        raise refuse(name, value, "a list of at least one token id, or None")
+        raise refuse(name, value, "a list of at least one token id")
     return ids
 
 
@@ -253,7 +253,7 @@ def _prediction(name: str, value: Any) -> str | tuple[int, ...] | None:
     elif value is not None:
         given = TokenIds(MAX_PREDICTION)(name, value)
     if given is not None and not len(given):
-        raise refuse(name, value, "a text or token ids, at least one, or None")
+        raise refuse(name, value, "a text or token ids, at least one")
     return given
 
 
@@ -280,7 +280,7 @@ class _Text:
         if value is None:
             return None
         if not isinstance(value, str) or not value:
-            raise refuse(name, value, "a text that is not empty, or None")
+            raise refuse(name, value, "a text that is not empty")
         try:
             self.check(value)
         except ValueError as error:

@@ -32,6 +32,7 @@ def root() -> None:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(models, "hub_cache", lambda: tmp_path / "no hub")
     return tmp_path / "cache"
 
 
@@ -49,18 +50,38 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["models", *arguments])
 
 
-def test_the_list_is_the_default_and_fits_a_narrow_terminal() -> None:
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_list_is_the_default_and_loses_no_word(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     shown = run()
     assert shown.exit_code == 0
     assert shown.stdout == run("list").stdout
+    assert "…" not in shown.stdout
     lines = shown.stdout.splitlines()
-    assert lines[0].split() == ["name", "parameters", "download", "disk", "vocab", "licence", "here"]
-    for line, entry in zip(lines[1 : 1 + len(CATALOGUE)], CATALOGUE.values(), strict=True):
+    entries = list(CATALOGUE.values())
+    for line, entry in zip(lines[width != 40 :], entries, strict=False):
         assert line.startswith(entry.name)
-        assert f"{entry.vocab_size:,}" in line
-        assert entry.licence in line
+        assert "registry" in line
         assert line.split()[-1] == "no"
-        assert len(line) <= 80
+        assert width == 40 or len(line) <= width
+    about = shown.stdout.split("\n\n")[1].splitlines()
+    for line, entry in zip(about, entries, strict=True):
+        assert line == f"{entry.name}: {entry.description}; {entry.vocab_size:,} tokens; {entry.licence}"
+
+
+def test_models_of_the_hub_and_of_gguf_files_are_told_apart(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "hub" / "models--only--asked" / "refs").mkdir(parents=True)
+    monkeypatch.setattr(models, "hub_cache", lambda: tmp_path / "hub")
+    for name, source in (("gguf-x", "x.gguf"), ("old", "a.bin")):
+        (cache / "models" / name).mkdir(parents=True)
+        (cache / "models" / name / "draftree.json").write_text(json.dumps({"source": source}))
+    found = {row["name"]: row["kind"] for row in json.loads(run("--json").stdout)["models"] if row["folder"]}
+    assert found == {"gguf-x": "GGUF", "old": "cache", "some/model": "hub"}
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["list", "--json"]])
@@ -70,6 +91,7 @@ def test_as_json_there_is_one_object_and_nothing_else(arguments: list[str], cach
     assert [model["name"] for model in told["models"]] == list(CATALOGUE)
     assert told["models"][0] | {"description": ""} == {
         "name": "smollm2-135m-instruct",
+        "kind": "registry",
         "description": "",
         "parameters": 134_515_008,
         "download_bytes": 92_871_040,

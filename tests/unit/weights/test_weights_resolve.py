@@ -125,6 +125,8 @@ def test_unknown_names_are_refused_in_one_sentence(name: str, why: str) -> None:
     with pytest.raises(ModelNotFoundError, match=why) as error:
         resolve_model(name)
     assert "\n" not in str(error.value)
+    assert error.value.__cause__ is None
+    assert error.value.__context__ is None or error.value.__suppress_context__, "no other traceback is shown"
 
 
 @pytest.fixture
