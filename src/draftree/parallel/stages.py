@@ -16,7 +16,7 @@ __all__ = ["KNOWN_VERSIONS", "Stage"]
 
 logger = logging.getLogger(__name__)
 
-KNOWN_VERSIONS = ("5.23.",)
+KNOWN_VERSIONS = ("5.23.", "5.24.")
 """Versions of transformers whose division of layers is known."""
 PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_size")
 
