@@ -23,7 +23,7 @@ async def main(folder: str, prompt: str) -> None:
     replica = await LoadedApp.load(settings, threads=1)
     before = len(children(os.getpid()))
     transport: Any = httpx.ASGITransport(replica.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://replica", timeout=600) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
         answer = await client.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **ASKED})
     await replica.check_health()
     await replica.close()
