@@ -25,6 +25,7 @@ from draftree.loading.prepared import prepared_folder
 from draftree.models.base import LanguageModel
 from draftree.models.native.model import NativeModel
 
+USUAL_PREFIX = 256
 EXPERTS = "experts"
 """Name of the modules that have the experts of a layer, without a shared one."""
 NUM_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -39,13 +40,13 @@ class PassSettings(ExecutionSettings):
     Attributes:
         model: name of the model, in any supported form.
         rows: numbers of tokens per pass; 1 is always included.
-        prefix: committed tokens before them.
+        prefix: committed tokens before them; None for 256, or as many as fit into a shorter context.
         repeats: passes of each kind that count.
     """
 
     model: str
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    prefix: int = 256
+    prefix: int | None = None
     repeats: int = 20
 
     def __post_init__(self) -> None:
@@ -70,8 +71,9 @@ def measure(
     """
     fetch(settings.model)
     loaded = load_fitting(settings, max(settings.rows))
+    prefix = settings.prefix or min(USUAL_PREFIX, loaded.model.max_length - max(settings.rows))
     header = header_of(settings, loaded)
-    return header, time_passes(loaded.model, settings.rows, prefix=settings.prefix, repeats=settings.repeats)
+    return header, time_passes(loaded.model, settings.rows, prefix=prefix, repeats=settings.repeats)
 
 
 def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
@@ -83,9 +85,10 @@ def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
     """
     loaded = load_for(settings)
     context = loaded.model.max_length
-    if settings.prefix + num_rows > context:
+    prefix = settings.prefix or 1
+    if prefix + num_rows > context:
         raise ConfigurationError(
-            f"a prefix of {settings.prefix} and {num_rows} rows do not fit into the model's context of "
+            f"a prefix of {prefix} and {num_rows} rows do not fit into the model's context of "
             f"{context}: lower one of them"
         )
     return loaded

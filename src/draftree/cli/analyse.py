@@ -123,16 +123,19 @@ def analyse(
 
     wanted = chosen_figures([name.strip() for name in figures.split(",")] if figures else ())
     material = material_of(trace or (), results or ())
+    refused: dict[str, str] = {}
     if model is not None and draft is not None:
         from draftree.figures.runs import MERGED, Asked, specs_of
 
         merged = MERGED if merge is None else tuple(merge)
         asked = Asked(model, draft, tree, merged, temperature, seed, max_tokens)
-        specs = specs_of(needed_runs(wanted, material), asked)
+        specs, refused = specs_of(needed_runs(wanted, material), asked)
+        for run, reason in refused.items():
+            note(f"run '{run}' is left out: {reason}")
         workload = (prompts, tuple(category or ()), limit)
         facts = {} if remark is None else {"note": remark}
         material = with_traces(material, record_all(asked, specs, execution, workload, folder, facts))
-    drawn = draw_all(wanted, material, folder, must=figures is not None, on_drawn=typer.echo)
+    drawn = draw_all(wanted, material, folder, must=figures is not None, refused=refused, on_drawn=typer.echo)
     for name, reason in drawn.skipped.items():
         note(f"not drawn: {name}: {reason}")
     if not drawn.paths:
@@ -188,7 +191,15 @@ def record_all(
     tokenizer = tokenizer_of(loaded, None, trust_remote_code=loaded.runs_code)
     if tokenizer is None:
         raise ConfigurationError(f"'{asked.model}' has no tokenizer: prompts cannot be encoded")
-    ids = [encode(task, tokenizer)[0] for task in workload.tasks]
+    every = [encode(task, tokenizer)[0] for task in workload.tasks]
+    ids = [one for one in every if len(one) + asked.max_tokens <= loaded.model.max_length]
+    if not ids:
+        raise ConfigurationError(
+            f"no prompt fits with {asked.max_tokens} tokens into the context of {loaded.model.max_length}: lower "
+            "--max-tokens, or give shorter --prompts"
+        )
+    if len(ids) < len(every):
+        note(f"{len(every) - len(ids)} of {len(every)} prompts do not fit into the model's context and are left out")
     about = run_facts(loaded) | {"prompts": workload.name} | facts
     recorder = Recorder(asked, loaded, ids, output / "traces", about, tokenizer)
     found = []

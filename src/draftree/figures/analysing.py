@@ -9,6 +9,7 @@ from typing import Any
 
 from draftree.analysis.trace import Trace, read_trace
 from draftree.core.errors import ConfigurationError
+from draftree.drafters import NO_DRAFT
 from draftree.figures.base import FIGURES, Figure
 from draftree.figures.drawing import write_figure
 from draftree.figures.material import Material, read_lines
@@ -64,6 +65,7 @@ def draw_all(
     folder: Path,
     *,
     must: bool,
+    refused: Mapping[str, str] | None = None,
     on_drawn: Callable[[str], object] = lambda name: None,
 ) -> Drawn:
     """Write the figures that the material has data for.
@@ -73,6 +75,7 @@ def draw_all(
         material: traces and results.
         folder: where the files are written.
         must: whether a figure without data is an error, because it was named.
+        refused: for runs that could not be recorded the reason.
         on_drawn: called with the name of each written figure.
 
     Raises:
@@ -80,11 +83,13 @@ def draw_all(
     """
     drawn = Drawn()
     for name, figure in figures.items():
-        missing = [run for run in figure.runs if not material.traces.get(run)]
+        reasons = refused or {}
+        missing = [reasons.get(run, run) for run in figure.runs if not material.traces.get(run)]
         missing += [f"results of kind '{kind}'" for kind in figure.results if not material.has((), (kind,))]
         try:
             if missing:
                 raise ConfigurationError(f"there are no traces or results: {', '.join(missing)}")
+            _require_drafts(figure, material)
             data = figure.data(material)
         except ConfigurationError as error:
             if must:
@@ -94,6 +99,14 @@ def draw_all(
         drawn.paths += write_figure(figure, name, data, folder)
         on_drawn(name)
     return drawn
+
+
+def _require_drafts(figure: Figure, material: Material) -> None:
+    traces = [trace for run in figure.runs for trace in material.traces[run] if trace.header.draft != NO_DRAFT]
+    if traces and not any(step.tree.tokens for trace in traces for one in trace.rounds for step in one.steps):
+        raise ConfigurationError(
+            f"'{traces[0].header.draft}' drafted nothing in its runs: give more prompts or more --max-tokens"
+        )
 
 
 def with_traces(material: Material, traces: Iterable[Trace]) -> Material:

@@ -85,16 +85,24 @@ class RunSpec:
     max_texts: int | None = None
 
 
-def specs_of(names: Iterable[str], asked: Asked) -> list[RunSpec]:
-    """Return the runs of these names.
+def specs_of(names: Iterable[str], asked: Asked) -> tuple[list[RunSpec], dict[str, str]]:
+    """Return the runs of these names, and the reason for each name that the drafter cannot take part in.
 
     Raises:
-        ConfigurationError: the drafter is unknown, or cannot take part in a run.
+        ConfigurationError: the drafter is unknown.
     """
-    specs = [spec for name in dict.fromkeys(names) for spec in RUNS[name](asked)]
-    for spec in specs:
-        choose_methods(_named(spec.draft), spec.verify, spec.plan)
-    return specs
+    choose_methods(_named(asked.draft), "coupled", None)
+    specs: list[RunSpec] = []
+    refused: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        try:
+            found = list(RUNS[name](asked))
+            for spec in found:
+                choose_methods(_named(spec.draft), spec.verify, spec.plan)
+            specs += found
+        except ConfigurationError as error:
+            refused[name] = str(error)
+    return specs, refused
 
 
 def with_tree(draft: str, shape: str) -> str:
@@ -125,7 +133,8 @@ def _best(asked: Asked) -> Iterator[RunSpec]:
 
 
 def _merged(asked: Asked) -> Iterator[RunSpec]:
-    yield RunSpec("merged", "+".join((asked.draft, *asked.merged)), "watch")
+    drafts = dict.fromkeys((*asked.draft.split("+"), *asked.merged))
+    yield RunSpec("merged", "+".join(drafts), "watch")
 
 
 def _plain(asked: Asked) -> Iterator[RunSpec]:

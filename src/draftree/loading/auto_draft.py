@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.shipped.catalogue import ShippedHead, config_facts, shipped_heads
 from draftree.loading.load import LoadedModel
+from draftree.loading.trained import trained_for
 from draftree.loading.tuned import tuned_for
 from draftree.remote.address import is_remote
 
@@ -52,6 +54,13 @@ def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]
     if kept is not None:
         measured = f"'draftree tune' measured {kept.speedup:.2f} times the speed of plain decoding"
         found.append(AutoCandidate(kept.draft, kept.plan, measured))
+    own = None if is_remote(loaded.name) else trained_for(loaded.model.fingerprint)
+    if own is not None and not Path(own.folder).is_dir():
+        left_out.append(f"the head that was trained for this model is no longer in '{own.folder}'")
+    elif own is not None:
+        specs = [draft.format(name=own.folder) for draft in TRAINED_DRAFTS]
+        reason = f"trained here for this model: {own.tokens_per_round:.2f} tokens per round on unseen texts"
+        found.extend(AutoCandidate(spec, None, reason) for spec in specs)
     head, reason = _trained_head(loaded)
     if head is not None:
         specs = [draft.format(name=head.name) for draft in TRAINED_DRAFTS]

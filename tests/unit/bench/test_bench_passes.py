@@ -83,6 +83,8 @@ def test_measuring_a_folder(tmp_path):
     assert (header["job"], header["dtype"], header["model"]["name"]) == ("passes", "float32", "tiny")
     with pytest.raises(ConfigurationError, match=f"context of {CONTEXT}"):
         measure(PassSettings(str(folder), prefix=CONTEXT))
+    _, records = measure(PassSettings(str(folder), rows=(CONTEXT - 8,), repeats=1))
+    assert {record.prefix for record in records} == {8}, "without a prefix, as many tokens as fit"
 
 
 def parameters_of(model: Any, *, without: str) -> int:

@@ -303,6 +303,21 @@ def test_invalid_analyses_are_refused(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
+def test_runs_and_prompts_that_do_not_fit_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = write_model(tmp_path / "target")
+    (tmp_path / "prompts.jsonl").write_text(PROMPT.format("a") + PROMPT.format("long " * 500))
+    options = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-tokens", "40", "--tree", "2-1", "--merge", "suffix"]
+    options += ["--dtype", "float32", "--kernels", "torch", "--output", str(tmp_path / "out")]
+    assert run(["analyse", str(target), "--draft", "suffix,min=1", *options]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "run 'rule' is left out: drafter 'suffix,min=1' supplies free draws, but verifier 'token' accepts" in said
+    assert "1 of 2 prompts do not fit" in said
+    assert "not drawn: temperature-rules: " in said
+    assert list((tmp_path / "out").glob("*.svg"))
+
+
 def test_all_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["analyse", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()

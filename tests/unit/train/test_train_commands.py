@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from bench_samples import write_model
+from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
+from draftree.loading.load import load_model
+from draftree.loading.trained import trained_for
 from draftree.train.block import BlockOptions, train_block
 from draftree.train.data.reading import TrainingData
 from draftree.train.preparing import TrainingJob
@@ -45,6 +48,36 @@ def test_a_trained_head_drafts_accepted_tokens_and_leaves_the_text(model: Path, 
         accepted = sum(one.accepted_by_depth[0] for one in stats) / sum(one.drafted_by_depth[0] for one in stats)
         offline = facts["unseen"][f"{temperature:g}"]["rounds"]["all"]["conditional"][0]
         assert accepted == pytest.approx(offline, abs=0.06)
+
+
+def test_auto_uses_a_trained_head_at_once(model: Path, head: Path) -> None:
+    facts = json.loads((head / "recipe.json").read_text())
+    best = max(mode["rounds"]["all"]["acceptance_length"] for mode in facts["unseen"].values())
+    loaded = load_model(model, dtype="float32", kernels="torch")
+    llm = LLM(loaded)
+    assert llm.drafts == (f"head:{head}+suffix",)
+    assert f"trained here for this model: {best:.2f} tokens per round" in llm.draft_note
+    away = head.rename(head.with_name("away"))
+    try:
+        llm = LLM(loaded)
+        assert llm.drafts == ("suffix",)
+        assert f"no longer in '{head}'" in llm.draft_note
+    finally:
+        away.rename(head)
+
+
+def test_a_head_that_does_not_pay_is_named(
+    model: Path, data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    changed = {"120": "1", "1e-2": "1e-9"}
+    options = [changed.get(option, option) for option in OPTIONS]
+    output = tmp_path / "head"
+    assert run(["train", "head", str(model), "--data", str(data), "--output", str(output), *options]) == 0
+    said = capfd.readouterr().out
+    assert "this head does not pay: 1." in said
+    assert "--minutes, --steps" in said
+    known = trained_for(json.loads((output / "recipe.json").read_text())["fingerprint"])
+    assert known is None or known.folder != str(output)
 
 
 def test_the_folder_has_head_recipe_card_and_log(model: Path, head: Path) -> None:

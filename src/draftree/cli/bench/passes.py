@@ -19,7 +19,14 @@ def passes(
     rows: Annotated[
         str, typer.Option(help="Numbers of tokens per pass.", metavar="N,N,...", rich_help_panel=COMPARED)
     ] = "1,2,4,8,16,32,64",
-    prefix: Annotated[int, typer.Option(help="Tokens before the pass.", metavar="N", rich_help_panel=COMPARED)] = 256,
+    prefix: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens before the pass; if not given, 256, or as many as fit into a shorter context.",
+            metavar="N",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
     execution: Execution,
     output: Output = None,

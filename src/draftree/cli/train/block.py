@@ -9,7 +9,7 @@ import typer
 
 from draftree.cli.made import takes
 from draftree.cli.render import note
-from draftree.cli.train.shared import HEAD, Run, head_of, run_of, say_trained, say_use, train
+from draftree.cli.train.shared import HEAD, Run, head_of, run_of, say_head, train
 from draftree.cli.train.showing import Lines
 
 if TYPE_CHECKING:
@@ -46,5 +46,4 @@ def block(
     options = BlockOptions(chosen, markov_rank)
     settings = dataclasses.replace(run.settings, levels=run.settings.depth)
     result = train(run, lambda: train_block(run.job, settings, options, report=Lines(), note=note))
-    say_trained(result)
-    say_use(run, result.folder, f"head:{result.folder}")
+    say_head(run, result)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from draftree.cli.made import takes
 from draftree.cli.render import note
-from draftree.cli.train.shared import Run, head_of, run_of, say_trained, say_use, train
+from draftree.cli.train.shared import Run, head_of, run_of, say_head, train
 from draftree.cli.train.showing import Lines
 
 if TYPE_CHECKING:
@@ -26,5 +26,4 @@ def head(*, run: Run, chosen: HeadOptions) -> None:
     from draftree.train.head import train_head
 
     result = train(run, lambda: train_head(run.job, run.settings, chosen, report=Lines(), note=note))
-    say_trained(result)
-    say_use(run, result.folder, f"head:{result.folder}")
+    say_head(run, result)
