@@ -35,8 +35,14 @@ CONTINUED = OPTIONS[2:]
 @pytest.fixture(scope="module")
 def head(model: Path, data: Path) -> Path:
     output = model.parent / "head"
-    assert run(["train", "head", str(model), "--data", str(data), "--output", str(output), *OPTIONS]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DRAFTREE_CONFIG", str(config_of(output)))  # other tests train heads for the same model
+        assert run(["train", "head", str(model), "--data", str(data), "--output", str(output), *OPTIONS]) == 0
     return output
+
+
+def config_of(head: Path) -> Path:
+    return head.with_name("config")
 
 
 def test_a_trained_head_drafts_accepted_tokens_and_leaves_the_text(model: Path, data: Path, head: Path) -> None:
@@ -50,7 +56,8 @@ def test_a_trained_head_drafts_accepted_tokens_and_leaves_the_text(model: Path, 
         assert accepted == pytest.approx(offline, abs=0.06)
 
 
-def test_auto_uses_a_trained_head_at_once(model: Path, head: Path) -> None:
+def test_auto_uses_a_trained_head_at_once(model: Path, head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_CONFIG", str(config_of(head)))
     facts = json.loads((head / "recipe.json").read_text())
     best = max(mode["rounds"]["all"]["acceptance_length"] for mode in facts["unseen"].values())
     loaded = load_model(model, dtype="float32", kernels="torch")
