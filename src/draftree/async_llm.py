@@ -161,7 +161,8 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
             EngineClosedError: the engine was closed, or failed.
         """
         requests, checked = self._llm.requests, one_params(params)
-        spoken, most = decoder.get("source_lang"), requests.longest_prompt(checked)
+        spoken = decoder.get("source_lang")
+        most = requests.longest_prompt(checked)
         if not isinstance(prompt, FeatureSource) and is_long(prompt):
             prompt = await self._prompts.encode(prompt, source_lang=spoken, most=most)
             spoken = None  # the prompt is token ids now

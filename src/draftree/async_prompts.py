@@ -136,7 +136,8 @@ class AsyncPromptEncoder:
 
 def is_long(*values: Any) -> bool:
     """Return whether the texts in values have `LONG` characters or more; keys and numbers count as one each."""
-    size, todo = 0, list(values)
+    size = 0
+    todo = list(values)
     while todo and size < LONG:
         value = todo.pop()
         size += len(value) if isinstance(value, str) else 1

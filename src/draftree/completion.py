@@ -203,7 +203,8 @@ def _unenforced(sequence: WritingSequence) -> tuple[str, ...]:
 def _violations(sequence: WritingSequence) -> tuple[str, ...]:
     """Check a finished text against its schema, once."""
     if sequence.violations is None and sequence.finish_reason is FinishReason.STOP:
-        params, text = sequence.controls.params, "".join(sequence.texts)
+        params = sequence.controls.params
+        text = "".join(sequence.texts)
         assert isinstance(params.json_schema, str)
         sequence.violations = violations(params.json_schema, text, has_prefix=params.grammar_prefix is not None)
         if sequence.violations:

@@ -142,7 +142,8 @@ def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast
         say(f"\n{style.bold('plain' if wrote.is_plain else f'with {setup.draft}')}\n")
         runs.append(answer(llm, wrote, demo_prompt, style))
         say(style.dim(numbers(runs[-1])) + "\n")
-    same, ratio = are_equal(*runs), speedup(runs[:1], runs[1])
+    same = are_equal(*runs)
+    ratio = speedup(runs[:1], runs[1])
     say("\n" + style.bold(f"speed-up {ratio:.2f} · the two texts {'are the same' if same else 'DIFFER'}") + "\n")
     say(textwrap.fill(verdict(ratio, runs[1]) if same else f"They differ {difference(*runs)}.", width()) + "\n")
     return same

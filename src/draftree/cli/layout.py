@@ -90,7 +90,8 @@ def converting_less(parameters: list[Any], callback: Callable[..., Any] | None) 
         signature = inspect.signature(callback or (lambda: None), eval_str=True)
         kinds = {name: kind_of(each.annotation) for name, each in signature.parameters.items()}
         for parameter in fresh:
-            kind, convert = kinds.get(parameter.name), parameter.process_value
+            kind = kinds.get(parameter.name)
+            convert = parameter.process_value
             parameter.process_value = partial(processed, parameter, kind, convert=convert)
     return parameters
 

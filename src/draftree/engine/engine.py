@@ -134,7 +134,8 @@ class Engine:
     @property
     def longest(self) -> int:
         """Tokens that a text can have at most, the prompt included, for which there is memory."""
-        context, room = self._parts.target.max_length, self.slot_room
+        context = self._parts.target.max_length
+        room = self.slot_room
         return context if room is None else min(context, room)
 
     @property

@@ -61,14 +61,16 @@ def _plots(results: Sequence[Results]) -> Iterable[Plot]:
     distributions = [record for result in with_distributions for record in result.distributions]
     for category in dict.fromkeys(record.category for record in distributions):
         part = [record for record in distributions if record.category == category]
-        guesses, rules = partial(_draw_guesses, records=part), partial(_draw_rules, records=part)
+        guesses = partial(_draw_guesses, records=part)
+        rules = partial(_draw_rules, records=part)
         yield Plot(
             f"guesses-{category}", f"Target token among the first guesses: {category}", guesses, with_distributions
         )
         yield Plot(f"rules-{category}", f"Acceptance of a node by rule: {category}", rules, with_distributions)
     texts = [result for result in results if result.records]
     for result in texts:
-        name, report = result.name.removesuffix(".jsonl"), Report(result)
+        name = result.name.removesuffix(".jsonl")
+        report = Report(result)
         yield Plot(
             f"{name}-speed", "Decode speed-up over plain decoding", partial(_draw_speed, rows=report.rows()), [result]
         )

@@ -36,7 +36,8 @@ class TargetParts:
         Raises:
             UnsupportedModelError: the model does not expose them.
         """
-        facts, output = model.embedding_facts(), model.output_head()
+        facts = model.embedding_facts()
+        output = model.output_head()
         embedding = output if facts.is_tied else model.input_embedding()
         return cls(embedding, output, facts, model.final_norm, model.num_layers)
 

@@ -230,7 +230,8 @@ def lower_model(
         blueprint = plan_model(model)
         steps.info("%s: packing weights for native kernels", found)
         if start is None:
-            ours, places = NativeModel(blueprint, ModelWeights(model), quantization=quantization), None
+            ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+            places = None
         else:
             # streamed weights are larger than memory, and reading them once more takes long
             places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)

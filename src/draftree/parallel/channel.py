@@ -25,7 +25,8 @@ JOIN_SECONDS = 1800.0
 """Time for all processes to start; rank 0 may download the model meanwhile."""
 HELLO_SECONDS = 10.0
 POLL_SECONDS = 0.1
-PROBE_SECONDS, PROBES = 10, 6
+PROBE_SECONDS = 10
+PROBES = 6
 """A silent connection is probed every `PROBE_SECONDS`; after this many probes without an answer it is lost."""
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 16

@@ -16,10 +16,12 @@ from draftree.core.errors import InvalidRequestError, suggestion
 
 MAX_IDS = 2**18
 """Token ids of one list: as many as the largest vocabularies have."""
-MAX_STOPS, MAX_STOP_CHARS = 64, 1024
+MAX_STOPS = 64
+MAX_STOP_CHARS = 1024
 """Stop strings, each of which is matched at every character of the text, and characters of one."""
 MAX_STOP_IDS = 4096
-MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = 1024, 256
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_CHARS = 256
 """Words, each of which is encoded twice and matched at every token of the text, and characters of one."""
 MAX_PREDICTION = 2**20
 """Characters or token ids."""

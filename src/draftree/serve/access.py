@@ -80,7 +80,8 @@ class HostCheck:
         """Process one request."""
         if scope["type"] in ("http", "websocket"):
             given = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            host, origin = given.get(b"host", ""), given.get(b"origin", "")
+            host = given.get(b"host", "")
+            origin = given.get(b"origin", "")
             if host and not self._is_allowed(f"//{host}"):
                 await refuse(scope, receive, send, error=_forbidden("host", host, "allowed-host"))
                 return

@@ -52,7 +52,8 @@ def messages_of(body: ResponsesBody, previous: Sequence[Mapping[str, Any]] = ())
 def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
     kind = item.get("type", "message")
     if kind == "message":
-        message, last = _message(item, place), messages[-1] if messages else {}
+        message = _message(item, place)
+        last = messages[-1] if messages else {}
         if message["role"] == "assistant" and "reasoning_content" in last and not last["content"]:
             last["content"] = message["content"]
         else:

@@ -165,7 +165,8 @@ class TagSplitter(Splitter):
 
     def _begin(self) -> bool:
         """Return whether it is certain how the text begins."""
-        start, opening = self._buffer.lstrip(SPACE), self._form.opening
+        start = self._buffer.lstrip(SPACE)
+        opening = self._form.opening
         if start.startswith(opening):
             self._stage, self._buffer, self._skips_space = Stage.INSIDE, start.removeprefix(opening), True
             return True
@@ -284,7 +285,8 @@ class HarmonySplitter(Splitter):
         return []
 
     def _open(self, header: str) -> list[Delta]:
-        channel, recipient = CHANNEL.search(header), RECIPIENT.search(header)
+        channel = CHANNEL.search(header)
+        recipient = RECIPIENT.search(header)
         self._header = None
         self._channel = "" if channel is None else channel[1]
         self._is_call = recipient is not None and recipient[1] in self._functions
@@ -374,7 +376,8 @@ class Reasoning:
     @classmethod
     async def of(cls, model: ServedModel, prompt_ids: Sequence[int]) -> Reasoning | None:
         """Return the reasoning of an answer to an encoded conversation; None for a model that does not reason."""
-        form, tokenizer = reasoning_format(model.chat_template), model.tokenizer
+        form = reasoning_format(model.chat_template)
+        tokenizer = model.tokenizer
         if form is None or tokenizer is None:
             return None
         prompt = await model.llm.prompts.decode(prompt_ids[-TAIL_TOKENS:])
@@ -401,7 +404,8 @@ class Reasoning:
 
     def num_tokens(self, ids: Sequence[int], texts: TokenTexts) -> int:
         """Return the number of reasoning tokens, markers included, in a text."""
-        splitter, count = self.splitter(()), 0
+        splitter = self.splitter(())
+        count = 0
         for token in ids:
             was_inside = splitter.is_inside
             splitter.push(texts.text_of(token))

@@ -144,7 +144,8 @@ def run_server(
     tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
     app = create_app(settings, pool, keys=keys, verify=verify)
-    limits, notice = ConnectionLimits.of_process(), FullNotice()
+    limits = ConnectionLimits.of_process()
+    notice = FullNotice()
     own = {"head_timeout": settings.body_timeout, "max_connections": limits.most, "notice": notice}
     protocol = type("Protocol", (TimedProtocol,), own)
     config = uvicorn.Config(
@@ -240,7 +241,8 @@ async def warm_up(models: Sequence[ServedModel]) -> list[ServedModel]:
         RankError: a process ended that computes a model with this one.
         Exception: the failure of the last model, if no model succeeded.
     """
-    ready, failure = [], None
+    ready = []
+    failure = None
     for model in models:
         try:
             await _short_request(model)

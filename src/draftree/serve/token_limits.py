@@ -77,7 +77,8 @@ async def within_limits(
     if settings.max_prompt_tokens is None and not needs_limit:
         return params, prompts
     # the features of sound have no tokens, and a fixed length
-    most, encode = longest_prompt(settings, model, params), model.llm.prompts.encode
+    most = longest_prompt(settings, model, params)
+    encode = model.llm.prompts.encode
     ids = [one if isinstance(one, FeatureSource) else await encode(one, most=most) for one in prompts]
     kept, lengths = params.truncate_prompt_tokens, [0 if isinstance(one, FeatureSource) else len(one) for one in ids]
     longest = max((one if kept is None or kept < 0 else min(kept, one) for one in lengths), default=0)

@@ -91,7 +91,9 @@ class FillIn:
             after: the text after it.
             files: other files, read before.
         """
-        encode, ids, form = self._tokenizer.encode, self._ids, self._format
+        encode = self._tokenizer.encode
+        ids = self._ids
+        form = self._format
         prefix = [ids[form.prefix], *encode(before, add_special_tokens=False)]
         suffix = [ids[form.suffix], *encode(after, add_special_tokens=False)]
         context = [token for file in files for token in self._file(file)]

@@ -21,7 +21,8 @@ MAX_TOKENS = 1 << 24
 """Limit of token ids: lists by id are kept; the largest known vocabularies have a million tokens."""
 MAX_GROWTH = 1024
 """Bytes that may become of one: the compositions of NFKC become up to 33, and a space in them three more."""
-MAX_COPIES, MAX_ADDED = 4, 1000
+MAX_COPIES = 4
+MAX_ADDED = 1000
 """Copies of a text, and tokens around it, that a post-processor may write."""
 
 
@@ -86,7 +87,8 @@ def _copies(step: Mapping[str, Any]) -> tuple[int, int]:
     """Return how often a step of the post-processor writes the text, and how many tokens it adds."""
     if step.get("type") != "TemplateProcessing":
         return 1, 2
-    copies, added = 0, 0
+    copies = 0
+    added = 0
     try:
         for piece in step["single"]:
             if "Sequence" in piece:

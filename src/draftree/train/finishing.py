@@ -108,7 +108,8 @@ def earlier_runs(start: Path | None) -> dict[str, Any]:
 
 
 def _earlier_run(facts: Mapping[str, Any]) -> str:
-    data, run = facts["data"], facts["run"]
+    data = facts["data"]
+    run = facts["run"]
     return (
         f"\nAn earlier run: {run['trained_predictions']:,} predictions in {run['updates']:,} updates and "
         f"{run['minutes']} minutes, on {data['tokens']:,} tokens.\n"

@@ -33,7 +33,8 @@ TURN_ENDS = frozenset(
     }
 )  # fmt: skip
 """Pieces that end a turn in the chat templates of known families. Files often declare the end of a document only."""
-MESSAGE_END, ANSWER_END = "<|end|>", "<|return|>"
+MESSAGE_END = "<|end|>"
+ANSWER_END = "<|return|>"
 """With the second in the vocabulary (gpt-oss), the first ends a message, after which the answer goes on."""
 
 
@@ -82,7 +83,8 @@ def token_id(file: GgufFile, role: str) -> int | None:
         ModelLoadError: the vocabulary has no such id.
     """
     key = f"tokenizer.ggml.{role}_token_id"
-    found, count = file.metadata.get(key), len(file.metadata.get("tokenizer.ggml.tokens", ()))
+    found = file.metadata.get(key)
+    count = len(file.metadata.get("tokenizer.ggml.tokens", ()))
     if found is None:
         return None
     if not isinstance(found, int) or not 0 <= found < count:

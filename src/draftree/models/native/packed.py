@@ -96,7 +96,8 @@ class PackedWeights:
     @property
     def beside(self) -> list[Tensor]:
         """Weights outside the arena: norms, scales, sums, biases and a separate embedding."""
-        start, end = self.arena.data_ptr(), self.arena.data_ptr() + self.arena.numel()
+        start = self.arena.data_ptr()
+        end = self.arena.data_ptr() + self.arena.numel()
         return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
 
     def at(self, place: int | None) -> Tensor | None:

@@ -40,7 +40,8 @@ def require_bounded_grammar(text: str) -> None:
     bare = _LITERALS.sub(lambda found: " " * len(found[0]) if found[0][0] == "#" else "." * len(found[0]), text)
     for place, character in enumerate(bare):
         if not character.isascii():
-            line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+            line = text.count("\n", 0, place) + 1
+            column = place - text.rfind("\n", 0, place)
             raise ValueError(
                 f"{character!r} at line {line}, column {column} is outside a literal, where only ASCII is allowed: "
                 'delete it, or write it in "..."'
@@ -118,7 +119,9 @@ def _require_unicode(text: str) -> None:
 
 def _require_few_parts(bare: str) -> None:
     """Bound the expanded size of repetitions."""
-    sizes, last, parts = [0], 0, 0
+    sizes = [0]
+    last = 0
+    parts = 0
     for symbol in _SYMBOL.finditer(re.sub(r"\.+", ".", bare)):
         if symbol[0] == "(":
             sizes.append(0)

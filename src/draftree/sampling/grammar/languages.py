@@ -54,7 +54,9 @@ def complement(ranges: Ranges) -> Ranges:
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
     """Return the characters in both."""
-    common, first, second = [], 0, 0
+    common = []
+    first = 0
+    second = 0
     while first < len(one) and second < len(other):
         low = max(one[first][0], other[second][0])
         high = min(one[first][1], other[second][1])
@@ -229,7 +231,8 @@ class Languages:
         return self._derivatives[key]
 
     def _derived(self, language: Language, code: int) -> Language:
-        kind, args = language.kind, language.args
+        kind = language.kind
+        args = language.args
         if kind == "chars":
             return self.empty_text if any(low <= code <= high for low, high in args) else self.nothing
         if kind == "alt":
@@ -260,7 +263,8 @@ class Languages:
     def _leaves_of(self, language: Language) -> frozenset[Language]:
         """Return the sets of characters and the machines that decide on the derivative."""
         if language not in self._leaves:
-            kind, args = language.kind, language.args
+            kind = language.kind
+            args = language.args
             leaves = frozenset[Language]()
             if kind in ("chars", "machine"):
                 leaves = frozenset([language])
@@ -370,7 +374,8 @@ def _smallest(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -
             found.setdefault(group[target], set()).add(characters)
         return {target: union(frozenset(parts)) for target, parts in found.items()}
 
-    count, rows = 0, sorted(alive)
+    count = 0
+    rows = sorted(alive)
     while True:
         keys: dict[Any, int] = {}
         refined = list(group)
@@ -391,7 +396,8 @@ def _alive(steps: list[dict[int, list[tuple[int, int]]]], ends: list[bool]) -> s
     for state, targets in enumerate(steps):
         for target in targets:
             before[target].add(state)
-    alive, pending = set[int](), [state for state, is_end in enumerate(ends) if is_end]
+    alive = set[int]()
+    pending = [state for state, is_end in enumerate(ends) if is_end]
     while pending:
         state = pending.pop()
         if state not in alive:

@@ -91,7 +91,8 @@ def regex_grammar(text: str) -> str:
     Raises:
         ValueError: the expression is invalid, too large, or matches no text.
     """
-    languages, rules = Languages(), Rules()
+    languages = Languages()
+    rules = Rules()
     root = rules.add_language(languages, language(parse(text), languages, is_search=False), as_text)
     ebnf = rules.text(root)
     if ebnf is None:
@@ -340,7 +341,8 @@ class _Parser:
         if sign in _CONTROLS:
             self._at += 1
             return self._point(_CONTROLS[sign])
-        code, name = _CODE.match(self._text, self._at), _PROPERTY.match(self._text, self._at)
+        code = _CODE.match(self._text, self._at)
+        name = _PROPERTY.match(self._text, self._at)
         if code is not None:
             self._at = code.end()
             value = int(next(filter(None, code.groups())), 16)

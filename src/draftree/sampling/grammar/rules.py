@@ -170,7 +170,8 @@ class Rules:
         if root.name not in productive:
             return None
         lines = [f"root ::= {root}\n"]
-        seen, pending = {root.name}, [root.name]
+        seen = {root.name}
+        pending = [root.name]
         for name in pending:
             bodies = []
             for parts in self._rules[name]:

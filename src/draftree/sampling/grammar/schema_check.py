@@ -42,7 +42,8 @@ def violations(schema: str, text: str, *, has_prefix: bool = False) -> tuple[str
 
 def _last_value(text: str) -> Any:
     """Return the JSON value at the end of a text."""
-    decoder, end = json.JSONDecoder(), len(text.rstrip())
+    decoder = json.JSONDecoder()
+    end = len(text.rstrip())
     for start, sign in enumerate(text):
         if sign in '{["-0123456789tfn':
             try:
@@ -72,7 +73,8 @@ def _draft_of(schema: Any) -> Any:
     """Return the validator of the draft whose forms a schema without `$schema` has."""
     from jsonschema.validators import Draft4Validator, Draft7Validator, Draft202012Validator
 
-    draft, pending = Draft202012Validator, [schema]
+    draft = Draft202012Validator
+    pending = [schema]
     for part in pending:
         if isinstance(part, dict):
             if any(isinstance(part.get(word), bool) for word in ("exclusiveMinimum", "exclusiveMaximum")):

@@ -415,7 +415,9 @@ class SchemaCompiler:
     # strings
 
     def _string(self, items: list[_Item], *, is_bare: bool) -> Ref:
-        made, encode, end = self._languages, as_text if is_bare else as_json, "" if is_bare else '"\\""'
+        made = self._languages
+        encode = as_text if is_bare else as_json
+        end = "" if is_bare else '"\\""'
         no_tag = made.complement(made.seq(made.anything, made.text("</"), made.anything))
         conditions = self._conditions(items)
         attempts = _attempts(conditions)
@@ -759,7 +761,8 @@ class _Members:
         made = self._compiler._languages
         if not made.matches(self._names, name):
             return [_Item(False)]
-        found, is_evaluated = [], False
+        found = []
+        is_evaluated = False
         for item, named, patterns in zip(self._items, self._named, self._patterns, strict=True):
             own = [named[name]] if name in named else []
             own += [schema for pattern, schema in patterns if made.matches(pattern, name)]
@@ -780,7 +783,8 @@ class _Members:
 
     def free(self, listed: Sequence[str], layout: _Layout) -> Iterator[list[str | Ref]]:
         """Yield alternatives of a member whose name is not listed, by the patterns that its name matches."""
-        made, compiler = self._compiler._languages, self._compiler
+        made = self._compiler._languages
+        compiler = self._compiler
         patterns = list(dict.fromkeys(pattern for own in self._patterns for pattern, _ in own))
         if len(patterns) > MAX_PATTERNS:
             for item in self._items:
@@ -867,7 +871,8 @@ class _Body:
             if place == len(self._entries):
                 self._known[key] = self._end(count, is_first=False)
                 return self._known[key]
-            entry, following = self._entries[place], self._cap(count + 1)
+            entry = self._entries[place]
+            following = self._cap(count + 1)
             if self._most is not None and following > self._most:
                 written = self._nothing()
             else:

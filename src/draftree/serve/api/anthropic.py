@@ -416,7 +416,8 @@ class MessageWriter:
         if not self._is_open:
             return []
         self._is_open = False
-        events, block = [], self._blocks[-1]
+        events = []
+        block = self._blocks[-1]
         if block["type"] == "thinking":
             events.append(self._changed({"type": "signature_delta", "signature": ""}))
         if block["type"] == "tool_use":
@@ -425,7 +426,8 @@ class MessageWriter:
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def _finish(self, part: AnswerUpdate) -> list[dict[str, Any]]:
-        events, sequence = self._close(), part.update.sequence
+        events = self._close()
+        sequence = part.update.sequence
         reason = STOP_REASONS[str(sequence.finish_reason)]
         is_string = isinstance(sequence.stop_reason, str)
         if reason == "end_turn" and any(block["type"] == "tool_use" for block in self._blocks):

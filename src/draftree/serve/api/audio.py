@@ -90,7 +90,8 @@ async def _answer(form: AudioForm, file: bytes, speech: Speech, request: Request
 
     async def encode(data: bytes, *, most: int | None = None) -> Any:
         # after the request was admitted: both the features and the language take the machine
-        always, max_seconds = form.response_format == "verbose_json", server_of(request).settings.max_audio_seconds
+        always = form.response_format == "verbose_json"
+        max_seconds = server_of(request).settings.max_audio_seconds
         source, found = await _read(model, data, speech, sound, always=always, max_seconds=max_seconds)
         if found is not None:
             start["decoder_prompt"] = found

@@ -118,7 +118,8 @@ async def running_job(
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
     params = with_read_prediction(params, model, options.draft or default_draft(model))
-    limit, field = server.settings.max_completion_tokens, options.names.get("max_tokens", "max_tokens")
+    limit = server.settings.max_completion_tokens
+    field = options.names.get("max_tokens", "max_tokens")
     if options.clips_tokens and limit is not None:
         params = clipped(params, limit, field)
     require_choices(server.settings, params, options.names)

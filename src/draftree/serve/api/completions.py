@@ -140,7 +140,8 @@ def _filling(
 @asynccontextmanager
 async def _writing(body: CompletionBody, request: Request) -> AsyncIterator[tuple[Job, CompletionWriter]]:
     async with running_completion(body, request) as running:
-        job, echoed = running.job, list[str]()
+        job = running.job
+        echoed = list[str]()
         if body.echo:
             for prompt, submission in zip(_prompts(body), job.submissions, strict=True):
                 echoed.append(await _text_of(job.served, running.params, prompt, submission.prompt_ids))

@@ -54,13 +54,16 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
 
 
 async def _embedded(body: EmbeddingsBody, request: Request) -> Response:
-    model, server, inputs = model_of(request, body.model), server_of(request), body.inputs()
+    model = model_of(request, body.model)
+    server = server_of(request)
+    inputs = body.inputs()
     if isinstance(model.llm.llm.model, EncoderDecoder):
         raise invalid(f"the model '{model.name}' is no causal model: it computes no embeddings", "model")
     if len(inputs) > MAX_PROMPTS:
         raise invalid(f"{len(inputs)} texts were given: give 1 to {MAX_PROMPTS}", "input")
     most = server.settings.max_prompt_tokens or model.max_context
-    data, count = [], 0
+    data = []
+    count = 0
     async with server.admit(request, texts=1, priority=0):
         try:
             for index, text in enumerate(inputs):

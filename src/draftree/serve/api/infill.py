@@ -93,7 +93,8 @@ def _chunk(running: Continuation, found: ChoiceUpdate) -> dict[str, Any]:
 
 
 def _end(running: Continuation, reason: str, stop_reason: str | int | None) -> dict[str, Any]:
-    usage, is_word = usage_json(running.job), isinstance(stop_reason, str)
+    usage = usage_json(running.job)
+    is_word = isinstance(stop_reason, str)
     return {
         "index": 0,
         "stop": True,

@@ -319,13 +319,18 @@ async def _lines(parts: AsyncGenerator[_Part, None], content: Content) -> AsyncG
     calls = _Calls()
     async with aclosing(parts):
         async for part in parts:
-            text, thinking, done = _texts(part.deltas, TextDelta), _texts(part.deltas, ReasoningDelta), calls.read(part)
+            text = _texts(part.deltas, TextDelta)
+            thinking = _texts(part.deltas, ReasoningDelta)
+            done = calls.read(part)
             if text or thinking or done or part.update.is_last:
                 yield _encoded({**_head(part), **content(text, thinking, done), **_end(part)})
 
 
 async def _object(parts: AsyncGenerator[_Part, None], content: Content) -> Response:
-    calls, deltas, done, logprobs = _Calls(), list[Delta](), list[dict[str, Any]](), list[Any]()
+    calls = _Calls()
+    deltas = list[Delta]()
+    done = list[dict[str, Any]]()
+    logprobs = list[Any]()
     async with aclosing(parts):
         async for part in parts:
             deltas += part.deltas
@@ -358,7 +363,8 @@ class _Calls:
         return [*found, *(self._taken() if part.update.is_last else [])]
 
     def _taken(self) -> list[dict[str, Any]]:
-        name, arguments = self._name, self._arguments
+        name = self._name
+        arguments = self._arguments
         self._name = self._arguments = ""
         return [{"function": {"name": name, "arguments": call_arguments(arguments)}}] if name else []
 
@@ -447,7 +453,8 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel) -> list[str]:
-    found, tokenizer = ["completion"], model.tokenizer
+    found = ["completion"]
+    tokenizer = model.tokenizer
     if tokenizer is None:
         return found
     if tokenizer.template_uses_tools and family_of(model.chat_template) is not None:

@@ -60,7 +60,8 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
 
 async def _object(body: ResponsesBody, request: Request) -> Response:
     async with _writing(body, request) as response:
-        job, writer = response.job, response.writer
+        job = response.job
+        writer = response.writer
         async for found in job.updates():
             writer.read(found)
             if found.update.is_last:
@@ -71,7 +72,8 @@ async def _object(body: ResponsesBody, request: Request) -> Response:
 
 async def _events(body: ResponsesBody, request: Request) -> AsyncGenerator[bytes, None]:
     async with _writing(body, request) as response:
-        job, writer = response.job, response.writer
+        job = response.job
+        writer = response.writer
         yield _encoded(writer.start())
         try:
             async for found in job.updates():
@@ -104,14 +106,16 @@ class _Response:
     def keep(self, body: ResponsesBody, request: Request) -> None:
         """Store the conversation of the finished response, unless the request says otherwise."""
         if body.store is not False:
-            server, response = server_of(request), self.writer.response()
+            server = server_of(request)
+            response = self.writer.response()
             items = [*self.previous, *items_of(body), *response["output"]]
             server.responses.put(server.key_of(request).name, response["id"], items)
 
 
 @asynccontextmanager
 async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
-    model, previous = _model(body, request), _previous(body, request)
+    model = _model(body, request)
+    previous = _previous(body, request)
     params, names = _params(body)
     wanted = body.text.format if body.text is not None else None
     await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
@@ -143,7 +147,8 @@ def _model(body: ResponsesBody, request: Request) -> ServedModel:
 
 def _previous(body: ResponsesBody, request: Request) -> Sequence[Mapping[str, Any]]:
     """Return the items of the conversation that a request continues."""
-    name, server = body.previous_response_id, server_of(request)
+    name = body.previous_response_id
+    server = server_of(request)
     found = () if name is None else server.responses.get(server.key_of(request).name, name)
     if found is None:
         message = (

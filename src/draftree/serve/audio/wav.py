@@ -14,7 +14,9 @@ import numpy as np
 
 __all__ = ["WavFile", "WavFormatError", "is_wav"]
 
-PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
+PCM = 1
+FLOAT = 3
+EXTENSIBLE = 0xFFFE
 WIDTHS = {PCM: (1, 2, 3, 4), FLOAT: (4, 8)}
 """Bytes of a sample by format."""
 UNKNOWN_SIZES = (0, 0xFFFFFFFF)

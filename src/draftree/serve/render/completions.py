@@ -111,7 +111,8 @@ class CompletionWriter:
 
     def _begin_offsets(self, index: int, prompt: Sequence[Any]) -> OffsetLogprobs:
         """Return the writer of log-probabilities of a text, whose first result begins with an echoed prompt."""
-        texts, params = self._job.served.texts, self._job.params
+        texts = self._job.served.texts
+        params = self._job.params
         detokenizer = None
         if texts.tokenizer is not None:
             before = self._job.submissions[index // params.n].decoder_prompt_ids

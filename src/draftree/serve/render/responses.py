@@ -92,7 +92,8 @@ class ResponseWriter:
 
     def response(self) -> dict[str, Any]:
         """Return the response object as it is now."""
-        body, model = self._body, self._head.model.llm.llm
+        body = self._body
+        model = self._head.model.llm.llm
         sampling = model.requests.resolved(self._job.params).sampling
         return {
             "id": self._head.id,
@@ -164,7 +165,8 @@ class ResponseWriter:
 
     def _open_text(self, name: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
         """Open an item with one part, and return the events."""
-        events, part = self._open(name, {**item, "content": []}), _copy(empty)
+        events = self._open(name, {**item, "content": []})
+        part = _copy(empty)
         self._output[-1]["content"] = [part]
         where = {**self._place, "content_index": 0}
         return [*events, self._event("response.content_part.added", **where, part=_copy(part))]

@@ -157,7 +157,8 @@ def _prompt_offsets(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) 
     if tokenizer is None:
         return [0] * len(ids)
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
-    starts, whole = [], ""
+    starts = []
+    whole = ""
     for token_id in ids:
         starts.append(len(whole) + detokenizer.num_held_before(token_id))
         whole += detokenizer.push((token_id,))[0]

@@ -123,7 +123,8 @@ class Family:
         start: list[list[Part]] = [[], [terminal(marker), body], self._bare(rules, call, is_parallel=is_parallel)]
         first = ""
         if isinstance(marker, str):
-            first, rest = marker[0], rules.reserve()
+            first = marker[0]
+            rest = rules.reserve()
             rules.define(rest, [[], [literal(first), Ref(rest)], [_others(marker[:2]), text]])
             start.append([literal(first), Ref(rest)])
         start.append([_others(first + "{" + SPACE), text])

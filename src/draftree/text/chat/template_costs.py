@@ -206,7 +206,8 @@ def cost_of_call(called: Any, arguments: Sequence[Any]) -> int:
     Raises:
         LimitError: a number is too large for a method of a built-in type.
     """
-    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    owner = getattr(called, "__self__", None)
+    name = getattr(called, "__name__", "")
     if isinstance(owner, (*TEXTS, *LISTS, int, float)):
         for number in _numbers(arguments):
             _number(number)
