@@ -1,4 +1,4 @@
-"""Make the generated files: docs/methods/, papers.md, reference.md, guides/fields.md, the picture and tables of rooms.
+"""Generate docs/methods/, papers.md, reference.md, guides/fields.md, and the package pages with their picture.
 
 `--check` reports outdated files and writes nothing. The files are made from the package itself and committed; a test
 runs the check.

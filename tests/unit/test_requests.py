@@ -197,5 +197,5 @@ def test_the_memory_for_sequences_bounds_texts_and_batch() -> None:
     assert few.engine.num_slots(64) < whole.engine.num_slots(64)
     given = SamplingParams(max_tokens=8, temperature=0)
     assert few.generate(IDS, given)[0].token_ids == whole.generate(IDS, given)[0].token_ids
-    with pytest.raises(ConfigurationError, match=r"sequence_memory is 1000 bytes, but a text of 64 tokens.*give more"):
+    with pytest.raises(ConfigurationError, match=r"sequence_memory is 1000 bytes, but a text of 64 .*increase it"):
         LLM(target("llama"), "ngram", sequence_memory=1000)

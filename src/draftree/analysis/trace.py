@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.json_files import MALFORMED, JsonError, parse_json_object
 from draftree.core.node_map import prune
 from draftree.core.tree import TokenTree
 from draftree.core.types import DraftPart
@@ -176,12 +176,9 @@ def read_trace(path: Path) -> Trace:
 
 def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        entry = parse_json(line)
-    except ValueError as error:
+        return parse_json_object(line)
+    except JsonError as error:
         raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number}: {error}") from error
-    if not isinstance(entry, dict):
-        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number} is not an object")
-    return entry
 
 
 def _trace_of(lines: list[dict[str, Any]]) -> Trace:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
-from draftree.core.json_files import parse_json
+from draftree.core.json_files import JsonError, parse_json_object
 from draftree.text.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
@@ -132,11 +132,9 @@ def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:
 def _task(line: str, number: int, file: str) -> Task:
     where = f"prompts file {file}, line {number}"
     try:
-        fields = parse_json(line)
-    except ValueError as error:
+        fields = parse_json_object(line)
+    except JsonError as error:
         raise ConfigurationError(f"{where}: {error}; every line must be one object") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"{where} is not a JSON object: every line must be one")
     given = [key for key in ("prompt", "messages", "turns") if key in fields]
     if len(given) != 1:
         raise ConfigurationError(

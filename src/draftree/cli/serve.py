@@ -123,9 +123,7 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
             "give --api-key-file, or --allow-no-key to serve without keys"
         )
     if settings.allowed_hosts and (keys or not settings.is_loopback):
-        raise ConfigurationError(
-            "--allowed-host has an effect only for this machine's own address without API keys: leave it out"
-        )
+        raise ConfigurationError("--allowed-host applies only to a loopback address without API keys: remove it")
     if settings.allow_no_key and keys:
         raise ConfigurationError("--allow-no-key has no effect with API keys: leave it out")
 

@@ -12,7 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MALFORMED", "MAX_JSON_BYTES", "JsonError", "parse_json", "read_json", "read_json_lines"]
+__all__ = [
+    "MALFORMED",
+    "MAX_JSON_BYTES",
+    "JsonError",
+    "parse_json",
+    "parse_json_object",
+    "read_json",
+    "read_json_lines",
+]
 
 MAX_JSON_BYTES = 64 << 20
 """Largest file that is read: twice the largest known tokenizer.json."""
@@ -47,6 +55,18 @@ def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[
         raise JsonError(f"it is not JSON: {error}") from None
 
 
+def parse_json_object(content: str | bytes) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Raises:
+        JsonError: as `parse_json`, or it is not an object.
+    """
+    found = parse_json(content)
+    if not isinstance(found, dict):
+        raise JsonError("it does not hold a JSON object")
+    return found
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
@@ -65,10 +85,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise JsonError(str(error)) from None
     if len(content) > MAX_JSON_BYTES:
         raise JsonError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
-    found = parse_json(content)
-    if not isinstance(found, dict):
-        raise JsonError("it does not hold a JSON object")
-    return found
+    return parse_json_object(content)
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -91,10 +108,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            value = parse_json(line)
+            found.append(parse_json_object(line))
         except JsonError as error:
             raise JsonError(f"line {number}: {error}") from None
-        if not isinstance(value, dict):
-            raise JsonError(f"line {number}: it is not a JSON object")
-        found.append(value)
     return found

@@ -94,7 +94,7 @@ def _require_room(budget: SlotBudget, length: int) -> None:
     if not budget.num_slots(length):
         raise ConfigurationError(
             f"sequence_memory is {budget.sequence_bytes} bytes, but a text of {length} tokens, the prompt included, "
-            f"takes {budget.slot_bytes(length)}: give more, or leave it out for half of what is free"
+            f"takes {budget.slot_bytes(length)}: increase it, or omit it to use half of the free memory"
         )
 
 

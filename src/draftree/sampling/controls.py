@@ -123,7 +123,7 @@ def _guide(params: SamplingParams, ends: list[int], grammars: Callable[[], Gramm
     if params.constraint is None:
         if params.grammar_prefix is not None:
             raise InvalidRequestError(
-                "grammar_prefix precedes the text of json_schema, regex or grammar: give one of them, or leave it out",
+                "grammar_prefix needs json_schema, regex or grammar: set one of them, or remove grammar_prefix",
                 param="grammar_prefix",
             )
         return None

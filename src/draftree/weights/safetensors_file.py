@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import JsonError, parse_json
+from draftree.core.json_files import JsonError, parse_json_object
 from draftree.core.remedies import get_again
 from draftree.weights.gguf_file import Dtype
 
@@ -101,11 +101,9 @@ def read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         if size < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
             raise damaged(path, f"its header cannot be read ({size} bytes)")
         try:
-            header = parse_json(stream.read(num_bytes))
+            header = parse_json_object(stream.read(num_bytes))
         except JsonError:
             raise damaged(path, "its header cannot be read") from None
-    if not isinstance(header, dict):
-        raise damaged(path, "its header cannot be read")
     return header, 8 + num_bytes
 
 

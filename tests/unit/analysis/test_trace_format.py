@@ -111,7 +111,7 @@ def test_traces_of_format_1_are_read(tmp_path: Path) -> None:
         (lambda lines: lines[1].pop("seconds"), "damaged"),
         (lambda lines: lines[1].update(kind="other"), "damaged"),
         (lambda lines: lines[0].pop("parts"), "damaged"),
-        (lambda lines: lines.__setitem__(1, 5), "line 2 is not an object"),
+        (lambda lines: lines.__setitem__(1, 5), "line 2: it does not hold a JSON object"),
         (lambda lines: lines.clear(), "is not a trace"),
     ],
 )

@@ -48,7 +48,7 @@ def test_foreign_formats_are_read(tmp_path):
     [
         ([], "holds no prompts"),
         (['{"prompt": "a"}', "{oops"], "line 2: it is not JSON"),
-        (["[1]"], "line 1 is not a JSON object"),
+        (["[1]"], "line 1: it does not hold a JSON object"),
         (['{"id": "a"}'], "line 1 has no prompt"),
         (['{"prompt": "a", "turns": ["b"]}'], "line 1 has prompt and turns"),
         (['{"prompt": " "}'], "line 1: 'prompt' must be a non-empty text"),

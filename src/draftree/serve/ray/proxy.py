@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from draftree.core.json_files import parse_json
+from draftree.core.json_files import JsonError, parse_json_object
 from draftree.serve.errors import ApiError, api_error
 from draftree.serve.ray.delivery import Delivery, RefusedError
 from draftree.serve.ray.exposition import merged_metrics
@@ -230,10 +230,8 @@ def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, bool]:
     if scope["method"] != "POST" or scope["path"] not in GENERATING:
         return request, False
     try:
-        fields = parse_json(body)
-    except ValueError:
-        return request, False
-    if not isinstance(fields, dict):
+        fields = parse_json_object(body)
+    except JsonError:
         return request, False
     if fields.get("stream") is True and fields.get("seed") in FRESH_SEEDS:
         request = _with_body(request, fields | {"seed": secrets.randbits(SEED_BITS)})
