@@ -134,10 +134,12 @@ def load_named(settings: NamesModel) -> LoadedModel:
 
 
 def load_for(settings: RunsModel) -> LoadedModel:
-    """Load the model by the settings, after setting the number of threads.
+    """Load the model of a measurement by the settings, after setting the number of threads.
 
     Raises:
         ModelError: it cannot be found or used.
     """
     apply_threads(settings.threads, settings.affinity)
-    return load_named(settings)
+    loaded = load_named(settings)
+    loaded.model.settle()
+    return loaded

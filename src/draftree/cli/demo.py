@@ -103,6 +103,7 @@ def demo(
         raise ConfigurationError(f"the demo needs a drafter, and {setup.auto_note}: name one with --draft")
     fast, plain = setup.over(loaded), setup.plainly().over(loaded)
     with waiting("warming up"):
+        loaded.model.settle()
         for llm in (plain, fast):
             llm.chat([{"role": "user", "content": WARM_UP_PROMPT}], DEMO_PROMPTS[0].params(WARM_UP_TOKENS))
             llm.forget()  # drafters must not copy from this answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import Methods, choose_methods
-from draftree.bench.settings import load_for, require_positive
+from draftree.bench.settings import apply_threads, load_named, require_positive
 from draftree.choices import decide, learning_of
 from draftree.cli.progress import resolve_with_bar, waiting
 from draftree.cli.prompt import Task
@@ -217,7 +217,8 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
         if not is_remote(name):
             resolve_with_bar(name)
     with waiting(f"loading {setup.model}"):
-        loaded = load_for(setup)
+        apply_threads(setup.threads, setup.affinity)
+        loaded = load_named(setup)
     if loaded.kernels_note is not None:
         note(loaded.kernels_note)
     return loaded
@@ -231,6 +232,7 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | No
         constraint: name and value of the grammar.
         task: a task with `chat` decided, whose template and tokenizer are used, too.
     """
+    llm.model.settle()
     room = llm.model.max_length
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
     count = max(1, min(WARM_UP_TOKENS, room - 2))

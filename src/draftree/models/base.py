@@ -117,6 +117,10 @@ class LanguageModel(ABC):
         """Wait until the device has finished all queued passes."""
         synchronize(self.device)
 
+    def settle(self) -> None:
+        """Finish work that would slow the first passes, such as copies of mapped weights. Call it before measuring."""
+        return
+
     @property
     def num_open(self) -> int:
         """Number of open slots; 0 if the model does not count them."""

@@ -60,6 +60,25 @@ def resident(blueprint: Any, store: WeightStore) -> NativeModel:
     return resident_model(blueprint, store, quantization="int4")
 
 
+def test_a_settled_model_has_copied_its_layers(
+    blueprint: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "LEAST_MAPPED", 0)
+    model = resident(blueprint, store)
+    copied: list[int] = []
+    copy = weights.StreamedWeights.copy_layer
+    monkeypatch.setattr(
+        weights.StreamedWeights, "copy_layer", lambda packed, layer: copied.append(layer) or copy(packed, layer)
+    )
+    model.settle()
+    assert copied == list(range(LAYERS))
+    wanted = at_once(lowered("llama", "int4", **sizes("llama")), text(70))
+    for _ in range(streaming.PASSES_BEFORE_COPY + 1):
+        assert torch.equal(at_once(model, text(70)), wanted)
+    model.settle()
+    assert copied == list(range(LAYERS)), "layers are copied once"
+
+
 def test_passes_have_the_same_bits_before_while_and_after_layers_are_copied(
     blueprint: Any, store: WeightStore, copies: Copies
 ) -> None:

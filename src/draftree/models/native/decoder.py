@@ -80,6 +80,9 @@ class NativeDecoder:
         self._packed.decoder.cache_format = FORMATS["int8"]
         self._memory_version = -1
 
+    def settle(self) -> None:
+        """Finish work that would slow the first passes."""
+
     @property
     def packed(self) -> PackedSource:
         """The packed weights."""

@@ -92,6 +92,10 @@ class NativeModel(SlottedModel):
         self._pool.clear()
         self._decoder.logit_buffers.clear()
 
+    def settle(self) -> None:
+        """Copy mapped weights now instead of beside later passes."""
+        self._decoder.settle()
+
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the model has these layers and that their input is the residual stream."""
         if self.blueprint.is_post_norm:

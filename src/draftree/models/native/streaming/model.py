@@ -7,6 +7,7 @@ costs hardly more, and large trees pay.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -125,14 +126,23 @@ class ResidentDecoder(NativeDecoder):
         super().__init__(blueprint, weights, quantization=quantization)
         self._resident = weights
         self._passes_before_copy = PASSES_BEFORE_COPY
+        self._copying: threading.Thread | None = None
 
     def run(self, *args: Any, **options: Any) -> RangeOutput:
         """Run one pass; arguments as for `NativeDecoder.run`."""
         output = super().run(*args, **options)
         self._passes_before_copy -= 1
         if self._passes_before_copy == 0:
-            self._resident.start_copying()
+            self._copying = self._resident.start_copying()
         return output
+
+    def settle(self) -> None:
+        """Copy mapped layers and wait for the end of it."""
+        if self._passes_before_copy > 0:
+            self._passes_before_copy = 0
+            self._copying = self._resident.start_copying()
+        if self._copying is not None:
+            self._copying.join()
 
 
 def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping
@@ -169,10 +170,9 @@ class StreamedWeights:
         blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
         return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
 
-    def start_copying(self) -> None:
-        """Let a thread copy mapped layers to huge pages, if there are any."""
-        if self._map is not None:
-            copy_in_background(self, len(self._resident))
+    def start_copying(self) -> threading.Thread | None:
+        """Let a thread copy mapped layers to huge pages, and return it; None if there are none."""
+        return None if self._map is None else copy_in_background(self, len(self._resident))
 
     def copy_layer(self, layer: int) -> None:
         """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place.
