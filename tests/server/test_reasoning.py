@@ -218,6 +218,6 @@ def test_the_grammar_prefix_of_the_library() -> None:
     llm = LLM(draft="ngram", **scripted(BLOCK))
     (done,) = llm.chat(ASK, params)
     assert done.text == BLOCK
-    with pytest.raises(InvalidRequestError, match="give one of them") as caught:
+    with pytest.raises(InvalidRequestError, match="set one of them") as caught:
         llm.chat(ASK, SamplingParams(grammar_prefix=prefix))
     assert caught.value.param == "grammar_prefix"

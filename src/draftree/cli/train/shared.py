@@ -175,6 +175,7 @@ def head_of(
 LEAST_TOKENS = 1.1
 """Tokens per round below which a head is a loss even if it and the wider pass cost a tenth of a plain pass."""
 COVERED = 0.9
+"""Share of tokens in the draft vocabulary above which a larger one gains little."""
 
 
 def layers_of(text: str | None) -> tuple[int, ...] | None:
@@ -207,27 +208,32 @@ def say_trained(result: HeadResult) -> None:
 
 def say_head(run: Run, result: HeadResult) -> None:
     """Print the acceptance of a head, whether it pays, and its command; `auto` uses one that pays from now on."""
+    say_trained(result)
+    # processes other than the first evaluate nothing, and without unseen texts nothing is known
+    if result.evaluation.modes:
+        say_worth(result)
+    say_use(run, result.folder, f"head:{result.folder}")
+
+
+def say_worth(result: HeadResult) -> None:
+    """Print whether a head pays; remember one that does for `auto`."""
     from draftree.core.json_files import read_json
     from draftree.loading.trained import TrainedHead, keep_trained
     from draftree.train.finishing import RECIPE
 
-    say_trained(result)
     modes = result.evaluation.facts().values()
-    tokens = max((float(mode["rounds"]["all"]["acceptance_length"]) for mode in modes), default=0.0)
-    if tokens < LEAST_TOKENS:
-        coverage = min(float(mode["coverage"]) for mode in modes)
-        more = (
-            "" if coverage > COVERED else f", and raise --draft-vocab, which has {100 * coverage:.0f} % of the tokens"
-        )
-        say(
-            f"this head does not pay: {tokens:.3f} tokens per round, and plain decoding has 1 without its cost; train "
-            f"longer (--minutes, --steps) or on more texts ('draftree train data --prompts'){more}\n"
-        )
-    else:
+    tokens = max(float(mode["rounds"]["all"]["acceptance_length"]) for mode in modes)
+    if tokens >= LEAST_TOKENS:
         fingerprint = str(read_json(result.folder / RECIPE)["fingerprint"])
         if keep_trained(fingerprint, TrainedHead(str(result.folder.resolve()), tokens)) is not None:
             say("--draft auto uses it, unless 'draftree tune' kept a faster one; it must stay in its folder\n")
-    say_use(run, result.folder, f"head:{result.folder}")
+        return
+    coverage = min(float(mode["coverage"]) for mode in modes)
+    more = "" if coverage > COVERED else f", and raise --draft-vocab, which has {100 * coverage:.0f} % of the tokens"
+    say(
+        f"this head does not pay: {tokens:.3f} tokens per round, and plain decoding has 1 without its cost; train "
+        f"longer (--minutes, --steps) or on more texts ('draftree train data --prompts'){more}\n"
+    )
 
 
 def say_use(run: Run, folder: Path, draft: str) -> None:
