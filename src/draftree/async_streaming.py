@@ -75,7 +75,7 @@ class AsyncStreams:
         wait: bool = True,
         **decoder: Unpack[DecoderOptions],
     ) -> AsyncGenerator[Update, None]:
-        """Stream as `stream`, with token ids, and with accepted and picked text distinguished.
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished.
 
         The last update's sequence is finished; `completion_of` converts it to a completion.
         """

@@ -92,7 +92,7 @@ class Completion:
         stats: counts and seconds.
         prompt_index: index of the prompt.
         index: index among the request's n completions.
-        drafted: for each token whether it was drafted and accepted; False: picked by the target.
+        drafted: for each token whether it was drafted and accepted; False: a target token.
         stop_reason: the stop string or stop token id of the request that ended the text; None at the model's end of
             text and at a limit.
         prompt_logprobs: one entry per prompt token, if requested; None for the first one.

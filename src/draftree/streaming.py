@@ -62,7 +62,7 @@ class Streams:
         draft: str | None = None,
         **decoder: Unpack[DecoderOptions],
     ) -> Generator[Update, None, Completion]:
-        """Stream as `stream`, with token ids, and with accepted and picked text distinguished."""
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished."""
         given = one_params(params)
         require_single(given)
         start = self._prompts.encode_start(decoder)

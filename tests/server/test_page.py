@@ -68,12 +68,12 @@ def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, running: 
     wait_for_text(browser)
     messages = [{"role": "user", "content": PROMPT}]
     assert browser.text(TEXT) == expected(url, draft="none", messages=messages)
-    origins = {origin: browser.count(f"{TEXT} .{origin}") for origin in ("drafted", "picked", "plain")}
+    origins = {origin: browser.count(f"{TEXT} .{origin}") for origin in ("drafted", "target", "plain")}
     assert origins["drafted"] > 5
-    assert origins["picked"] > 5
+    assert origins["target"] > 5
     assert origins["plain"] == 0
-    assert browser.text("#legend").endswith(f"target token: {origins['picked']}")
-    assert int(browser.text("#stat-tokens")) >= origins["drafted"] + origins["picked"]
+    assert browser.text("#legend").endswith(f"target token: {origins['target']}")
+    assert int(browser.text("#stat-tokens")) >= origins["drafted"] + origins["target"]
     assert float(browser.text("#speed")) > 0
     assert float(browser.text("#stat-acceptance")) > 1
     assert browser.count("#depths li") >= 1

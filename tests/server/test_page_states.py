@@ -40,16 +40,16 @@ def test_the_text_is_shown_whole_with_origins_and_counts(browser: Browser, url: 
     visit(browser, url, "prompt=hello&seed=4")
     send(browser)
     assert browser.text(ANSWER) == TEXT
-    drafted, picked = browser.count(f"{ANSWER} .drafted"), browser.count(f"{ANSWER} .picked")
+    drafted, target = browser.count(f"{ANSWER} .drafted"), browser.count(f"{ANSWER} .target")
     assert drafted > 20
-    assert picked > 20
-    assert browser.text("#legend") == f"token drafted and accepted: {drafted}token target token: {picked}"
-    assert browser.text("#stat-rounds") == str(picked)
+    assert target > 20
+    assert browser.text("#legend") == f"token drafted and accepted: {drafted}token target token: {target}"
+    assert browser.text("#stat-rounds") == str(target)
     assert browser.text("#explain") == MODEL["explain"]
     assert browser.text("#speed") == "58.9"
     style = "return getComputedStyle(document.querySelector(arguments[0])).textDecorationStyle"
     assert browser.run(style, f"{ANSWER} .drafted") == "solid"
-    assert browser.run(style, f"{ANSWER} .picked") == "dotted", "origins differ without colour"
+    assert browser.run(style, f"{ANSWER} .target") == "dotted", "origins differ without colour"
     lines = browser.run("return [...document.querySelectorAll('#announcements p')].map((e) => e.textContent)")
     assert len(lines) >= 5
     assert " ".join(lines).split() == TEXT.split(), "the text is announced in sentences"
@@ -62,7 +62,7 @@ def test_every_outcome_of_a_round_is_drawn_and_listed(browser: Browser, url: str
     while not browser.count(".tree .node.accepted") or not browser.count(".tree .node.rejected"):
         browser.press("Down")
     nodes = browser.count(".tree .node.accepted") + browser.count(".tree .node.rejected")
-    assert browser.count(".tree .node.pick") == browser.count(".tree .node.root") == 1
+    assert browser.count(".tree .node.target") == browser.count(".tree .node.root") == 1
     assert browser.count(".tree .edge") == nodes + 1
     assert browser.count("#round-table tbody tr") == nodes + 1
     assert browser.text("#round-words") == browser.run("return document.querySelector('.tree').ariaLabel")
@@ -78,7 +78,7 @@ def test_pointing_at_a_piece_shows_its_round(browser: Browser, url: str) -> None
     assert shown == browser.text(f"{ANSWER} .piece:nth-child(12)")
     marked = browser.run("return [...document.querySelectorAll('.in-round')].map((e) => e.textContent)")
     titles = browser.run(
-        "return [...document.querySelectorAll('.node.accepted title, .node.pick title')].map((e) => e.textContent)"
+        "return [...document.querySelectorAll('.node.accepted title, .node.target title')].map((e) => e.textContent)"
     )
     assert [text.replace(" ", "␣") for text in marked] == [title.split("\n")[0] for title in titles]
 

@@ -87,16 +87,16 @@ def test_the_tree_has_all_nodes_and_the_table_has_the_same(shown: Browser, trace
         step = one.steps[0]
         shown.run("location.hash = arguments[0]", f"r={place}&t=0")
         shown.wait("document.getElementById('number').textContent.startsWith(arguments[0])", f"{place + 1} ")
-        assert shown.count("#tree rect") == len(step.tree) + 2  # the root, and the pick at the end of the walk
+        assert shown.count("#tree rect") == len(step.tree) + 2  # the root, and the target token at the end of the walk
         assert shown.count("#tree rect.accepted") == len(step.path) + 1
         shown.run("location.hash = arguments[0]", f"r={place}&t=1")
         shown.wait("document.querySelector('#tree table')")
         assert shown.count("#tree tbody tr") == len(step.tree) + 1
         assert shown.count("#tree tbody tr.accepted") == len(step.path)
-        picks = shown.run(
+        targets = shown.run(
             "return [...document.querySelectorAll('#tree tbody td:nth-child(8)')].map(e => e.textContent)"
         )
-        assert sum(bool(text) for text in picks) == len(step.picks)
+        assert sum(bool(text) for text in targets) == len(step.picks)
 
 
 def test_sliders_follow_the_closed_forms_and_the_link_keeps_them(shown: Browser, page: Path) -> None:

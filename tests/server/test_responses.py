@@ -154,7 +154,7 @@ def test_pieces_and_rounds_are_reported(client: openai.OpenAI) -> None:
     reports = [event.draftree for event in events if event.type == "response.draftree"]
     pieces = [piece for report in reports for piece in report["pieces"]]
     assert "".join(piece["text"] for piece in pieces) == events[-1].response.output_text
-    assert all(piece["origin"] in ("drafted", "picked") for piece in pieces)
+    assert all(piece["origin"] in ("drafted", "target") for piece in pieces)
     assert any(report["rounds"] for report in reports)
     assert events[-1].response.draftree["stats"]
 

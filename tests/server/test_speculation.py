@@ -86,19 +86,19 @@ def test_pieces_and_rounds(http: httpx.Client, stream: bool) -> None:
     for choice in plain["choices"]:
         own = [piece for piece in pieces if piece["index"] == choice["index"]]
         assert "".join(piece["text"] for piece in own) == choice["message"]["content"]
-    assert {piece["origin"] for piece in pieces} == {"drafted", "picked"}
+    assert {piece["origin"] for piece in pieces} == {"drafted", "target"}
     accepted = [node for row in rounds for node in row["nodes"] if node["accepted"]]
     assert accepted
     assert {source for node in accepted for source in node["sources"]} == {"prediction"}
     assert all(-1 <= node["parent"] < place for row in rounds for place, node in enumerate(row["nodes"]))
     for row in rounds:
-        # the verifier "coupled" walks along the picks: at the root and at every accepted node
-        ids = [pick["id"] for pick in row["picks"]]
+        # the verifier "coupled" walks along the target tokens: at the root and at every accepted node
+        ids = [token["id"] for token in row["target_tokens"]]
         assert len(ids) == 1 + len(row["nodes"])
         path = [place for place, node in enumerate(row["nodes"]) if node["accepted"]]
         written = [*(row["nodes"][place]["id"] for place in path), row["bonus"]["id"]]
         assert [ids[place] for place in (0, *(1 + place for place in path))] == written
-        assert all({"id", "text"} == set(pick) for pick in row["picks"])
+        assert all({"id", "text"} == set(token) for token in row["target_tokens"])
     stats = reports[-1]["stats"]
     assert [each["completion_tokens"] for each in stats] == [40, 40]
     assert sum(each["rounds"] for each in stats) == len(rounds)

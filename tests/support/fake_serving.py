@@ -79,8 +79,8 @@ def rounds_of(tokens: list[str], *, is_plain: bool) -> Iterator[dict[str, Any]]:
         for place, node in enumerate(nodes):
             is_inner = node["accepted"] and place + 1 < length
             after[place] = nodes[place + 1] if is_inner else bonus if node["accepted"] else {"id": 7, "text": " then"}
-        picks = [{"id": after[row]["id"], "text": after[row]["text"]} for row in range(-1, len(nodes))]
-        yield {"index": 0, "position": 12 + at, "nodes": nodes, "bonus": bonus, "picks": picks}
+        targets = [{"id": after[row]["id"], "text": after[row]["text"]} for row in range(-1, len(nodes))]
+        yield {"index": 0, "position": 12 + at, "nodes": nodes, "bonus": bonus, "target_tokens": targets}
         at += length + 1
 
 
@@ -142,7 +142,7 @@ async def _events(body: dict[str, Any], prompt: str, delay: float) -> AsyncItera
             return
         await asyncio.sleep(delay)
         pieces = [{"index": 0, "text": n["text"], "origin": "drafted"} for n in found["nodes"] if n["accepted"]]
-        pieces.append({"index": 0, "text": found["bonus"]["text"], "origin": "plain" if is_plain else "picked"})
+        pieces.append({"index": 0, "text": found["bonus"]["text"], "origin": "plain" if is_plain else "target"})
         text = "".join(piece["text"] for piece in pieces)
         delta = {"text": text} if "prompt" in body else {"delta": {"content": text}}
         choice = {"index": 0, "finish_reason": None, **delta}

@@ -95,5 +95,5 @@ def greet(drafting: Drafting, style: Style) -> None:
     if setup.auto_note:
         say(style.dim(setup.auto_note) + "\n")
     if style.coloured:
-        say(f"{style.accepted('drafted and accepted')}, chosen by the model\n")
+        say(f"{style.accepted('drafted and accepted')}, target token\n")
     say(style.dim("/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves") + "\n")

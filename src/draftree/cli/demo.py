@@ -127,7 +127,7 @@ def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
     if setup.auto_note:
         lines.append(style.dim(setup.auto_note))
     if style.coloured:
-        lines.append(f"colours: {style.accepted(f'drafted by {setup.draft}, accepted')}, chosen by the model")
+        lines.append(f"colours: {style.accepted(f'drafted by {setup.draft}, accepted')}, target token")
     return "\n".join(lines) + "\n"
 
 

@@ -272,4 +272,4 @@ def say_choice(setup: Setup, notes: Style) -> None:
 def announce(setup: Setup, screen: Screen | None, notes: Style) -> None:
     """Print once what the colours mean, if colours are shown."""
     if screen is not None and screen.style.coloured and notes.coloured and not setup.is_plain:
-        note(f"{notes.accepted('drafted and accepted')}, chosen by the model")
+        note(f"{notes.accepted('drafted and accepted')}, target token")

@@ -54,7 +54,7 @@ class Piece:
 
     Attributes:
         text: never empty.
-        drafted: whether its token was drafted and accepted; False: picked by the target.
+        drafted: whether its token was drafted and accepted; False: a target token.
     """
 
     text: str

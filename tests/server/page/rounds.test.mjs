@@ -3,11 +3,11 @@ import { test } from "node:test";
 import {
   RoundLog,
   acceptanceByDepth,
-  acceptedWithoutPick,
+  acceptedOthers,
   depthsOf,
   describeRound,
   outcomesOf,
-  pickAfter,
+  targetAfter,
   visible,
 } from "../../../src/draftree/serve/page/rounds.js";
 import { layoutTree } from "../../../src/draftree/serve/page/tree.js";
@@ -25,7 +25,7 @@ test("every piece belongs to the round that wrote its token", () => {
   const log = new RoundLog();
   log.add(EMPTY);
   log.add(BRANCHED);
-  const pieces = [["a", "picked"], [" b", "drafted"], [" c", "drafted"], [".", "picked"]];
+  const pieces = [["a", "target"], [" b", "drafted"], [" c", "drafted"], [".", "target"]];
   const numbers = pieces.map(([text, origin]) => log.roundOf({ text, origin }).number);
   assert.deepEqual(numbers, [1, 2, 2, 2]);
   assert.equal(log.tokens, 4);
@@ -36,10 +36,10 @@ test("a character of several tokens belongs to the round that completed it", () 
   log.add({ ...EMPTY, bonus: { id: 1, text: "\ufffd" } });
   log.add({ ...EMPTY, nodes: [node("\ufffd", -1, true)], bonus: { id: 2, text: "!" } });
   assert.equal(log.roundOf({ text: "木", origin: "drafted" }).number, 2);
-  assert.equal(log.roundOf({ text: "!", origin: "picked" }).number, 2);
+  assert.equal(log.roundOf({ text: "!", origin: "target" }).number, 2);
 });
 
-test("a piece of plain decoding is the round's pick", () => {
+test("a piece of plain decoding is the round's target token", () => {
   const log = new RoundLog();
   log.add(EMPTY);
   assert.equal(log.roundOf({ text: "a", origin: "plain" }).number, 1);
@@ -69,19 +69,19 @@ test("acceptance counts rounds that reached a depth", () => {
 });
 
 test("a round is described in words", () => {
-  assert.equal(describeRound(BRANCHED), "2 of 5 drafted tokens accepted: “␣b c”; then the target picked “.”.");
-  assert.equal(describeRound(EMPTY), "No draft; the target picked “a”.");
+  assert.equal(describeRound(BRANCHED), "2 of 5 drafted tokens accepted: “␣b c”; target token “.”.");
+  assert.equal(describeRound(EMPTY), "No draft; target token “a”.");
   assert.equal(visible("\n \t "), "⏎ ⇥␣");
   assert.equal(visible(""), "∅");
 });
 
 test("the accepted path is straight, and no two boxes overlap", () => {
   const { boxes, width, height } = layoutTree({ ...BRANCHED, root: "a" });
-  const kinds = ["root", "accepted", "rejected", "accepted", "rejected", "rejected", "pick"];
+  const kinds = ["root", "accepted", "rejected", "accepted", "rejected", "rejected", "target"];
   assert.deepEqual(boxes.map((box) => box.kind), kinds);
   const path = boxes.filter((box) => box.kind !== "rejected");
   assert.equal(new Set(path.map((box) => box.x)).size, 1);
-  assert.equal(boxes.at(-1).parent, 3, "the pick follows the last accepted node");
+  assert.equal(boxes.at(-1).parent, 3, "the target token follows the last accepted node");
   for (const [i, a] of boxes.entries()) {
     assert.ok(a.x >= 0 && a.x + a.width <= width && a.y + 22 <= height);
     for (const b of boxes.slice(i + 1)) assert.ok(a.y !== b.y || a.x + a.width <= b.x || b.x + b.width <= a.x);
@@ -107,31 +107,31 @@ test("tokens after the end of the text are cut off", () => {
   assert.deepEqual(layoutTree(last).boxes.map((box) => box.kind).slice(-1), ["cut"]);
   log.close(4);
   assert.deepEqual(outcomesOf(last)[2], "accepted");
-  assert.equal(layoutTree(last).boxes.at(-1).kind, "pick");
+  assert.equal(layoutTree(last).boxes.at(-1).kind, "target");
 });
 
 const token = (id, text) => ({ id, text });
-const PICKED = {
+const TRACED = {
   ...BRANCHED,
   nodes: BRANCHED.nodes.map((each, i) => ({ ...each, id: i + 1 })),
-  picks: [token(1, " b"), token(3, " c"), token(7, " q"), token(9, "."), token(8, " r"), token(7, " s")],
+  target_tokens: [token(1, " b"), token(3, " c"), token(7, " q"), token(9, "."), token(8, " r"), token(7, " s")],
 };
 
-test("the target's pick is known at the root and at every node", () => {
-  const texts = [-1, 0, 1, 2, 3, 4].map((i) => pickAfter(PICKED, i).text);
+test("the target token is known at the root and at every node", () => {
+  const texts = [-1, 0, 1, 2, 3, 4].map((i) => targetAfter(TRACED, i).text);
   assert.deepEqual(texts, [" b", " c", " q", ".", " r", " s"]);
-  for (const picks of [[], null, undefined]) assert.equal(pickAfter({ ...PICKED, picks }, -1), null);
-  const titles = layoutTree(PICKED).boxes.map((box) => box.title.split("\n")[1]);
-  assert.equal(titles[0], "the target’s pick after it: ␣b");
-  assert.equal(titles[3], "the target’s pick after it: .");
+  for (const target_tokens of [[], null, undefined]) assert.equal(targetAfter({ ...TRACED, target_tokens }, -1), null);
+  const titles = layoutTree(TRACED).boxes.map((box) => box.title.split("\n")[1]);
+  assert.equal(titles[0], "target token after it: ␣b");
+  assert.equal(titles[3], "target token after it: .");
   assert.equal(layoutTree(BRANCHED).boxes[0].title, "prompt");
 });
 
-test("accepted tokens that the target did not pick are named", () => {
-  assert.deepEqual(acceptedWithoutPick(PICKED), []);
-  assert.doesNotMatch(describeRound(PICKED), /own pick/);
-  const lossy = { ...PICKED, picks: [token(1, " b"), token(4, " y"), ...PICKED.picks.slice(2)] };
-  assert.deepEqual(acceptedWithoutPick(lossy), [2]);
-  assert.match(describeRound(lossy), /The target’s own pick was another token once\.$/);
-  assert.deepEqual(acceptedWithoutPick({ ...lossy, picks: null }), []);
+test("accepted tokens that are not the target token are named", () => {
+  assert.deepEqual(acceptedOthers(TRACED), []);
+  assert.doesNotMatch(describeRound(TRACED), /not the target token/);
+  const lossy = { ...TRACED, target_tokens: [token(1, " b"), token(4, " y"), ...TRACED.target_tokens.slice(2)] };
+  assert.deepEqual(acceptedOthers(lossy), [2]);
+  assert.match(describeRound(lossy), /1 of the accepted is not the target token\.$/);
+  assert.deepEqual(acceptedOthers({ ...lossy, target_tokens: null }), []);
 });

@@ -66,11 +66,11 @@ test("a run counts origins, and its speed leaves the first chunk out", () => {
   const run = new Run({ isPlain: false, seed: 1, now: () => clock });
   const round = (text) => ({ index: 0, position: 0, nodes: [], bonus: { id: 1, text } });
   clock = 1500;
-  run.take(chunk([{ text: "a", origin: "picked" }], [round("a")]));
+  run.take(chunk([{ text: "a", origin: "target" }], [round("a")]));
   assert.equal(run.firstMs, 500);
   assert.equal(run.speed, null);
   clock = 2500;
-  const pieces = [{ text: "b", origin: "picked" }, { text: "c", origin: "picked" }];
+  const pieces = [{ text: "b", origin: "target" }, { text: "c", origin: "target" }];
   const taken = run.take(chunk(pieces, [round("b"), round("c")]));
   assert.deepEqual(taken.map((piece) => piece.round.number), [2, 3]);
   assert.equal(run.speed, 2);
@@ -78,7 +78,7 @@ test("a run counts origins, and its speed leaves the first chunk out", () => {
   const report = { explain: "why", stats: [{ rounds: 3, tokens_per_second: 9 }] };
   run.take({ choices: [], usage: { completion_tokens: 3 }, draftree: report });
   assert.deepEqual([run.speed, run.explain, run.tokens, run.acceptanceLength], [9, "why", 3, 1]);
-  assert.deepEqual(run.counts, { drafted: 0, picked: 3, plain: 0 });
+  assert.deepEqual(run.counts, { drafted: 0, target: 3, plain: 0 });
 });
 
 test("a stream without our report is plain text", () => {

@@ -21,7 +21,7 @@ SHOWN = 14
 class Trees(Figure):
     """Three rounds as trees."""
 
-    title: ClassVar[str] = "Drafted trees and the walk of the target's picks"
+    title: ClassVar[str] = "Drafted trees and the walk of the target tokens"
     runs: ClassVar[tuple[str, ...]] = ("watch",)
     size: ClassVar[tuple[float, float]] = (9.0, 7.5)
 

@@ -48,7 +48,7 @@ function show() {
 
 function showText(list) {
   const spans = list.flatMap((round, number) => round.steps.map((step) => {
-    const kind = `token ${step.drafted ? 'drafted' : 'picked'}${number === state.r ? ' now' : ''}`;
+    const kind = `token ${step.drafted ? 'drafted' : 'target'}${number === state.r ? ' now' : ''}`;
     const span = html('span', { class: kind, 'data-round': number }, textOf(trace, step.token));
     span.addEventListener('click', () => choose(number));
     return span;

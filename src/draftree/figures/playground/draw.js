@@ -3,7 +3,7 @@
 const BOX = { width: 108, height: 22, column: 150, row: 30, margin: 14 };
 const PHASES = { draft: 'Draft', score: 'Score', verify: 'Verify', other: 'Other' };
 
-// Nodes of the drawing: drafted nodes, and the target's pick at the end of the walk as a node of its own.
+// Nodes of the drawing: drafted nodes, and the target token at the end of the walk as a node of its own.
 function shownNodes(trace, round) {
   const depths = depthsOf(round.parents);
   const nodes = [{ id: -1, parent: null, depth: 0, text: 'last token', kind: 'accepted' }];
@@ -15,7 +15,7 @@ function shownNodes(trace, round) {
     const end = round.path.length ? round.path[round.path.length - 1] : -1;
     const depth = end < 0 ? 1 : depths[end] + 1;
     const text = visible(textOf(trace, round.bonus));
-    nodes.push({ id: round.tokens.length, parent: end, depth, text, kind: 'pick' });
+    nodes.push({ id: round.tokens.length, parent: end, depth, text, kind: 'target' });
   }
   return nodes;
 }
@@ -49,11 +49,11 @@ function drawNode(trace, round, node, x, y, children) {
   const box = { x, y: y - BOX.height / 2, width: BOX.width, height: BOX.height, rx: 5, class: `box ${node.kind}` };
   const text = node.text.length > 14 ? `${node.text.slice(0, 13)}…` : node.text;
   const parts = [svg('g', {}, svg('rect', box), label(text, x + BOX.width / 2, y))];
-  const pick = node.kind === 'pick' ? undefined : pickAfter(round, node.id);
+  const target = node.kind === 'target' ? undefined : targetAfter(round, node.id);
   const isLeaf = !(children.get(node.id) ?? []).length;
-  if (pick !== undefined && isLeaf) {
+  if (target !== undefined && isLeaf) {
     const written = svg('text', { x: x + BOX.width + 6, y, class: 'small', 'dominant-baseline': 'central' });
-    written.append(`picks ${visible(textOf(trace, pick))}`);
+    written.append(`target: ${visible(textOf(trace, target))}`);
     parts.push(svg('g', {}, written));
   }
   return parts;
@@ -61,7 +61,7 @@ function drawNode(trace, round, node, x, y, children) {
 
 function drawTable(trace, round) {
   const depths = depthsOf(round.parents);
-  const heads = ['node', 'parent', 'depth', 'token', 'score', 'drafter', 'scored', "target's pick after it", 'accepted'];
+  const heads = ['node', 'parent', 'depth', 'token', 'score', 'drafter', 'scored', 'target token after it', 'accepted'];
   const head = html('tr', {}, ...heads.map((name) => html('th', { scope: 'col' }, name)));
   const code = (token) => (token === undefined ? '' : html('code', {}, visible(textOf(trace, token))));
   const rows = [-1, ...round.tokens.keys()].map((node) => {
@@ -76,7 +76,7 @@ function drawTable(trace, round) {
       score,
       isRoot ? '' : (round.sources?.[node] ?? []).join(' + '),
       isRoot || isScored(round, node) ? 'yes' : 'no',
-      code(pickAfter(round, node)),
+      code(targetAfter(round, node)),
       isRoot ? '' : isAccepted ? 'yes' : 'no',
     ];
     const row = html('tr', { class: isAccepted && !isRoot ? 'accepted' : '' });

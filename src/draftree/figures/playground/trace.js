@@ -56,8 +56,8 @@ function depthsOf(parents) {
   return found;
 }
 
-// The target's pick after a node, -1 for the root; undefined where the node was not scored or picks were not recorded.
-function pickAfter(round, node) {
+// The target token after a node, -1 for the root; undefined where the node was not scored or target tokens were not recorded.
+function targetAfter(round, node) {
   if (!round.picks || !round.picks.length) {
     const place = node < 0 ? 0 : round.path.indexOf(node) + 1;
     if (node >= 0 && place === 0) return undefined;

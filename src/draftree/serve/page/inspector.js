@@ -2,7 +2,7 @@
 
 import { depthBars } from "./chart.js";
 import { byId, decimal, el } from "./dom.js";
-import { acceptanceByDepth, describeRound, isPickCut } from "./rounds.js";
+import { acceptanceByDepth, describeRound, isTargetCut } from "./rounds.js";
 import { legend } from "./text.js";
 import { drawTree, treeTable } from "./tree.js";
 
@@ -130,7 +130,7 @@ export class Inspector {
     byId("round-tree").replaceChildren(...(round ? [drawTree(round)] : []));
     byId("round-table").replaceChildren(...(round ? [treeTable(round)] : []));
     byId("round-details").hidden = !round;
-    byId("key-cut").hidden = !round || !isPickCut(round);
+    byId("key-cut").hidden = !round || !isTargetCut(round);
   }
 }
 

@@ -3,11 +3,11 @@
 /**
  * @typedef {{id: number, text: string, parent: number, accepted: boolean, sources?: string[]}} TreeNode
  * @typedef {{id: number, text: string}} Token
- * @typedef {{index: number, position: number, nodes: TreeNode[], bonus: Token | null, picks?: Token[] | null,
+ * @typedef {{index: number, position: number, nodes: TreeNode[], bonus: Token | null, target_tokens?: Token[] | null,
  *     number?: number, root?: string, written?: number}} Round
- *     picks: the target's pick at the root, then at every node; empty or null if unknown
+ *     target_tokens: the target token at the root, then at every node; empty or null if unknown
  *     written: tokens of the round in the text, known for the last one only; the end of the text cuts off the others
- * @typedef {{index?: number, text: string, origin: "drafted" | "picked" | "plain"}} Piece
+ * @typedef {{index?: number, text: string, origin: "drafted" | "target" | "plain"}} Piece
  */
 
 /** Tokens without text of their own that may precede the one that completes a character. */
@@ -59,7 +59,7 @@ export class RoundLog {
     if (last) last.written = Math.max(0, total - (this.tokens - tokensOf(last)));
   }
 
-  /** @returns {number} tokens written: accepted ones and one pick per round */
+  /** @returns {number} tokens written: accepted ones and one target token per round */
   get tokens() {
     return this.rounds.reduce((sum, round) => sum + tokensOf(round), 0);
   }
@@ -76,20 +76,20 @@ export function acceptedNodes(round) {
 /**
  * @param {Round} round
  * @param {number} node index; -1 is the root
- * @returns {Token | null} what the target picks after this node; null if unknown
+ * @returns {Token | null} the target token after this node; null if unknown
  */
-export function pickAfter(round, node) {
-  return round.picks?.[node + 1] ?? null;
+export function targetAfter(round, node) {
+  return round.target_tokens?.[node + 1] ?? null;
 }
 
 /**
  * @param {Round} round
- * @returns {number[]} accepted nodes that the target did not pick: rules that are not `coupled` accept such tokens
+ * @returns {number[]} accepted nodes that are not the target token: rules other than `coupled` accept such tokens
  */
-export function acceptedWithoutPick(round) {
+export function acceptedOthers(round) {
   return acceptedNodes(round).filter((i) => {
-    const pick = pickAfter(round, round.nodes[i].parent);
-    return pick !== null && pick.id !== round.nodes[i].id;
+    const token = targetAfter(round, round.nodes[i].parent);
+    return token !== null && token.id !== round.nodes[i].id;
   });
 }
 
@@ -113,9 +113,9 @@ export function outcomesOf(round) {
 
 /**
  * @param {Round} round
- * @returns {boolean} whether the target's pick comes after the end of the text
+ * @returns {boolean} whether the target token comes after the end of the text
  */
-export function isPickCut(round) {
+export function isTargetCut(round) {
   return acceptedNodes(round).length >= (round.written ?? Infinity);
 }
 
@@ -168,13 +168,13 @@ export function visible(text) {
 export function describeRound(round) {
   const drafted = round.nodes.length;
   const path = acceptedNodes(round);
-  const end = isPickCut(round) ? " The text ends within this round." : "";
+  const end = isTargetCut(round) ? " The text ends within this round." : "";
   const bonus = round.bonus ? `“${visible(round.bonus.text)}”` : "nothing";
-  if (drafted === 0) return `No draft; the target picked ${bonus}.${end}`;
+  if (drafted === 0) return `No draft; target token ${bonus}.${end}`;
   const tokens = drafted === 1 ? "1 drafted token" : `${drafted} drafted tokens`;
-  if (path.length === 0) return `None of ${tokens} accepted; the target picked ${bonus}.${end}`;
+  if (path.length === 0) return `None of ${tokens} accepted; target token ${bonus}.${end}`;
   const text = path.map((node) => round.nodes[node].text).join("");
-  const others = acceptedWithoutPick(round).length;
-  const note = others ? ` The target’s own pick was another token ${others === 1 ? "once" : `${others} times`}.` : "";
-  return `${path.length} of ${tokens} accepted: “${visible(text)}”; then the target picked ${bonus}.${note}${end}`;
+  const others = acceptedOthers(round).length;
+  const note = others ? ` ${others} of the accepted ${others === 1 ? "is" : "are"} not the target token.` : "";
+  return `${path.length} of ${tokens} accepted: “${visible(text)}”; target token ${bonus}.${note}${end}`;
 }

@@ -10,7 +10,7 @@ export class Run {
   log = new RoundLog();
   text = "";
   /** @type {Record<string, number>} pieces by origin */
-  counts = { drafted: 0, picked: 0, plain: 0 };
+  counts = { drafted: 0, target: 0, plain: 0 };
   explain = "";
   /** @type {any} statistics of the server, after the end */
   stats = null;
@@ -37,7 +37,7 @@ export class Run {
 
   /** @returns {number} tokens so far */
   get tokens() {
-    const pieces = this.counts.drafted + this.counts.picked + this.counts.plain;
+    const pieces = this.counts.drafted + this.counts.target + this.counts.plain;
     return this.usage?.completion_tokens ?? (this.log.tokens || pieces);
   }
 

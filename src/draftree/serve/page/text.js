@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 
-export const ORIGINS = ["drafted", "picked", "plain"];
+export const ORIGINS = ["drafted", "target", "plain"];
 
 /** View of one text. The container has one tab stop; arrow keys move the current piece. */
 export class TextView {
@@ -122,7 +122,7 @@ export class TextView {
  * @returns {HTMLElement} legend of the marks, with counts
  */
 export function legend(counts) {
-  const words = { drafted: "drafted and accepted", picked: "target token", plain: "plain decoding" };
+  const words = { drafted: "drafted and accepted", target: "target token", plain: "plain decoding" };
   const shown = ORIGINS.filter((origin) => origin !== "plain" || counts.plain);
   const items = shown.map((origin) =>
     el(

@@ -1,7 +1,7 @@
 /** Drawing of one round: the drafted tree from top to bottom, its accepted path straight down on the left. */
 
 import { el, svg } from "./dom.js";
-import { acceptedNodes, depthsOf, describeRound, isPickCut, outcomesOf, pickAfter, visible } from "./rounds.js";
+import { acceptedNodes, depthsOf, describeRound, isTargetCut, outcomesOf, targetAfter, visible } from "./rounds.js";
 
 const CHAR = 7.3;
 const PADDING = 20;
@@ -11,12 +11,12 @@ const GAP = 10;
 const LONGEST = 12;
 
 /**
- * @typedef {{kind: "root" | "accepted" | "rejected" | "cut" | "pick", label: string, title: string, x: number,
+ * @typedef {{kind: "root" | "accepted" | "rejected" | "cut" | "target", label: string, title: string, x: number,
  *     y: number, width: number, parent: number}} Box
  */
 
 /**
- * Boxes of a round: the root, its nodes, then the target's pick.
+ * Boxes of a round: the root, its nodes, then the target token.
  *
  * @param {import("./rounds.js").Round} round
  * @returns {{boxes: Box[], width: number, height: number}} positions in pixels; parent is an index of boxes, -1 for
@@ -48,13 +48,13 @@ export function layoutTree(round) {
 /** @param {import("./rounds.js").Round} round */
 function entriesOf(round) {
   const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
-  const entries = [entry("root", round.root ?? "", -1, 0, pickAfter(round, -1))];
+  const entries = [entry("root", round.root ?? "", -1, 0, targetAfter(round, -1))];
   for (const [i, node] of round.nodes.entries()) {
-    entries.push(entry(outcomes[i], node.text, node.parent + 1, depths[i], pickAfter(round, i)));
+    entries.push(entry(outcomes[i], node.text, node.parent + 1, depths[i], targetAfter(round, i)));
   }
   if (round.bonus) {
     const last = (acceptedNodes(round).at(-1) ?? -1) + 1;
-    entries.push(entry(isPickCut(round) ? "cut" : "pick", round.bonus.text, last, entries[last].depth + 1));
+    entries.push(entry(isTargetCut(round) ? "cut" : "target", round.bonus.text, last, entries[last].depth + 1));
   }
   return entries;
 }
@@ -64,19 +64,19 @@ function entriesOf(round) {
  * @param {string} text
  * @param {number} parent index of an entry
  * @param {number} depth
- * @param {import("./rounds.js").Token | null} [pick] of the target after this token
+ * @param {import("./rounds.js").Token | null} [target] the target token after this one
  */
-function entry(kind, text, parent, depth, pick = null) {
-  const marks = { root: "", accepted: "✓ ", rejected: "✕ ", cut: "– ", pick: "◆ " };
+function entry(kind, text, parent, depth, target = null) {
+  const marks = { root: "", accepted: "✓ ", rejected: "✕ ", cut: "– ", target: "◆ " };
   const shown = kind === "root" && text === "" ? "prompt" : visible(text);
   const short = shown.length > LONGEST ? `${shown.slice(0, LONGEST - 1)}…` : shown;
-  const title = pick ? `${shown}\nthe target’s pick after it: ${visible(pick.text)}` : shown;
+  const title = target ? `${shown}\ntarget token after it: ${visible(target.text)}` : shown;
   return { kind, label: marks[kind] + short, title, parent, depth };
 }
 
 /**
  * Column of every entry: the first child continues its parent's column, the others open new ones to the right. The
- * accepted path and the pick come first.
+ * accepted path and the target token come first.
  */
 function columnsOf(entries) {
   const children = entries.map(() => []);
@@ -110,7 +110,7 @@ export function drawTree(round) {
         "g",
         { class: `node ${box.kind}` },
         svg("title", {}, box.title),
-        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "pick" ? 11 : 6 }),
+        svg("rect", { x: box.x, y: box.y, width: box.width, height: HEIGHT, rx: box.kind === "target" ? 11 : 6 }),
         svg("text", { x: box.x + box.width / 2, y: box.y + 15.5, "text-anchor": "middle" }, box.label),
       ),
     );
@@ -132,23 +132,23 @@ function edge(from, to) {
  */
 export function treeTable(round) {
   const [depths, outcomes] = [depthsOf(round.nodes), outcomesOf(round)];
-  const pickWords = (node) => (pickAfter(round, node) ? visible(pickAfter(round, node).text) : "–");
+  const targetWords = (node) => (targetAfter(round, node) ? visible(targetAfter(round, node).text) : "–");
   const rows = round.nodes.map((node, i) => [
     String(depths[i]),
     visible(node.text),
     node.parent < 0 ? "last token" : visible(round.nodes[node.parent].text),
     (node.sources ?? []).join(", ") || "drafter",
     outcomes[i],
-    pickWords(node.parent),
+    targetWords(node.parent),
   ]);
   if (round.bonus) {
     const last = acceptedNodes(round).at(-1);
     const parent = last === undefined ? "last token" : visible(round.nodes[last].text);
     const depth = String(acceptedNodes(round).length + 1);
-    const outcome = isPickCut(round) ? "cut" : "picked";
-    rows.push([depth, visible(round.bonus.text), parent, "target", outcome, pickWords(last ?? -1)]);
+    const outcome = isTargetCut(round) ? "cut" : "target";
+    rows.push([depth, visible(round.bonus.text), parent, "target", outcome, targetWords(last ?? -1)]);
   }
-  const names = ["Depth", "Token", "After", "From", "Outcome", "Target’s pick"];
+  const names = ["Depth", "Token", "After", "From", "Outcome", "Target token"];
   const head = names.map((name) => el("th", { scope: "col" }, name));
   const body = rows.map((cells) => el("tr", { class: cells[4] }, ...cells.map((cell) => el("td", {}, cell))));
   return el("table", { class: "grid" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body));

@@ -78,16 +78,16 @@ def pieces_json(index: int, update: Any, *, is_plain: bool) -> list[dict[str, An
         {
             "index": index,
             "text": piece.text,
-            "origin": "plain" if is_plain else "drafted" if piece.drafted else "picked",
+            "origin": "plain" if is_plain else "drafted" if piece.drafted else "target",
         }
         for piece in update.pieces
     ]
 
 
 def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: str) -> dict[str, Any]:
-    """Return one round of a text: the scored tree, its accepted nodes, the bonus, and the target's picks.
+    """Return one round of a text: the scored tree, its accepted nodes, the bonus, and the target tokens.
 
-    `picks` has one token for each row: the root's first, then each node's.
+    `target_tokens` has one token for each row: the root's first, then each node's.
 
     Args:
         index: of the choice.
@@ -112,7 +112,7 @@ def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: 
         "position": record.prefix_length,
         "nodes": nodes,
         "bonus": None if record.bonus is None else _token(record.bonus, texts),
-        "picks": [_token(token, texts) for token in record.picks],
+        "target_tokens": [_token(token, texts) for token in record.picks],
     }
 
 
