@@ -27,10 +27,8 @@ from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.readers import SameReader
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
@@ -121,7 +119,7 @@ def time_drafting(model: LanguageModel, shapes: Sequence[str], *, prefix: int, r
         draw = next(draw for draw in DRAWS if draw in shape.draws)
         for temperature in TEMPERATURES:
             stepper = ModelStepper(timed, SameReader(timed.vocab_size, timed.vocab_size))
-            growth = Growth(stepper, shape=shape, draw=draw, shares_noise=True)
+            growth = TreeBuilder(stepper, shape=shape, draw=draw, shares_noise=True)
             growth.reserve(1, prefix + WARM_UP_PASSES + repeats + 1)
             grown, inside = _grow(growth, timed, shape, prefix=prefix, repeats=repeats, temperature=temperature)
             for how, milliseconds in (("drafted", grown), ("passes of drafting", inside)):
@@ -131,7 +129,7 @@ def time_drafting(model: LanguageModel, shapes: Sequence[str], *, prefix: int, r
 
 
 def _grow(
-    growth: Growth, timed: TimedModel, shape: Shape, *, prefix: int, repeats: int, temperature: float
+    growth: TreeBuilder, timed: TimedModel, shape: Shape, *, prefix: int, repeats: int, temperature: float
 ) -> tuple[list[float], list[float]]:
     """Return the milliseconds of whole trees, and of the passes in each."""
     history = History(some_tokens(timed, prefix))

@@ -26,8 +26,7 @@ from text_turns import ResultsFile, TimedLLM
 
 from draftree import SamplingParams
 from draftree.bench.workload import encode, read_workload
-from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter
-from draftree.drafters.wrappers.overlap import Overlap
+from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter, Overlap
 from draftree.engine.alternating import Alternation
 from draftree.loading.load import LoadedModel, load_model
 from draftree.text.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Registry
 from draftree.core.tree import Draw
 from draftree.drafters import DRAFTERS
-from draftree.drafters.growing import shapes
-from draftree.drafters.wrappers import merged
+from draftree.drafters.tree_builder import builder
+from draftree.drafters.wrappers import several
 from draftree.engine.parts import PREFERENCE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
@@ -273,11 +273,11 @@ def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], 
         "How the children of a node were chosen, which determines what a verifier may conclude from them:",
         "\n".join(f"* `{value}`: {text}" for value, text in members(Draw).items()),
         "## Shapes",
-        inspect.cleandoc(shapes.__doc__ or ""),
+        inspect.cleandoc(builder.__doc__ or ""),
         "A drafter with the option `tree` accepts all of them.",
         "## Several drafters",
         f"`a+b` names two drafters, such as `{MERGED}`; any number is allowed.",
-        inspect.cleandoc(merged.__doc__ or ""),
+        inspect.cleandoc(several.__doc__ or ""),
     )
 
 

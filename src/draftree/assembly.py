@@ -16,11 +16,11 @@ from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
-from draftree.drafters.growing.model_files import apart_reader, model_reader
 from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.wrappers.guided import GuidedDrafter
-from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
-from draftree.drafters.wrappers.overlap import wrapped_apart
+from draftree.drafters.model import apart_reader, model_reader
+from draftree.drafters.wrappers.ahead import wrapped_apart
+from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
+from draftree.drafters.wrappers.several import MergedDrafter, part_draw
 from draftree.engine.costs import costs_of
 from draftree.engine.parts import Parts, agree, require_alternating, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS
@@ -29,9 +29,11 @@ from draftree.loading.load import LoadedModel
 from draftree.loading.requirements import require_extras
 from draftree.loading.targets import require_layers
 from draftree.models.base import LanguageModel
-from draftree.planners.base import PLANNERS, Planner, require_effect
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
-from draftree.verifiers.base import VERIFIERS, Verifier
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +259,7 @@ def _drafter(
     apart: Callable[..., LoadedDraftModel],
     clock: Clock,
     learning: LearningStore | None,
-) -> GuidedDrafter:
+) -> ForcedTokenDrafter:
     """Return the drafter of all methods: merged, and wrapped for tokens that a grammar forces."""
     built: list[Drafter[Any]] = []
     num_drawing = 0
@@ -279,7 +281,7 @@ def _drafter(
             vocab_size=target.vocab_size,
             clock=clock,
         )
-    return GuidedDrafter(
+    return ForcedTokenDrafter(
         drafter,
         "+".join(names),
         draw=methods.draw,

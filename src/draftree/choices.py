@@ -14,18 +14,16 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.routing import PLAIN
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
-from draftree.drafters.growing.model_files import model_reader
-from draftree.drafters.learning.files import prepare_folder
-from draftree.drafters.learning.settings import Learning, parse_learning
-from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.wrappers.routed import RoutedDrafter
+from draftree.drafters.learning.store import Learning, LearningStore, parse_learning, prepare_folder
+from draftree.drafters.model import model_reader
+from draftree.drafters.wrappers.several import RoutedDrafter
 from draftree.engine.parts import Parts, require_alternating
 from draftree.loading.auto_draft import AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import LanguageModel
-from draftree.planners.wrappers.routed import RoutedPlanner
+from draftree.planners.base import RoutedPlanner
 from draftree.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

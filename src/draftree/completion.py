@@ -11,7 +11,7 @@ from draftree.core.errors import DraftreeError, GenerationError
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
 from draftree.sampling.grammar.schema_check import violations
 from draftree.sampling.grammar.schema_grammar import schema_grammar
-from draftree.verifiers.base import Promise
+from draftree.verifiers.base import Guarantee
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ class CompletionStats:
     explain: str
     kernels: str = ""
     kernels_reason: str | None = None
-    promise: Promise = Promise.SAME_TEXT
+    promise: Guarantee = Guarantee.SAME_TEXT
     unenforced: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
 
     @property
     def lossless(self) -> bool:
         """Whether the text equals plain decoding's, or has the same distribution."""
-        return self.promise is not Promise.LOSSY
+        return self.promise is not Guarantee.LOSSY
 
     @property
     def seconds(self) -> float:

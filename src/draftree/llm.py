@@ -47,7 +47,7 @@ from draftree.streaming import Streams
 from draftree.text.tokenizer import Tokenizer
 from draftree.transcriber import Transcriber
 from draftree.transcription import Transcribes
-from draftree.verifiers.base import Promise
+from draftree.verifiers.base import Guarantee
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         self._requests.auto_draft = auto.draft if auto else None
         self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
         self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
-        self.is_lossless = all(self._parts.promise(1.0, name) is not Promise.LOSSY for name in methods)
+        self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.kernels_reason = on, why
         if loaded.kernels_note is not None and loaded is not model:
@@ -221,7 +221,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         """Prompt tokens that were not prefilled, because a cached prefix matched."""
         return self._engine.prefix_stats
 
-    def promise(self, temperature: float) -> Promise:
+    def promise(self, temperature: float) -> Guarantee:
         """Return the relation of texts at this temperature to plain decoding."""
         return self._parts.promise(temperature)
 

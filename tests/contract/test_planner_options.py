@@ -18,7 +18,7 @@ from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.drafters.base import LoadedDraftModel, Observation, SequenceView
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, near
-from draftree.planners.base import PLANNERS
+from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
-from draftree.planners.base import PLANNERS, Planner
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner
 
 SPECS = {
     "adaptive": ["adaptive", "adaptive,nodes=2", "adaptive,memory=5"],

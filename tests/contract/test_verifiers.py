@@ -12,8 +12,8 @@ from draftree.core.noise import Noise
 from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import hashed
-from draftree.verifiers.base import VERIFIERS, Verifier
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import NoiseSource, Verifier
 from oracle import ScriptedChance
 from strategies import VOCAB, cases, trees_for
 from table_cases import Case, controls, node_distributions, rule
@@ -24,7 +24,7 @@ CASE = Case.of(hashed(VOCAB, 1), hashed(VOCAB, 2))
 
 def verify(verifier: Verifier, case: Case, tree: TokenTree, *, seed: int = 0, temperature: float = 1.0) -> Verdict:
     distributions = node_distributions(case, tree, controls(case.vocab_size, seed=seed, temperature=temperature))
-    return verifier.verify(tree, distributions, NoiseChance(Noise(seed).stream("verify")))
+    return verifier.verify(tree, distributions, NoiseSource(Noise(seed).stream("verify")))
 
 
 @pytest.mark.parametrize("name", NAMES)

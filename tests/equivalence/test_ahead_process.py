@@ -11,7 +11,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ModelLoadError
-from draftree.drafters.wrappers.overlap import Overlap
+from draftree.drafters.wrappers.ahead import Overlap
 from draftree.loading import apart
 from families import drafter_folder, fresh, prompts
 

@@ -15,7 +15,7 @@ from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed
 from draftree.text.tokenizer import Tokenizer
-from draftree.verifiers.base import Promise
+from draftree.verifiers.base import Guarantee
 from engine_samples import run, text
 from families import target
 from real_weights import loaded_float32
@@ -50,7 +50,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return LoadedModel(TableLM(hashed(VOCAB, seed=1, scale=1.8), order=1), None, (), name)
 
-    monkeypatch.setattr("draftree.drafters.growing.model_files.load_model", load)
+    monkeypatch.setattr("draftree.drafters.model.load_model", load)
     return names
 
 
@@ -291,7 +291,7 @@ def test_a_lossy_rule_is_lossy_for_choices_that_draft() -> None:
     llm = opened(("ngram,min=1", "model:small,k=3"), verify="typical")
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=4)
     promises = [llm.generate([[1]], params, draft=choice)[0].stats.promise for choice in (None, "none")]
-    assert promises == [Promise.LOSSY, Promise.SAME_TEXT]
+    assert promises == [Guarantee.LOSSY, Guarantee.SAME_TEXT]
 
 
 @pytest.mark.weights

@@ -97,7 +97,7 @@ def test_a_model_drafts_under_the_mask(tree: str, verify: str, monkeypatch: pyte
         verify != "coupled" and tree in ("chain", "1-2-2", "best-8")
     ):
         pytest.skip("they do not fit together")
-    monkeypatch.setattr("draftree.drafters.growing.model_files.load_model", lambda name, **_: _loaded())
+    monkeypatch.setattr("draftree.drafters.model.load_model", lambda name, **_: _loaded())
     for seed in range(4):
         llm = LLM(model(), f"model:small,tree={tree},k=3", verify=verify, plan="fixed", tokenizer=tokenizer())
         params = SamplingParams(json_schema=SCHEMA, max_tokens=100, seed=seed)

@@ -11,7 +11,7 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.growing.model_files import model_reader
+from draftree.drafters.model import model_reader
 from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
 from draftree.models.native.blueprint import RMS_NORM

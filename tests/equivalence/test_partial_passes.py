@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.partial import PartialStepper
+from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.models.base import Commit, Extend, LayerSubset, Pass
 from draftree.models.table import TableLM, hashed, near
 from draftree.models.torch.hf import HFModel

@@ -17,12 +17,12 @@ from draftree.models.table import hashed, near
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers.base import NoiseSource
 from sampled_trees import chi_square, plain_text, shared_noise_tree
 from strategies import cases, trees_for
 from table_cases import Case, controls, joint, node_distributions, rule
 
-CHANCE = NoiseChance(Noise(0))
+CHANCE = NoiseSource(Noise(0))
 
 
 def text_of(name: str, case: Case, tree: TokenTree, *, seed: int, temperature: float = 1.0) -> tuple[int, ...]:

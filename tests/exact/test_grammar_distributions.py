@@ -18,7 +18,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.drafters.wrappers.guided import GuidedDrafter
+from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
 from draftree.models.table import Table, TableLM, hashed
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -26,7 +26,7 @@ from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers.base import NoiseSource
 from oracle import ChancePicks, trees, written
 from table_cases import PROMPT, Case, joint, node_distributions, rule, variation
 
@@ -34,7 +34,7 @@ END, A, B, AB = range(4)
 SPELLED = {A: "a", B: "b", AB: "ab"}
 TEXTS = ("a", "ab", "abba", "bb", "bbab", "babb")
 LENGTH = 3
-CHANCE = NoiseChance(Noise(0))
+CHANCE = NoiseSource(Noise(0))
 GRAMMARS = Grammars([None, b"a", b"b", b"ab"], vocab_size=4)
 EBNF = "root ::= " + " | ".join(f'"{text}"' for text in TEXTS)
 
@@ -89,7 +89,7 @@ class Given(Drafter[None]):
 
 def fitted(tree: TokenTree, draw: Draw, *, may_branch: bool = True) -> TokenTree:
     view = SequenceView(History(PROMPT), chosen())
-    drafter = GuidedDrafter(Given(tree), "given", draw=draw, may_branch=may_branch, vocab_size=4)
+    drafter = ForcedTokenDrafter(Given(tree), "given", draw=draw, may_branch=may_branch, vocab_size=4)
     return drafter.draft([drafter.open(view)], [Budget(9, 9, room=9)])[0]
 
 

@@ -20,8 +20,8 @@ from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, listed, near
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.common.chance import Chance
-from draftree.verifiers.common.ratios import (
+from draftree.verifiers.base import (
+    RandomSource,
     acceptance,
     draft_distribution,
     normalised,
@@ -116,7 +116,7 @@ def test_false_drafts_are_caught(drafts: Callable[[], Drafts], name: str, expect
 def test_false_drafts_are_harmless_under_match(drafts: Callable[[], Drafts]) -> None:
     match = rule("match")
 
-    def verify(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         return match.verify(tree, ChancePicks(CASE, tree, chance), chance)
 
     assert distance(drafts(), verify) < 1e-12
@@ -126,7 +126,7 @@ def test_false_drafts_are_harmless_under_match(drafts: Callable[[], Drafts]) -> 
 
 
 def block(
-    tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forwards: bool, weighted: bool
+    tree: TokenTree, distributions: NodeDistributions, chance: RandomSource, *, forwards: bool, weighted: bool
 ) -> Verdict:
     """`block` with two mistakes to choose from: stop at the first failing head, or a residual without its weight."""
     length = len(tree)
@@ -146,16 +146,16 @@ def block(
     )
 
 
-def first_failure(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+def first_failure(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
     return block(tree, distributions, chance, forwards=True, weighted=True)
 
 
-def unweighted_residual(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+def unweighted_residual(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
     return block(tree, distributions, chance, forwards=False, weighted=False)
 
 
 def test_the_twin_of_block_without_a_mistake_is_block() -> None:
-    def right(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def right(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         return block(tree, distributions, chance, forwards=False, weighted=True)
 
     assert distance(trees(CASE, (1, 1), IID), right, depth=2) < 1e-12
@@ -178,10 +178,10 @@ def test_mistaken_rules_are_caught(mutant: Callable[..., Verdict], shape: tuple[
 # noise that drafted and then verifies
 
 
-class FixedUniform(Chance):
+class FixedUniform(RandomSource):
     """Coins all fall by one uniform: the drafter's own. Draws are left to another chance."""
 
-    def __init__(self, uniform: float, other: Chance) -> None:
+    def __init__(self, uniform: float, other: RandomSource) -> None:
         self._uniform = uniform
         self._other = other
 
@@ -281,7 +281,9 @@ def test_the_full_softmax_as_the_distribution_at_temperature_zero_is_caught() ->
 DEEP = Case.of(hashed(3, seed=1), near(hashed(3, seed=1), seed=101, distance=2.0))
 
 
-def traversal_twin(tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forgets_below: int) -> Verdict:
+def traversal_twin(
+    tree: TokenTree, distributions: NodeDistributions, chance: RandomSource, *, forgets_below: int
+) -> Verdict:
     """`traversal` again; from nodes at this depth on children are entered as if the way to them were certain."""
     children = tree.children()
 
@@ -306,7 +308,9 @@ def traversal_twin(tree: TokenTree, distributions: NodeDistributions, chance: Ch
     return verdict
 
 
-def siblings_twin(tree: TokenTree, distributions: NodeDistributions, chance: Chance, *, forgets_below: int) -> Verdict:
+def siblings_twin(
+    tree: TokenTree, distributions: NodeDistributions, chance: RandomSource, *, forgets_below: int
+) -> Verdict:
     """`multistep` and `recursive` again; from nodes at this depth on a reject takes nothing off the target."""
     children = tree.children()
     node, depth = ROOT, 0

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.noise import Noise
-from draftree.verifiers.base import VERIFIERS
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import NoiseSource
 from sampled_trees import plain_text
 from strategies import cases, trees_for
 from table_cases import Case, controls, node_distributions, rule
@@ -20,7 +20,7 @@ def test_text_is_greedy(name: str, case: Case, seed: int, data: st.DataObject) -
     verifier = rule(name)
     tree = data.draw(trees_for(verifier))
     chosen = controls(case.vocab_size, temperature=0.0)
-    verdict = verifier.verify(tree, node_distributions(case, tree, chosen), NoiseChance(Noise(seed)))
+    verdict = verifier.verify(tree, node_distributions(case, tree, chosen), NoiseSource(Noise(seed)))
     greedy = plain_text(case, chosen, len(tree) + 1)
     tokens = (*(tree.tokens[node] for node in verdict.path), verdict.bonus)
     assert tokens == greedy[: len(tokens)]

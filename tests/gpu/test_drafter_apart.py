@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.drafters.wrappers.overlap import Overlap
+from draftree.drafters.wrappers.ahead import Overlap
 from draftree.engine.alternating import Alternation
 from draftree.loading.load import wrap_model
 from families import drafter_folder, fresh, prompts

@@ -18,13 +18,12 @@ from draftree.assembly import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel, SequenceView
-from draftree.drafters.growing.shapes import parse_shape
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.model_stepper import ModelStepper
 from draftree.loading.load import LoadedModel
 from draftree.models.table import hashed, near
 from draftree.sampling.history import History
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers.base import NoiseSource
 from sampled_trees import chi_square
 from table_cases import Case, controls, distribution_of, joint, node_distributions, rule
 
@@ -37,7 +36,7 @@ CASE = Case.of(TARGET, near(TARGET, seed=22, distance=1.5))
 def grown(shape: str, draw: Draw) -> list[TokenTree]:
     """A tree for every seed, all in one batch, as the engine requests them."""
     form = parse_shape(shape, None)
-    growth = Growth(ModelStepper(CASE.drafter), shape=form, draw=draw, shares_noise=False)
+    growth = TreeBuilder(ModelStepper(CASE.drafter), shape=form, draw=draw, shares_noise=False)
     views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
     states = [growth.open(view) for view in views]
     trees = growth.grow(states, [Budget(form.num_nodes, form.depth)] * ROUNDS)
@@ -51,10 +50,10 @@ def p_value(name: str, trees: list[TokenTree]) -> float:
     counts = np.zeros((3, 3, 3))
     for seed, tree in enumerate(trees):
         chosen = controls(3, seed=seed)
-        chance = NoiseChance(chosen.noise.stream("verify", len(CASE.prompt)))
+        chance = NoiseSource(chosen.noise.stream("verify", len(CASE.prompt)))
         verdict = verifier.verify(tree, node_distributions(CASE, tree, chosen), chance)
         text = [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
-        rest = NoiseChance(chosen.noise.stream("rest"))
+        rest = NoiseSource(chosen.noise.stream("rest"))
         while len(text) < 3:
             text.append(rest.draw(distribution_of(CASE.target, (*CASE.prompt, *text))))
         counts[tuple(text[:3])] += 1

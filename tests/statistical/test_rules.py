@@ -23,7 +23,7 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, near
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.common.chance import Chance, NoiseChance
+from draftree.verifiers.base import NoiseSource, RandomSource
 from sampled_trees import chi_square
 from table_cases import Case, rule
 
@@ -33,7 +33,7 @@ T = torch.from_numpy(np.stack([CASE.target_distribution((token,)) for token in r
 D = torch.from_numpy(np.stack([CASE.draft_distribution((token,)) for token in range(4)]))
 DISTRIBUTIONS = D.tolist()
 LEVEL = 1e-4
-Verify = Callable[[TokenTree, NodeDistributions, Chance], Verdict]
+Verify = Callable[[TokenTree, NodeDistributions, RandomSource], Verdict]
 
 
 class MarkovDistributions(NodeDistributions):
@@ -83,7 +83,7 @@ def p_value(verify: Verify, shape: Sequence[int], draw: Draw, *, tokens: int, cl
     text = [0]
     while len(text) <= tokens:
         tree = drafted(request.stream("draft", len(text)), text[-1], shape, draw, claimed=claimed or draw)
-        chance = NoiseChance(request.stream("verify", len(text)))
+        chance = NoiseSource(request.stream("verify", len(text)))
         verdict = verify(tree, MarkovDistributions(tree, text[-1]), chance)
         text += [*(tree.tokens[node] for node in verdict.path), verdict.bonus]
     counts = np.zeros((4, 4))
@@ -122,6 +122,6 @@ def test_biased_variant_that_verifies_with_the_draft_noise_is_detected() -> None
     for place in range(4_000):
         stream = request.stream("draft", place)
         tree = drafted(stream, 0, (1,), Draw.IID, claimed=Draw.IID)
-        verdict = rule("token").verify(tree, MarkovDistributions(tree, 0), NoiseChance(stream))
+        verdict = rule("token").verify(tree, MarkovDistributions(tree, 0), NoiseSource(stream))
         counts[tree.tokens[0] if verdict.path else verdict.bonus] += 1
     assert chi_square(counts[None], T[:1].numpy())[1] < LEVEL

@@ -5,11 +5,10 @@ from __future__ import annotations
 from draftree.core.tree import TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.common.chance import Chance
-from draftree.verifiers.common.ratios import acceptance, draft_distribution, target_distribution
+from draftree.verifiers.base import RandomSource, acceptance, draft_distribution, target_distribution
 
 
-def bonus_from_the_target(tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+def bonus_from_the_target(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
     """`token`, but after a reject the bonus is drawn from T instead of what is left of it."""
     for node, token in enumerate(tree.tokens):
         target = target_distribution(distributions, node)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.head_stepper import HeadedSequence, HeadStepper
+from draftree.drafters.tree_builder.head_stepper import HeadedSequence, HeadStepper
 from draftree.heads.base import FeatureHead
 from draftree.models.base import Slot
 from draftree.sampling.controls import build_controls

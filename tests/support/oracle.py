@@ -21,7 +21,7 @@ from torch import Tensor
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.base import RandomSource
 from table_cases import Case, joint, node_distributions
 
 Drafts = Iterable[tuple[TokenTree, float]]
@@ -81,7 +81,7 @@ def with_children(case: Case, tree: TokenTree, parents: Sequence[int], tokens: S
     )
 
 
-class ScriptedChance(Chance):
+class ScriptedChance(RandomSource):
     """Follows its script, then always takes the first outcome; keeps the probability of all outcomes.
 
     A draw ends a verification: it is the bonus, and nothing is decided after it. So it is not branched on; its

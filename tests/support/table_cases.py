@@ -18,7 +18,8 @@ from draftree.sampling.distributions import DistributionRows, Distributions, Nod
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS, Verifier
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Verifier
 
 PROMPT = (0,)
 

@@ -12,7 +12,8 @@ from cli_samples import Generate, generating, save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.bench.records import read_results
 from draftree.cli.main import run
-from draftree.verifiers.base import VERIFIERS, Promise
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Guarantee
 
 SAME_TEXT = {"coupled", "match"}
 LOSSY = {"soft", "typical"}
@@ -30,13 +31,13 @@ def generate(capfd: pytest.CaptureFixture[str]) -> Generate:
 
 @pytest.mark.parametrize("name", VERIFIERS.names())
 def test_a_promise_goes_by_rule_and_temperature(name: str) -> None:
-    wanted = Promise.SAME_DISTRIBUTION
+    wanted = Guarantee.SAME_DISTRIBUTION
     if name in SAME_TEXT:
-        wanted = Promise.SAME_TEXT
+        wanted = Guarantee.SAME_TEXT
     if name in LOSSY:
-        wanted = Promise.LOSSY
+        wanted = Guarantee.LOSSY
     assert VERIFIERS.find(name).promise(0.7) is wanted
-    assert VERIFIERS.find(name).promise(0.0) is Promise.SAME_TEXT
+    assert VERIFIERS.find(name).promise(0.0) is Guarantee.SAME_TEXT
 
 
 @pytest.mark.parametrize("rule", ["soft", "typical", "coupled"])
@@ -45,7 +46,7 @@ def test_completions_and_statistics_carry_the_promise(base: str, rule: str, temp
     llm = LLM(base, draft="ngram", verify=rule)
     (done,) = llm.generate("abab", SamplingParams(max_tokens=8, temperature=temperature, seed=1))
     is_lossy = rule in LOSSY and temperature > 0
-    assert done.stats.promise is (Promise.LOSSY if is_lossy else Promise.SAME_TEXT)
+    assert done.stats.promise is (Guarantee.LOSSY if is_lossy else Guarantee.SAME_TEXT)
     assert done.lossless is done.stats.lossless is not is_lossy
     assert done.to_json()["stats"]["lossless"] is not is_lossy
     assert llm.is_lossless is (rule not in LOSSY)
@@ -63,7 +64,7 @@ def test_without_a_drafter_a_lossy_rule_accepts_nothing(base: str) -> None:
     assert soft.is_lossless
     assert soft.generate("ab", params)[0].token_ids == plain.generate("ab", params)[0].token_ids
     assert soft.generate("ab", params)[0].lossless
-    assert LLM(base, "none", verify="token").promise(1.0) is Promise.SAME_DISTRIBUTION
+    assert LLM(base, "none", verify="token").promise(1.0) is Guarantee.SAME_DISTRIBUTION
 
 
 @pytest.mark.parametrize("rule", ["soft,tolerance=0.5", "typical"])

@@ -10,7 +10,8 @@ from draftree.analysis.simulator import Simulated, Simulation
 from draftree.analysis.trace import Trace
 from draftree.analysis.trace_costs import TraceCosts
 from draftree.core.errors import ConfigurationError
-from draftree.planners.base import PLANNERS, Planner, require_effect
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner, require_effect
 
 PLAIN = "fixed:0"
 RULES = ("coupled", "match")

@@ -17,8 +17,9 @@ from draftree.core.paths import shown_name
 from draftree.core.registry import Spec
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS
-from draftree.planners.base import PLANNERS
-from draftree.verifiers.base import VERIFIERS, Promise
+from draftree.planners import PLANNERS
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Guarantee
 
 PLAIN = "plain"
 DEFAULT_VERIFY = "coupled"
@@ -128,7 +129,7 @@ def lossy_notes(methods: Iterable[Method], temperature: float) -> tuple[str, ...
         for method in methods
         if isinstance(method.how, OurMethod)
         and not method.is_plain
-        and VERIFIERS.find(VERIFIERS.parse(method.how.verify)[0].name).promise(temperature) is Promise.LOSSY
+        and VERIFIERS.find(VERIFIERS.parse(method.how.verify)[0].name).promise(temperature) is Guarantee.LOSSY
     ]
     if not lossy:
         return ()

@@ -15,7 +15,8 @@ from statistics import fmean
 from draftree.cli.writing import Run
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS, Promise, Verifier
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Guarantee, Verifier
 
 __all__ = ["are_equal", "comparable", "difference", "speedup", "verdict"]
 
@@ -25,7 +26,7 @@ SHOWN = 30
 
 def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
     """Return whether speculation produces plain decoding's text, token for token."""
-    return verifier.promise(temperature) is Promise.SAME_TEXT
+    return verifier.promise(temperature) is Guarantee.SAME_TEXT
 
 
 def comparable(params: SamplingParams, verify: str) -> SamplingParams:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from draftree.cli.render import Style, note
-from draftree.verifiers.base import VERIFIERS, Promise
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Guarantee
 
 if TYPE_CHECKING:
     from draftree.cli.writing import Setup
@@ -22,7 +23,7 @@ def lossy_line(verify: str, temperature: float) -> str | None:
         ConfigurationError: unknown verifier.
     """
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
-    if verifier.promise(temperature) is not Promise.LOSSY:
+    if verifier.promise(temperature) is not Guarantee.LOSSY:
         return None
     return (
         f"verifier '{verify}' is lossy at temperature {temperature:g}: "

@@ -47,7 +47,7 @@ from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.vocab import compare_vocabularies
-from draftree.verifiers.base import Promise
+from draftree.verifiers.base import Guarantee
 from draftree.weights.block_kinds import BlockShare, block_shares
 from draftree.weights.gguf_file import forget_gguf, read_gguf
 
@@ -127,7 +127,7 @@ def examine(
             draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
     model = _model_report(target)
     said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
-    if methods.drafters and methods.verifier.promise(1.0) is Promise.LOSSY:
+    if methods.drafters and methods.verifier.promise(1.0) is Guarantee.LOSSY:
         said.append(
             f"Verifier '{settings.verify}' is lossy above temperature 0: the text is not distributed as the model's own"
         )

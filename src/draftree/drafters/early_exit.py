@@ -17,14 +17,12 @@ from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits
-from draftree.drafters.growing.learning_stepper import LearningStepper
-from draftree.drafters.growing.model_drafter import GrowingDrafter
-from draftree.drafters.growing.partial import PartialStepper
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.stepper import Stepper
-from draftree.drafters.growing.tree_growth import Growth
 from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.tree_builder.builder import Shape, Stepper, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.learning_stepper import LearningStepper
+from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.base import LanguageModel, LayerSubset
 from draftree.models.native.build import NativeUnavailableError
@@ -32,7 +30,7 @@ from draftree.models.native.library import library
 
 
 @final
-class EarlyExitDrafter(GrowingDrafter):
+class EarlyExitDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with the first layers of the target."""
 
     @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ class EarlyExitDrafter(GrowingDrafter):
         stepper: Stepper[Any] = own
         if self._corrections is not None:
             stepper = LearningStepper(own, self._corrections, DraftVocabulary.full(target.vocab_size))
-        self._growth = Growth(
+        self._growth = TreeBuilder(
             stepper,
             shape=config.shape,
             draw=context.draw,

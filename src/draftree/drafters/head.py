@@ -19,14 +19,13 @@ from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits, Observation
-from draftree.drafters.growing.block_stepper import BlockStepper
-from draftree.drafters.growing.head_stepper import HeadStepper
-from draftree.drafters.growing.learning_stepper import LearningStepper
-from draftree.drafters.growing.model_drafter import GrowingDrafter
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.tree_growth import Growth
 from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.tree_builder.block_stepper import BlockStepper
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.head_stepper import HeadStepper
+from draftree.drafters.tree_builder.learning_stepper import LearningStepper
 from draftree.heads.base import FeatureHead, Head
 from draftree.heads.blocks import BlockHead
 from draftree.heads.calibration import read_calibration
@@ -49,7 +48,7 @@ MOST_SHARP = 10.0
 
 
 @final
-class HeadDrafter(GrowingDrafter):
+class HeadDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a head of the target."""
 
     @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class HeadDrafter(GrowingDrafter):
         # before the passes take the weights
         self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
         self._stepper = _stepper(head, target, self._corrections)
-        self._growth = Growth(
+        self._growth = TreeBuilder(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,

@@ -16,16 +16,15 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext
-from draftree.drafters.growing.model_drafter import GrowingDrafter
-from draftree.drafters.growing.partial import PartialStepper
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.loading.layer_sets import numbers_of, stored_set
 from draftree.models.base import LayerSubset
 
 
 @final
-class LayerSkipDrafter(GrowingDrafter):
+class LayerSkipDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a subset of the target's sublayers."""
 
     @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class LayerSkipDrafter(GrowingDrafter):
         if part is None:
             stored = stored_set(context.target.fingerprint)
             part, self._note = stored.part, str(stored)
-        self._growth = Growth(
+        self._growth = TreeBuilder(
             PartialStepper(context.target, part),
             shape=config.shape,
             draw=context.draw,

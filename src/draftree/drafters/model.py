@@ -14,30 +14,107 @@ level. Loses if that is not much less than a pass of the target, or if the model
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import Any, final
+
+import torch
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
-from draftree.drafters.base import DraftContext, DraftTraits
-from draftree.drafters.growing.model_drafter import GrowingDrafter
-from draftree.drafters.growing.readers import SameReader
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.sources import require_same_source
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.drafters.growing.strings import StringGrowth
-from draftree.drafters.growing.translation import STRINGS, TOKENS, CommonReader, require_map, translation_between
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader, require_same_source
+from draftree.drafters.tree_builder.vocabularies import (
+    STRINGS,
+    TOKENS,
+    CommonReader,
+    StringTreeBuilder,
+    require_map,
+    translation_between,
+)
+from draftree.loading.apart import load_apart
 from draftree.loading.choices import QUANTIZATIONS
+from draftree.loading.in_blocks import quantization_beside
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.prepared import prepared_folder
+from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.memory import Footprint
+from draftree.models.native.build import NativeUnavailableError
 from draftree.models.source import EncoderDecoder
+
+logger = logging.getLogger(__name__)
+
+
+def model_reader(
+    target: LoadedModel, dtype: Any, device: str, *, kernels: str, trust_remote_code: bool
+) -> Callable[..., LoadedDraftModel]:
+    """Return a function that loads a drafter's model from files.
+
+    Its weights have 8 bits if the target's have and it has native kernels, or if that is requested: drafts never change
+    a text.
+
+    Args:
+        target: the target.
+        dtype: of the drafter's model.
+        device: of the drafter's model.
+        kernels: of the drafter's model.
+        trust_remote_code: whether Python code in its folder may run.
+    """
+
+    def load(name: str, quantization: str | None) -> LoadedModel:
+        return load_model(
+            name,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=quantization,
+            trust_remote_code=trust_remote_code,
+        )
+
+    def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
+        try:
+            loaded = load(name, quantization or quantization_beside(name, target.quantization))
+        except NativeUnavailableError as reason:
+            if quantization is not None or target.quantization is None:
+                raise
+            logger.info("drafter '%s' keeps its own weights: %s", name, reason)
+            loaded = load(name, None)
+        if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
+            logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
+        folder = loaded.folder
+        own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        return LoadedDraftModel(loaded.model, own, os.fspath(name))
+
+    return read
+
+
+def apart_reader(target_quantization: str | None, *, trust_remote_code: bool) -> Callable[..., LoadedDraftModel]:
+    """Return a function that loads a drafter's model in a process of its own, on the CPU."""
+
+    def read(name: str, quantization: str | None = None) -> LoadedDraftModel:
+        folder = prepared_folder(name)
+        model = load_apart(
+            name,
+            threads=torch.get_num_threads(),
+            quantization=quantization or quantization_beside(name, target_quantization),
+            must_quantize=quantization is not None,
+            trust_remote_code=trust_remote_code,
+        )
+        return LoadedDraftModel(model, load_tokenizer(folder, trust_remote_code=trust_remote_code), name)
+
+    return read
+
 
 MAX_STOPS = 16
 """Largest value of `ahead`: each place is a text that the draft model reads."""
 
 
 @final
-class ModelDrafter(GrowingDrafter):
+class ModelDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a loaded model."""
 
     @dataclass(frozen=True, slots=True)
@@ -133,7 +210,7 @@ class ModelDrafter(GrowingDrafter):
                 "tokens: choose a drafter with the same tokenizer"
             )
         if translation is not None and translation.way == STRINGS:
-            self._growth = StringGrowth(loaded.model, shape=config.shape, translation=translation)
+            self._growth = StringTreeBuilder(loaded.model, shape=config.shape, translation=translation)
         else:
             reader = (
                 SameReader(
@@ -144,7 +221,7 @@ class ModelDrafter(GrowingDrafter):
                 if translation is None
                 else CommonReader(translation)
             )
-            self._growth = Growth(
+            self._growth = TreeBuilder(
                 ModelStepper(loaded.model, reader),
                 shape=config.shape,
                 draw=context.draw,

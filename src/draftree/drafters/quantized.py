@@ -17,10 +17,9 @@ from typing import final
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError, suggestion
 from draftree.drafters.base import DraftContext
-from draftree.drafters.growing.model_drafter import GrowingDrafter
-from draftree.drafters.growing.partial import PartialStepper
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.loading.choices import QUANTIZATIONS
 from draftree.models.base import ALL_LAYERS
 from draftree.models.memory import Footprint
@@ -30,7 +29,7 @@ DEPTH = 16
 
 
 @final
-class QuantizedDrafter(GrowingDrafter):
+class QuantizedDrafter(TreeBuildingDrafter):
     """Drafter that grows trees with a quantized copy of the target."""
 
     @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class QuantizedDrafter(GrowingDrafter):
             self._copy = context.target.quantized_copy(config.bits)
         except UnsupportedModelError as error:
             raise ConfigurationError(f"drafter 'quantized': {error}") from error
-        self._growth = Growth(
+        self._growth = TreeBuilder(
             PartialStepper(self._copy, ALL_LAYERS),
             shape=config.shape,
             draw=context.draw,

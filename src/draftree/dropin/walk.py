@@ -16,8 +16,7 @@ from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.dropin.steps import Row, Steps
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier
-from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.base import RandomSource, Verifier
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +57,12 @@ class StepwiseVerifier(Verifier):
         self._steps = steps
         self._rows = {id(row.sequence.history): row for row in rows}
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """One tree alone."""
         return self.verify_many([tree], [distributions], [chance])[0]
 
     def verify_many(
-        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[Chance]
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[RandomSource]
     ) -> list[Verdict]:
         """All trees, the shortest texts first; side by side where rows are in step."""
         walks = [

@@ -14,7 +14,7 @@ from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
 from draftree.engine.sinks import StateSink
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
-from draftree.verifiers.base import Promise, Verifier
+from draftree.verifiers.base import Guarantee, Verifier
 
 PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
 """Draws in order from the least to the most restrictive for a drafter."""
@@ -57,11 +57,11 @@ class Parts:
             return NO_DRAFTS
         return self.choices[draft] if draft else next(iter(self.choices.values()), self.traits)
 
-    def promise(self, temperature: float, draft: str = "") -> Promise:
+    def promise(self, temperature: float, draft: str = "") -> Guarantee:
         """Return the relation of texts at this temperature to plain decoding."""
         kept = self.verifier.promise(temperature)
         # without drafts a lossy verifier accepts nothing, and writes the target's own picks
-        return Promise.SAME_TEXT if kept is Promise.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
+        return Guarantee.SAME_TEXT if kept is Guarantee.LOSSY and self.traits_of(draft) is NO_DRAFTS else kept
 
 
 def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits) -> None:

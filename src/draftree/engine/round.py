@@ -20,7 +20,7 @@ from draftree.engine.sequence import WritingSequence
 from draftree.engine.turns import DraftedTurns, Turn, draft_turns, slot_of
 from draftree.models.base import Commit, Extend, Pass, PassResult
 from draftree.sampling.distributions import DistributionRows, Distributions
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers.base import NoiseSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def _rows(turn: Turn) -> DistributionRows:
 
 
 def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> None:
-    chances = [NoiseChance(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
+    chances = [NoiseSource(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
     if parts.traits.wants_picks:

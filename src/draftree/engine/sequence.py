@@ -19,7 +19,7 @@ from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.detokenize import Detokenizer
 from draftree.text.stop import StopChecker
-from draftree.verifiers.base import Promise
+from draftree.verifiers.base import Guarantee
 
 
 class FinishReason(enum.StrEnum):
@@ -125,7 +125,7 @@ class WritingSequence:
         draft: str = "",
         owner: str | None = "",
         priority: int = 0,
-        promise: Promise = Promise.SAME_TEXT,
+        promise: Guarantee = Guarantee.SAME_TEXT,
         source: Source | None = None,
         source_length: int = 0,
     ) -> None:

@@ -26,16 +26,27 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
-from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
-from draftree.planners.estimates.budgets import SequenceEstimates, budget_of, conditions_of, note_drafted
-from draftree.planners.estimates.cheap_drafts import Prices, net_gains
-from draftree.planners.estimates.choosing import Depth, choose_nodes
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts
-from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.drafting import PartPlan
-from draftree.planners.estimates.reasons import sentence
-from draftree.planners.estimates.trials import TrialSchedule
+from draftree.planners.estimates.gains import (
+    Acceptance,
+    Credit,
+    Credits,
+    Prices,
+    SequenceAcceptance,
+    TrialSchedule,
+    net_gains,
+)
+from draftree.planners.estimates.plans import (
+    Depth,
+    PartPlan,
+    SequenceEstimates,
+    budget_of,
+    choose_nodes,
+    conditions_of,
+    note_drafted,
+    sentence,
+)
 
 NOTHING = Budget(0, 0)
 MAX_ROWS = 1024

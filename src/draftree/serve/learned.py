@@ -9,8 +9,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from draftree.async_llm import AsyncLLM
-from draftree.drafters.learning.base import LearnedStats
-from draftree.drafters.learning.store import LearningStore
+from draftree.drafters.learning.store import LearnedStats, LearningStore
 
 __all__ = ["learned_status", "learning_metrics"]
 

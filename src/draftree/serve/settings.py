@@ -12,7 +12,7 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.hosts import is_loopback
-from draftree.drafters.learning.settings import parse_learning
+from draftree.drafters.learning.store import parse_learning
 from draftree.parallel.options import ParallelOptions
 from draftree.serve.served import ModelChoice
 

@@ -1,25 +1,81 @@
 """The verifier interface: a pure function of a tree, the target's distributions and random decisions.
 
-A verifier has no access to a model, cache, tokenizer or clock.
+A verifier has no access to a model, cache, tokenizer or clock. Its random decisions come from a `RandomSource`, which
+the exact tests replace by every outcome with its probability. Rules that compare the target's distribution with the
+draft distribution share the functions at the end. These compute in float64 on the host: ratios and residuals of float32
+distributions lose digits that decide rare tokens, and float32 sums depend on the device.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from draftree.core.tree import ROOT, Draw, TokenTree
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.core.tree import ROOT, Draw, TokenTree, is_chain
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers import VERIFIERS
-from draftree.verifiers.common.chance import Chance
-
-__all__ = ["VERIFIERS", "Promise", "Verifier", "deepest_path"]
 
 
-class Promise(enum.StrEnum):
+class RandomSource(ABC):
+    """Independent decisions, one after another."""
+
+    @abstractmethod
+    def accepts(self, probability: float) -> bool:
+        """Toss a coin with this probability of True; always True at 1 and more, never at 0."""
+
+    @abstractmethod
+    def draw(self, weights: Tensor) -> int:
+        """Draw an index with probability proportional to its weight.
+
+        Args:
+            weights: shape (n,); nonnegative with a positive sum.
+        """
+
+
+class NoiseSource(RandomSource):
+    """Decisions from a noise stream, numbered from 0. Mutable: one instance serves one verification.
+
+    Args:
+        noise: a stream for this round only, independent of the draft's and of the request's own.
+        salts: name of that stream within `noise`; if given, it is derived at the first decision.
+    """
+
+    __slots__ = ("_noise", "_salts", "_taken")
+
+    def __init__(self, noise: Noise, *salts: int | str) -> None:
+        self._noise = noise
+        self._salts = salts
+        self._taken = 0
+
+    def _uniform(self) -> float:
+        if self._salts:
+            self._noise, self._salts = self._noise.stream(*self._salts), ()
+        value = self._noise.uniform(self._taken)
+        self._taken += 1
+        return value
+
+    def accepts(self, probability: float) -> bool:
+        """Toss a coin: the next uniform is below the probability."""
+        return self._uniform() < probability
+
+    def draw(self, weights: Tensor) -> int:
+        """Invert the cumulative weights in float64, with 52 bits of the next uniform."""
+        cumulated = torch.cumsum(weights.to(torch.float64), dim=0)
+        total = cumulated[-1].item()
+        # a product that rounds up to the total would give an index after the last weight
+        aim = min(total * self._uniform(), math.nextafter(total, 0.0))
+        return int(torch.searchsorted(cumulated, aim, right=True))
+
+
+class Guarantee(enum.StrEnum):
     """The relation of a text to the texts of plain decoding."""
 
     SAME_TEXT = "same text"
@@ -54,17 +110,17 @@ class Verifier(ABC):
         self.config = config
 
     @classmethod
-    def promise(cls, temperature: float) -> Promise:
+    def promise(cls, temperature: float) -> Guarantee:
         """Return the promise for texts at this temperature."""
         if temperature == 0:
-            return Promise.SAME_TEXT  # the target's distribution is one-hot, and every rule accepts only that token
+            return Guarantee.SAME_TEXT  # the target's distribution is one-hot, and every rule accepts only that token
         if not cls.lossless:
-            return Promise.LOSSY
+            return Guarantee.LOSSY
         # a lossless rule without draft distributions follows the target's own picks
-        return Promise.SAME_DISTRIBUTION if cls.needs_distributions else Promise.SAME_TEXT
+        return Guarantee.SAME_DISTRIBUTION if cls.needs_distributions else Guarantee.SAME_TEXT
 
     @abstractmethod
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Verify a tree.
 
         Args:
@@ -74,7 +130,7 @@ class Verifier(ABC):
         """
 
     def verify_many(
-        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[Chance]
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[RandomSource]
     ) -> list[Verdict]:
         """Verify the trees of a round; a rule may process them together."""
         return [self.verify(*given) for given in zip(trees, distributions, chances, strict=True)]
@@ -95,3 +151,118 @@ def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
             if depth_of[node] > depth_of[deepest]:
                 deepest = node
     return tree.path(deepest)
+
+
+WITH_DISTRIBUTIONS = frozenset({Draw.IID, Draw.POINT, Draw.WITHOUT_REPLACEMENT})
+"""All draws with a known distribution."""
+
+
+def require_chain(tree: TokenTree, rule: str) -> None:
+    """Raise for a tree with branches.
+
+    Raises:
+        ConfigurationError: a node has two children.
+    """
+    if not is_chain(tree.parents):
+        raise ConfigurationError(
+            f"verifier '{rule}' accepts chains only, but got a tree with branches: "
+            "draft a chain, or verify with coupled, multistep, recursive or traversal"
+        )
+
+
+def target_distribution(distributions: NodeDistributions, row: int) -> Tensor:
+    """Return the target's distribution at a row (0 the root, 1 + i node i).
+
+    Returns:
+        Shape (vocab,), float64 on the CPU; sums to 1 up to the rounding of its logits.
+    """
+    return distributions.probs(slice(row, row + 1))[0].to("cpu", torch.float64)
+
+
+def draft_distribution(tree: TokenTree, node: int, *, vocab_size: int, used: Sequence[int] = ()) -> Tensor:
+    """Return the distribution that a node was drawn from after the tokens in `used` were removed.
+
+    A token with probability 0 in its distribution (float32 may underflow) is treated as a point draw: a one-hot
+    distribution, under which every rule is correct for any choice.
+
+    Returns:
+        Shape (vocab_size,), float64 on the CPU; sums to 1 as its row does.
+
+    Raises:
+        ConfigurationError: the tree's draw requires distributions, and the tree has none.
+    """
+    token = tree.tokens[node]
+    if tree.draw is Draw.POINT:
+        distribution = torch.zeros(vocab_size, dtype=torch.float64)
+    elif tree.distributions is None:
+        raise ConfigurationError(
+            f"a tree of {tree.draw.value} draws has no draft distributions, which this verifier needs: "
+            "use a drafter that supplies them, or verify with coupled or match"
+        )
+    else:
+        distribution = tree.distributions[node].to("cpu", torch.float64, copy=bool(used))
+        for gone in used:
+            distribution[gone] = 0.0
+        if distribution[token].item() > 0:
+            return distribution.div_(distribution.sum()) if used else distribution
+        distribution = torch.zeros_like(distribution)
+    distribution[token] = 1.0
+    return distribution
+
+
+def used_before(tree: TokenTree, siblings: Sequence[int], index: int) -> list[int]:
+    """Return the tokens that were removed from the draft distribution when the index-th sibling was drawn."""
+    if tree.draw is not Draw.WITHOUT_REPLACEMENT:
+        return []
+    return [tree.tokens[node] for node in siblings[:index]]
+
+
+def acceptance(target: Tensor, draft: Tensor, token: int, *, weight: float = 1.0) -> float:
+    """Return min(1, weight * T(token) / D(token)) of distributions of shape (vocab,); D(token) is positive."""
+    return min(1.0, weight * target[token].item() / draft[token].item())
+
+
+def residual(target: Tensor, draft: Tensor, *, weight: float = 1.0) -> Tensor:
+    """Return the residual of the target's distribution: (weight * T - D)+, shape (vocab,), not normalised."""
+    return torch.mul(target, weight).sub_(draft).clamp_(min=0.0)
+
+
+def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
+    """Return weights of shape (vocab,) divided by their sum; `otherwise` if the sum is 0.
+
+    The sum is 0 if the distribution equals the draft's: then the preceding rejection was a rounding error, and
+    any distribution is equally correct.
+    """
+    total = weights.sum().item()
+    return weights / total if total > 0 else otherwise
+
+
+def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    """Try the children of a node in draw order, each against the residual after the rejected ones; descend if accepted.
+
+    Child x_i, drawn from D_i, is accepted with probability min(1, T(x_i) / D_i(x_i)), else T becomes norm((T - D_i)+).
+    For children drawn without replacement, D_i is the draft distribution without the earlier children.
+    """
+    children = tree.children()
+    path: list[int] = []
+    node = ROOT
+    while True:
+        target = target_distribution(distributions, node + 1)
+        siblings = children[node + 1]
+        for index, child in enumerate(siblings):
+            draft = draft_distribution(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
+            if chance.accepts(acceptance(target, draft, tree.tokens[child])):
+                path.append(child)
+                node = child
+                break
+            target = normalised(residual(target, draft), otherwise=target)
+        else:
+            return Verdict(tuple(path), chance.draw(target))
+
+
+def share_left(rest: Tensor, weight: float) -> float:
+    """Return s / (s + 1 - weight), the probability to stop after all descendants were rejected; s: residual's sum."""
+    total = rest.sum().item()
+    # grouped so that a small sum is not lost beside 1 where the weight is 1
+    rejected = total + (1.0 - weight)
+    return total / rejected if rejected > 0 else 0.0

@@ -20,8 +20,7 @@ from typing import ClassVar, final
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.base import RandomSource, Verifier, deepest_path
 
 
 @final
@@ -36,7 +35,7 @@ class Coupled(Verifier):
     shares_noise: ClassVar[bool] = True
     follows_picks: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
         picks = distributions.picks()
         path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])

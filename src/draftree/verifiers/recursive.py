@@ -22,9 +22,7 @@ from typing import ClassVar, final
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier
-from draftree.verifiers.common.chance import Chance
-from draftree.verifiers.common.ratios import WITH_DISTRIBUTIONS, walk_siblings
+from draftree.verifiers.base import WITH_DISTRIBUTIONS, RandomSource, Verifier, walk_siblings
 
 
 @final
@@ -38,6 +36,6 @@ class Recursive(Verifier):
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Descend, with children in draw order."""
         return walk_siblings(tree, distributions, chance)

@@ -23,8 +23,7 @@ from torch import Tensor
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.base import RandomSource, Verifier, deepest_path
 
 
 @final
@@ -57,7 +56,7 @@ class Soft(Verifier):
     lossless: ClassVar[bool] = False
     wants_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Descend while a child is likely enough."""
 
         @functools.cache

@@ -20,9 +20,9 @@ from typing import ClassVar, final
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier
-from draftree.verifiers.common.chance import Chance
-from draftree.verifiers.common.ratios import (
+from draftree.verifiers.base import (
+    RandomSource,
+    Verifier,
     acceptance,
     draft_distribution,
     normalised,
@@ -44,7 +44,7 @@ class Token(Verifier):
     chains_only: ClassVar[bool] = True
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Verify the chain from its start."""
         require_chain(tree, "token")
         for node, token in enumerate(tree.tokens):

@@ -21,10 +21,10 @@ from typing import ClassVar, final
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier
-from draftree.verifiers.common.chance import Chance
-from draftree.verifiers.common.ratios import (
+from draftree.verifiers.base import (
     WITH_DISTRIBUTIONS,
+    RandomSource,
+    Verifier,
     acceptance,
     draft_distribution,
     normalised,
@@ -46,7 +46,7 @@ class Traversal(Verifier):
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Visit the root, which is always accepted."""
         return _Visit(tree, distributions, chance).root()
 
@@ -56,7 +56,7 @@ class _Visit:
 
     __slots__ = ("_chance", "_children", "_distributions", "_tree")
 
-    def __init__(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> None:
+    def __init__(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> None:
         self._tree = tree
         self._distributions = distributions
         self._chance = chance

@@ -24,8 +24,7 @@ from torch import Tensor
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Verdict
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import Verifier, deepest_path
-from draftree.verifiers.common.chance import Chance
+from draftree.verifiers.base import RandomSource, Verifier, deepest_path
 
 
 @final
@@ -52,7 +51,7 @@ class Typical(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     lossless: ClassVar[bool] = False
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: Chance) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
         """Descend while a child is typical."""
 
         @functools.cache

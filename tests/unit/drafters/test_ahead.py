@@ -20,12 +20,10 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter
-from draftree.drafters.growing.model_drafter import GrowingDrafter
+from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
 from draftree.drafters.wrappers import ahead as ahead_module
-from draftree.drafters.wrappers import overlap
-from draftree.drafters.wrappers.ahead import AheadDrafter
-from draftree.drafters.wrappers.overlap import Overlap, measure_overlap
-from draftree.drafters.wrappers.stops import below, likely_stops, within
+from draftree.drafters.wrappers import ahead as overlap
+from draftree.drafters.wrappers.ahead import AheadDrafter, Overlap, below, likely_stops, measure_overlap, within
 from draftree.models.base import Commit, Extend, Fork, Pass, PassResult
 from draftree.models.process import ProcessEndedError, ProcessModel, serve_model
 from draftree.models.table import TableLM
@@ -148,7 +146,7 @@ class MeetingTarget(TableLM):
         return super().run(pass_)
 
 
-class MeetingDrafter(GrowingDrafter):
+class MeetingDrafter(TreeBuildingDrafter):
     """The wrapped drafter: in the thread it waits for the target's pass."""
 
     def __init__(self, own: Any, meeting: Meeting) -> None:

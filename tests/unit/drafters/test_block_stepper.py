@@ -14,12 +14,10 @@ from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, config_of,
 from draftree import LLM, SamplingParams
 from draftree.core.tree import Draw, TokenTree, path
 from draftree.core.types import Budget, RoundRecord
-from draftree.drafters.growing.block_stepper import BlockStepper
-from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
-from draftree.drafters.growing.shapes import parse_shape
-from draftree.drafters.growing.stepping import IDLE_ROUNDS
-from draftree.drafters.growing.tree_growth import Growth
-from draftree.drafters.growing.unread import MAX_UNREAD
+from draftree.drafters.tree_builder.block_stepper import BlockPass, BlockStepper, KeptRows
+from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD
+from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.heads.calibration import Calibration, with_confidence, write_calibration
 from draftree.heads.dflash import DFlashHead
@@ -203,7 +201,7 @@ def drafted(
     stepper: Any = BlockStepper(head, torch.device("cpu"))
     params = SamplingParams(temperature=temperature)
     text: Any = HeadText(stepper, head, PROMPT, params=params).read()  # type: ignore[arg-type]
-    growth = Growth(
+    growth = TreeBuilder(
         stepper, shape=parse_shape(shape, None), draw=Draw.FREE, shares_noise=shares_noise, calibration=calibration
     )
     (tree,) = growth.grow([text.state], [budget or Budget(12, 4)])

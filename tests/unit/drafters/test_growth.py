@@ -15,10 +15,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw, depths, path
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.readers import SameReader
-from draftree.drafters.growing.shapes import Shape, parse_shape
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader
 from draftree.heads.calibration import Calibration
 from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed, listed
@@ -78,9 +76,9 @@ def view(tokens: list[int], *, temperature: float = 0.0) -> SequenceView:
     return view_of(tokens, vocab_size=VOCAB, temperature=temperature)
 
 
-def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE) -> Growth:
+def growth(model: LanguageModel, shape: str = "chain", *, draw: Draw = Draw.FREE) -> TreeBuilder:
     stepper = ModelStepper(model, SameReader(model.vocab_size, VOCAB))
-    return Growth(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=True)
+    return TreeBuilder(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=True)
 
 
 def greedy(table: Any, context: list[int], count: int) -> list[int]:
@@ -146,7 +144,7 @@ def test_a_prompt_longer_than_the_window_and_the_deepest_tree_that_fits() -> Non
     state = one.open(view([1, 2, 3] * 40))
     (tree,) = one.grow([state], [Budget(100, 100)])
     assert len(tree) == 5
-    deep = Growth(ModelStepper(model), shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True)
+    deep = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True)
     (tree,) = deep.grow([deep.open(view([1, 2, 3] * 40))], [Budget(100, 100)])
     assert len(tree) == 16 - 8 - 2
 
@@ -214,7 +212,7 @@ def test_the_best_tree_is_the_best_of_the_whole_tree(count: int, temperature: fl
     trees = []
     # the whole tree has more nodes than fit in a pass of the target, so no spec may name it
     for shape in (parse_shape(f"best-{count}", 3), Shape((VOCAB,) * 3, frozenset({Draw.FREE}))):
-        one = Growth(ModelStepper(TableLM(table)), shape=shape, draw=Draw.FREE, shares_noise=True)
+        one = TreeBuilder(ModelStepper(TableLM(table)), shape=shape, draw=Draw.FREE, shares_noise=True)
         trees.extend(one.grow([one.open(view([3, 4], temperature=temperature))], [Budget(2000, 3)]))
     found, whole = trees
     best = sorted(whole.scores, reverse=True)[:count]
@@ -300,7 +298,9 @@ def grown(
     draw: Draw = Draw.FREE,
 ):  # type: ignore[no-untyped-def]
     stepper = ModelStepper(TableLM(hashed(VOCAB, seed=2)), SameReader(VOCAB, VOCAB))
-    own = Growth(stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=shares_noise, calibration=calibration)
+    own = TreeBuilder(
+        stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=shares_noise, calibration=calibration
+    )
     state = own.open(view([3, 4], temperature=temperature))
     (tree,) = own.grow([state], [Budget(6, 4) if budget is None else budget])
     return tree
@@ -372,7 +372,7 @@ def written(length: int) -> list[int]:
 @pytest.mark.parametrize("added", [0, 1, 30])
 def test_windows_are_those_of_the_text(length: int, added: int, rounds: int, is_cached: bool) -> None:
     model = TableLM(hashed(VOCAB, seed=1, scale=2.0), max_length=WINDOW)
-    growth = Growth(ModelStepper(model), shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
+    growth = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
     source_view = view(written(length))
     source = growth.open(source_view)
     growth.grow([source], [Budget(3, 3)])

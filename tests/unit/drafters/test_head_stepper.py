@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import path
-from draftree.drafters.growing.head_stepper import HeadStepper
-from draftree.drafters.growing.stepping import IDLE_ROUNDS
-from draftree.drafters.growing.unread import MAX_UNREAD
+from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, HeadStepper
+from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
 from draftree.heads.base import FeatureHead
 from draftree.heads.passes import RowJob, RowResult
 from draftree.heads.target_parts import TargetParts

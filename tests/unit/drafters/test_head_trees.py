@@ -11,9 +11,8 @@ import torch
 
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.growing.head_stepper import HeadStepper
-from draftree.drafters.growing.shapes import parse_shape
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.calibration import Calibration
 from draftree.heads.decoding import HeadDecoder
 from draftree.heads.native_passes import NativePasses
@@ -46,7 +45,7 @@ class Drafts:
         self.head, self.num_calls, self.in_one_call = head, 0, in_one_call
         shape = parse_shape(growth.pop("tree", "chain"), growth.pop("k", 5))
         options: dict[str, Any] = {"draw": Draw.FREE, "shares_noise": True, "calibration": CALIBRATION} | growth
-        self.growth = Growth(self.stepper, shape=shape, **options)
+        self.growth = TreeBuilder(self.stepper, shape=shape, **options)
 
     def grow(self, texts: list[HeadText], budgets: list[Budget]) -> list[TokenTree]:
         read_and_grow = HeadDecoder.read_and_grow

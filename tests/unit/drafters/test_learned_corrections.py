@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.drafters.learning.base import DamagedStateError
-from draftree.drafters.learning.correction import Comparison, Correction
-from draftree.drafters.learning.corrections import HeadCorrections, Pace
+from draftree.drafters.learning.corrections import Comparison, Correction, HeadCorrections, Pace
+from draftree.drafters.learning.store import DamagedStateError
 
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = [

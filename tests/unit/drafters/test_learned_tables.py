@@ -14,10 +14,8 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.learning.files import LearnedFile
-from draftree.drafters.learning.settings import Scope, parse_learning
-from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.learning.tables import MAX_OWNERS, TextTables
+from draftree.drafters.learning.store import LearnedFile, LearningStore, Scope, parse_learning
+from draftree.drafters.suffix import MAX_OWNERS, TextTables
 from draftree.models.table import TableLM, hashed
 
 VOCAB = 50

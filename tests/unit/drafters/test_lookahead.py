@@ -14,10 +14,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree, path
 from draftree.core.types import Budget, RoundRecord, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.lookahead import LookaheadDrafter
-from draftree.drafters.lookup.window import Comb
+from draftree.drafters.lookahead import Comb, LookaheadDrafter
 from draftree.models.table import TableLM, hashed
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers import VERIFIERS
 from observed import observed
 from views import context_of, view_of
 

@@ -14,7 +14,7 @@ from draftree.core.conditions import DraftCondition
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
-from draftree.drafters.wrappers.merged import MergedDrafter
+from draftree.drafters.wrappers.several import MergedDrafter
 from draftree.engine.engine import Engine, Limits
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near

@@ -12,10 +12,10 @@ from draftree.core.routing import PLAIN, Routed
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.drafters.wrappers.routed import RoutedDrafter
+from draftree.drafters.wrappers.several import RoutedDrafter
 from draftree.models.memory import Footprint
-from draftree.planners.base import PLANNERS, Planner
-from draftree.planners.wrappers.routed import RoutedPlanner
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner, RoutedPlanner
 from paced import FakeClock
 from views import view_of
 

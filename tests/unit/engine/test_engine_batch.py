@@ -13,9 +13,9 @@ from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
-from draftree.planners.base import PLANNERS
+from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers import VERIFIERS
 
 VOCAB = 10
 PROMPTS = [[1, 2], [3], [4, 5, 6], [7], [8, 9, 1, 2], [2], [6, 6]]

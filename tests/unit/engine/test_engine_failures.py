@@ -16,7 +16,7 @@ from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget
 from draftree.models.base import Commit, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers import VERIFIERS
 from families import target
 
 VOCAB = 10

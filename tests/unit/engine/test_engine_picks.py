@@ -11,16 +11,16 @@ import torch
 from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, SequenceRecord, Verdict
 from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
-from draftree.drafters.wrappers.merged import MergedDrafter
+from draftree.drafters.wrappers.several import MergedDrafter
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
-from draftree.planners.base import PLANNERS
+from draftree.planners import PLANNERS
 from draftree.sampling import logits as logits_module
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers import VERIFIERS
 from views import view_of
 
 VOCAB = 8

@@ -15,8 +15,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
-from draftree.drafters.wrappers.guided import GuidedDrafter
-from draftree.drafters.wrappers.merged import MergedDrafter
+from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
+from draftree.drafters.wrappers.several import MergedDrafter
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.observing import Gain, observe
 from draftree.engine.parts import Parts
@@ -24,11 +24,11 @@ from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
 from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
-from draftree.planners.base import PLANNERS
+from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers.base import VERIFIERS
+from draftree.verifiers import VERIFIERS
 from engine_samples import run
 from views import view_of
 
@@ -66,8 +66,8 @@ def merged_with(recorder: Recorder) -> tuple[Any, DraftTraits]:
 
 
 def guided(recorder: Recorder) -> tuple[Any, DraftTraits]:
-    drafter = GuidedDrafter(recorder, "own", draw=Draw.FREE, may_branch=True, vocab_size=VOCAB)
-    return drafter, GuidedDrafter.describe(recorder.traits)
+    drafter = ForcedTokenDrafter(recorder, "own", draw=Draw.FREE, may_branch=True, vocab_size=VOCAB)
+    return drafter, ForcedTokenDrafter.describe(recorder.traits)
 
 
 def parts_of(drafter: Any, traits: DraftTraits) -> Parts:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, WIDTH, config_of, random_head, random_parts
-from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
+from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.medusa import MedusaHead

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import path
-from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads import native_passes
 from draftree.heads.base import FeatureHead
 from draftree.heads.decoding import HeadDecoder

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.planners.estimates.choosing import choose_depth, choose_nodes, least_survival
 from draftree.planners.estimates.constants import AUTO
+from draftree.planners.estimates.plans import choose_depth, choose_nodes, least_survival
 
 chances = st.floats(0.05, 0.99)
 

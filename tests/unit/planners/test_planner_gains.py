@@ -9,10 +9,16 @@ import pytest
 
 from draftree.core.tree import TokenTree
 from draftree.core.types import DraftPart
-from draftree.planners.estimates.cheap_drafts import Prices, RecentDrafts, choose_sequences, net_gains
 from draftree.planners.estimates.constants import AUTO
-from draftree.planners.estimates.credit import Credit, Credits
-from draftree.planners.estimates.trials import TrialSchedule
+from draftree.planners.estimates.gains import (
+    Credit,
+    Credits,
+    Prices,
+    RecentDrafts,
+    TrialSchedule,
+    choose_sequences,
+    net_gains,
+)
 
 
 def credit(gains: list[float]) -> Credit:

@@ -10,8 +10,8 @@ from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
 from draftree.planners.adaptive import AdaptivePlanner
 from draftree.planners.estimates.constants import AUTO
-from draftree.planners.estimates.credit import Credit
-from draftree.planners.estimates.drafting import PartPlan
+from draftree.planners.estimates.gains import Credit
+from draftree.planners.estimates.plans import PartPlan
 from planned_tables import FLAT, lone
 
 KNOWN = (0.68, 0.69, 0.72, 0.69)

@@ -10,10 +10,10 @@ import pytest
 
 from draftree.core.tree import TokenTree, chain
 from draftree.core.types import DraftPart
-from draftree.planners.estimates.acceptance import Acceptance, SequenceAcceptance
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts, PassCosts
-from draftree.planners.estimates.drafting import PartPlan
+from draftree.planners.estimates.gains import Acceptance, SequenceAcceptance
+from draftree.planners.estimates.plans import PartPlan
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,11 +9,11 @@ import pytest
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 from draftree.core.types import Budget, RoundRecord, SequenceRecord
-from draftree.drafters.growing.shapes import parse_shape
-from draftree.drafters.growing.stepping import ModelStepper
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
+from draftree.drafters.tree_builder.model_stepper import ModelStepper
 from draftree.models.table import TableLM, listed
-from draftree.planners.base import PLANNERS, Planner
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner
 from views import view_of
 
 
@@ -90,7 +90,7 @@ def test_a_drafter_stops_where_it_is_not_sure() -> None:
     sure, unsure = [0.9, 0.05, 0.05], [0.4, 0.35, 0.25]
     # the first guess is sure, the second is not: it is kept, and nothing is guessed after it
     model = TableLM(listed({(2,): sure, (2, 0): unsure}, sure))
-    growth = Growth(ModelStepper(model), shape=parse_shape("chain", None), draw=Draw.FREE, shares_noise=True)
+    growth = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", None), draw=Draw.FREE, shares_noise=True)
     view = view_of([2], vocab_size=3, temperature=0)
     lengths = [len(growth.grow([growth.open(view)], [Budget(5, 5, c)])[0]) for c in (0.0, 0.39, 0.41, 0.95)]
     assert lengths == [5, 5, 2, 1]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.drafters.growing.head_stepper import HeadStepper
+from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.base import FeatureHead
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.torch_passes import TorchPasses

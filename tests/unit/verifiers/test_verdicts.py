@@ -12,11 +12,8 @@ from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import listed
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import VERIFIERS
-from draftree.verifiers.common.chance import NoiseChance
-from draftree.verifiers.common.ratios import (
-    draft_distribution,
-)
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import NoiseSource, draft_distribution
 from oracle import outcomes
 from table_cases import Case, node_distributions, rule
 
@@ -54,7 +51,7 @@ class Picks(NodeDistributions):
     ],
 )
 def test_walk(name: str, tokens: Tokens, parents: Tokens, picks: Tokens, verdict: Verdict) -> None:
-    assert rule(name).verify(TokenTree(tokens, parents), Picks(*picks), NoiseChance(Noise(0))) == verdict
+    assert rule(name).verify(TokenTree(tokens, parents), Picks(*picks), NoiseSource(Noise(0))) == verdict
 
 
 def test_only_coupled_lets_the_drafter_share_the_noise() -> None:

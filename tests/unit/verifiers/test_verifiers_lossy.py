@@ -14,8 +14,8 @@ from draftree.core.tree import ROOT, Draw, TokenTree, chain
 from draftree.core.types import Verdict
 from draftree.models.table import hashed, listed, near
 from draftree.sampling.distributions import NodeDistributions
-from draftree.verifiers.base import VERIFIERS
-from draftree.verifiers.common.chance import NoiseChance
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import NoiseSource
 from oracle import ChancePicks, ScriptedChance, trees, written
 from table_cases import Case, controls, joint, node_distributions, rule, variation
 
@@ -31,7 +31,7 @@ def keeps(name: str, token: int, *, draft: float | None = None, **options: objec
         rows = torch.full((1, 5), (1 - draft) / 4, dtype=torch.float64)
         rows[0, token] = draft
     tree = chain([token], draw=Draw.FREE if draft is None else Draw.IID, distributions=rows)
-    verdict = rule(name, **options).verify(tree, node_distributions(CASE, tree), NoiseChance(Noise(0)))
+    verdict = rule(name, **options).verify(tree, node_distributions(CASE, tree), NoiseSource(Noise(0)))
     return verdict.path == (0,)
 
 
@@ -87,7 +87,7 @@ def test_the_deepest_branch_is_kept_and_the_pick_follows(name: str) -> None:
     options = {"tolerance": 0.1} if name == "soft" else {"epsilon": 0.1, "delta": 1.0}
     for seed in range(5):
         distributions = node_distributions(CASE, tree, controls(5, seed=seed))
-        verdict = rule(name, **options).verify(tree, distributions, NoiseChance(Noise(0)))
+        verdict = rule(name, **options).verify(tree, distributions, NoiseSource(Noise(0)))
         assert verdict.path == (1, 4)  # the branch below 3 is deeper, but 3 is too unlikely
         assert verdict.bonus == distributions.picks()[5]
 

@@ -1,24 +1,289 @@
-"""Store of everything that one engine learns: shared learners, their files, and saves at intervals.
+"""Learning from verified texts: its settings, the learner interface, and the store with its files.
 
 The engine's thread changes learners with the lock held. A thread of the store copies changed states with the lock held,
-and writes files without it, so that the engine waits for a copy at most.
+and writes files without it, so that the engine waits for a copy at most. Files are in the safetensors format, written
+atomically, readable by their owner only. A name is `LEARNER-SCOPE-IDENTITY.safetensors`; the header repeats all three,
+so that a renamed file is not used.
 """
 
 from __future__ import annotations
 
+import enum
+import json
 import logging
+import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast, final
 
-from draftree.core.errors import ConfigurationError
-from draftree.drafters.learning.base import DamagedStateError, LearnedStats, Learner
-from draftree.drafters.learning.files import LearnedFile, prepare_folder
-from draftree.drafters.learning.settings import Learning, Scope
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-__all__ = ["LearningStore"]
+from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.locks import PathLock
+from draftree.core.registry import Spec, build_config
+
+MAX_RANK = 8
+"""Maximum rank of a correction of a head's logits."""
+
+
+class Scope(enum.StrEnum):
+    """Whose texts influence whose drafts."""
+
+    SERVER = "server"
+    """Texts of all requests, drafts of all requests."""
+    KEY = "key"
+    """Texts and drafts of one owner, such as an API key."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """Options after the scope.
+
+    Attributes:
+        folder: folder of the files; None to keep what is learned in memory only.
+        every: seconds between two saves.
+        rate: learning rate of heads; 0 to leave heads as they are.
+        rank: rank of the correction of a head's logits, besides a bias per token; 0 for the bias only.
+        share: maximum share of the time of generation that heads learn for.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    folder: str | None = None
+    every: float = 300.0
+    rate: float = 0.07
+    rank: int = MAX_RANK
+    share: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not self.every > 0:
+            raise ConfigurationError(f"option every of learning is {self.every:g}: it must be seconds above 0")
+        if self.folder is not None and not self.folder.strip():
+            raise ConfigurationError("option folder of learning is empty: name a folder, or leave it out")
+        if not 0 <= self.rate <= 1:
+            raise ConfigurationError(f"option rate of learning is {self.rate:g}: it must be from 0 to 1")
+        if not 0 <= self.rank <= MAX_RANK:
+            raise ConfigurationError(f"option rank of learning is {self.rank}: it must be from 0 to {MAX_RANK}")
+        if not 0 < self.share <= 1:
+            raise ConfigurationError(f"option share of learning is {self.share:g}: it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """A scope and its options."""
+
+    scope: Scope
+    options: LearnOptions
+
+
+def parse_learning(text: str) -> Learning:
+    """Read a spec: `server` or `key`, and options after commas.
+
+    Raises:
+        ConfigurationError: an unknown scope or option, or a value out of range.
+    """
+    if not isinstance(text, str):
+        raise ConfigurationError(f"learn is {text!r}: {suggestion('', list(Scope))}")
+    name, *items = (part.strip() for part in text.split(","))
+    if name not in list(Scope):
+        raise ConfigurationError(f"learn is '{text}': {suggestion(name, list(Scope))}, and options after commas")
+    options = []
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigurationError(f"option '{item}' of learning '{name}' is not of the form key=value")
+        options.append((key.strip(), value.strip()))
+    return Learning(Scope(name), build_config(LearnOptions, Spec(name, None, tuple(options)), "learning"))
+
+
+class DamagedStateError(ValueError):
+    """A stored state cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedStats:
+    """Statistics of one learner.
+
+    Attributes:
+        name: `suffix` or `head`.
+        texts: number of learned texts since the start; 0 for a head.
+        tokens: number of learned tokens since the start; for a head, verified tokens that it was updated with.
+        size: number of tokens in tables, or of learned numbers of a head.
+        num_bytes: memory in bytes.
+        scopes: number of owners with a state of their own; 1 in scope `server`.
+        base_acceptance: running share of first draft tokens that the target picks, without what was learned; None for
+            tables and before the first comparison.
+        learned_acceptance: the same with what was learned, on the same rows.
+        active: number of owners whose drafts use what was learned.
+        seconds: time of learning since the start.
+    """
+
+    name: str
+    texts: int = 0
+    tokens: int = 0
+    size: int = 0
+    num_bytes: int = 0
+    scopes: int = 0
+    base_acceptance: float | None = None
+    learned_acceptance: float | None = None
+    active: int = 0
+    seconds: float = 0.0
+
+
+LearnedState = Mapping[str, Mapping[str, np.ndarray]]
+"""Named arrays of every owner; the owner of scope `server` is the empty name."""
+
+
+class Learner(ABC):
+    """Learned state of a drafter.
+
+    `state`, `restore` and `forget` are called with the lock of the store held; implementations change their state with
+    the lock held too.
+    """
+
+    name: str
+    identity: str
+    """Checksum of the object that the state belongs to, such as a vocabulary or a head; hexadecimal digits."""
+    version: int = 0
+    """Number of changes so far."""
+
+    @abstractmethod
+    def state(self) -> LearnedState:
+        """Return copies of what is learned; empty if nothing is."""
+
+    @abstractmethod
+    def restore(self, state: LearnedState) -> None:
+        """Replace what is learned.
+
+        Raises:
+            DamagedStateError: the state cannot be used; nothing has changed.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what is learned."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> LearnedStats:
+        """Return statistics; from any thread."""
+
+
+FORMAT = "1"
+
+
+def prepare_folder(folder: str) -> Path:
+    """Return the folder, created if it does not exist, for its owner only.
+
+    Raises:
+        ConfigurationError: it cannot be created or written.
+    """
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder '{path}' for learned state cannot be created ({error.strerror}): choose another one"
+        ) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ConfigurationError(f"the folder '{path}' for learned state cannot be written: choose another one")
+    return path
+
+
+class LearnedFile:
+    """File of one learner, locked against other processes while this object lives.
+
+    Args:
+        folder: an existing folder.
+        name: name of the learner.
+        scope: scope of the state.
+        identity: identity of the learner.
+
+    Raises:
+        ConfigurationError: another engine uses the file.
+    """
+
+    def __init__(self, folder: Path, name: str, *, scope: str, identity: str) -> None:
+        self.path = folder / f"{name}-{scope}-{identity}.safetensors"
+        self._header = {"format": FORMAT, "learner": name, "scope": scope, "identity": identity}
+        self._lock = _locked(self.path.with_suffix(".lock"))
+
+    def read(self) -> LearnedState | None:
+        """Return the stored state; None if there is no file.
+
+        Raises:
+            DamagedStateError: the file is damaged, or of another format or learner.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, framework="numpy") as stored:
+                header: dict[str, str] = stored.metadata() or {}
+                different = [key for key, value in self._header.items() if header.get(key) != value]
+                if different:
+                    raise DamagedStateError(f"its {different[0]} is {header.get(different[0])!r}")
+                owners: list[str] = parse_json(header["owners"])
+                found: dict[str, dict[str, np.ndarray]] = {owner: {} for owner in owners}
+                for key in stored.keys():  # noqa: SIM118, not a mapping
+                    place, _, array = key.partition("/")
+                    found[owners[int(place)]][array] = stored.get_tensor(key)
+        except (OSError, SafetensorError, *MALFORMED) as error:
+            raise error if isinstance(error, DamagedStateError) else DamagedStateError(str(error)) from error
+        return found
+
+    def write(self, state: LearnedState) -> None:
+        """Replace the file; remove it if nothing is learned.
+
+        Raises:
+            OSError: it cannot be written; the old file is unchanged.
+        """
+        if not state:
+            self.path.unlink(missing_ok=True)
+            return
+        arrays = {
+            f"{place}/{name}": np.ascontiguousarray(array)
+            for place, own in enumerate(state.values())
+            for name, array in own.items()
+        }
+        data = save(arrays, metadata={**self._header, "owners": json.dumps(list(state))})
+        fresh = self.path.with_suffix(".part")
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(fresh, self.path)
+
+    def set_aside(self) -> Path:
+        """Rename a damaged file, so that the next save does not replace it; return its new path."""
+        aside = self.path.with_suffix(".damaged")
+        os.replace(self.path, aside)
+        return aside
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+
+def _locked(path: Path) -> PathLock:
+    try:
+        return PathLock(path)
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"'{path.with_suffix('.safetensors')}' is in use by another engine: give each engine a folder of its own"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"'{path}' cannot be written ({error.strerror}): choose another folder for learned state"
+        ) from error
+
 
 logger = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Learner)

@@ -1,29 +1,67 @@
-"""Drafting ahead: the wrapped drafter goes on while the target verifies.
-
-After a tree was handed to the target, the places where the walk may stop are ranked by their probability under the
-drafter. At the best ones a further tree is drafted in a thread. Its first level are guesses of the bonus, ranked with
-the request's noise like the target's own picks; what is below the guess that was right is the next draft. A wrong guess
-costs the work of an idle device. The verdict alone decides about the text.
-
-Source: PEARL, arXiv 2408.11850; SSD (Saguaro), arXiv 2603.03251, which guesses the bonus without shared noise.
-"""
+"""Measurement at start: whether drafting during the passes of the target saves time."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from draftree.core.tree import EMPTY, TokenTree
+from draftree.core.clock import Clock
+from draftree.core.node_map import NodeMap, prune
+from draftree.core.tree import EMPTY, TokenTree, depths, follow
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.drafters.wrappers.stops import below, likely_stops, within
+from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.memory import Footprint
 from draftree.models.process import ProcessEndedError
+from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+
+
+def likely_stops(tree: TokenTree, count: int, *, leaves_only: bool) -> list[int]:
+    """Return the nodes at which the walk most probably ends, best first.
+
+    The walk ends at a node if it reaches it and none of its children is the target's pick. The root is left out: a tree
+    after it begins with the children that it has already.
+
+    Args:
+        tree: a drafted tree, with cumulative scores; without them all leaves are equal.
+        count: maximum number of nodes.
+        leaves_only: leave out nodes with children, for drafters that give one child, which is there already.
+    """
+    children = tree.children()
+    reached = [min(1.0, math.exp(score)) for score in tree.scores] or [1.0] * len(tree)
+    chances = {
+        node: reached[node] - sum(reached[child] for child in children[node + 1])
+        for node in range(len(tree))
+        if not (leaves_only and children[node + 1])
+    }
+    return sorted(chances, key=lambda node: (-chances[node], node))[:count]
+
+
+def below(tree: TokenTree, token: int) -> TokenTree:
+    """Return what a tree has after one of its first tokens; empty if it has not this token."""
+    way = follow(tree, [token])
+    if not way:
+        return EMPTY
+    rest = NodeMap.below(tree.parents, way[0]).cut(tree)
+    return replace(rest, scores=tuple(score - tree.scores[way[0]] for score in rest.scores))
+
+
+def within(tree: TokenTree, budget: Budget) -> TokenTree:
+    """Return the best nodes of a tree that a budget allows."""
+    levels = depths(tree.parents)
+    fitting = [node for node in range(len(tree)) if levels[node] <= budget.depth]
+    if len(fitting) > budget.num_nodes and tree.scores:
+        fitting.sort(key=lambda node: (-tree.scores[node], node))  # scores fall from parent to child
+    kept = sorted(fitting[: budget.num_nodes])
+    return tree if len(kept) == len(tree) else prune(tree, kept)
+
 
 logger = logging.getLogger(__name__)
 
@@ -293,3 +331,134 @@ class AheadDrafter(Drafter[AheadSequence]):
             self._reason = f"drafting has ended: {error}"
             logger.warning("%s; texts are continued without drafts", self._reason)
             return None
+
+
+PREFIX = 16
+"""Tokens of the text after which both are measured."""
+REPEATS = 3
+EXPECTED_HITS = 1 / 3
+"""Share of the rounds whose draft was made ahead, before any was counted: chains had 24% and trees 44% in
+docs/lab/2026-11-23-ahead-and-offload.md."""
+LEAST_GAIN = 0.08
+"""Share of a round's time that drafting ahead must save. A tree that was drafted ahead has fewer nodes, because guesses
+of the bonus are among them: rounds wrote 3% (chains) and 8% (trees) fewer tokens there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Seconds of a pass, of a draft, and of both at once; each is the fastest of several.
+
+    Attributes:
+        target: a pass of the target alone.
+        draft: a draft alone.
+        both: both at once.
+    """
+
+    target: float
+    draft: float
+    both: float
+
+    def gain(self, hits: float) -> float:
+        """Return the share of a round's time that drafting ahead saves, negative if it costs time.
+
+        In turn a round is a pass and a draft; ahead it is both at once, and another draft unless it was guessed.
+
+        Args:
+            hits: share of the rounds whose draft was made ahead.
+        """
+        in_turn = self.target + self.draft
+        return (hits * self.draft - (self.both - self.target)) / in_turn if in_turn > 0 else 0.0
+
+    def pays(self, hits: float = EXPECTED_HITS) -> bool:
+        """Return whether drafting ahead is worth the time that it takes from the target."""
+        return self.gain(hits) >= LEAST_GAIN
+
+    def note(self, hits: float = EXPECTED_HITS) -> str:
+        """Return a message: whether it pays, with what was measured."""
+        times = f"pass {self.target * 1e3:.1f} ms, draft {self.draft * 1e3:.1f} ms, both {self.both * 1e3:.1f} ms"
+        saves = f"saves {self.gain(hits):.0%}" if self.gain(hits) >= 0 else f"costs {-self.gain(hits):.0%}"
+        return (
+            f"drafting ahead is {'on' if self.pays(hits) else 'off'}: with {hits:.0%} of the drafts guessed it {saves} "
+            f"of a round ({times})"
+        )
+
+
+def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None], clock: Clock) -> Overlap:
+    """Measure passes and drafts, alone and at once.
+
+    Args:
+        run_target: runs one pass of the target and waits for it.
+        run_draft: drafts once; called in another thread for the measurement of both.
+        clock: clock of the measurement.
+    """
+    run_target()
+    run_draft()
+    with ThreadPoolExecutor(1) as pool:
+
+        def run_both() -> None:
+            drafting = pool.submit(run_draft)
+            run_target()
+            drafting.result()
+
+        def fastest(act: Callable[[], None]) -> float:
+            times = []
+            for _ in range(REPEATS):
+                start = clock()
+                act()
+                times.append(clock() - start)
+            return min(times)
+
+        return Overlap(fastest(run_target), fastest(run_draft), fastest(run_both))
+
+
+def wrapped_apart(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> Drafter[Any]:
+    """Return a drafter that goes on without drafts if the process of its model ends; others are returned as they are.
+
+    Args:
+        drafter: any drafter.
+        traits: as for `ahead_of`.
+        target: as for `ahead_of`.
+        clock: as for `ahead_of`.
+    """
+    if traits.ahead:
+        return ahead_of(drafter, traits, target, clock)
+    return AheadDrafter(drafter, stops=0, branches=False, is_on=False) if traits.alternates else drafter
+
+
+def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> AheadDrafter:
+    """Wrap a drafter, which drafts ahead if that pays on this machine.
+
+    Args:
+        drafter: a drafter whose model runs on another device or in a process of its own.
+        traits: its traits.
+        target: the target.
+        clock: clock of the measurement.
+    """
+    controls = build_controls(SamplingParams(temperature=0.0), vocab_size=target.vocab_size, seed=0)
+    view = SequenceView(History([0] * PREFIX), controls)
+    budget = Budget(traits.nodes, traits.depth)
+    drafter.reserve(1, PREFIX + traits.nodes + 1)
+    target.reserve(target.num_open + 1, PREFIX + traits.nodes + 1)
+    slot, state = target.open_probe(), drafter.open(view)
+
+    def run_target() -> None:
+        target.run(Pass([Extend(slot, [0] * (1 + traits.nodes), range(-1, traits.nodes))]))
+        target.synchronize()
+        target.commit(slot, ())
+
+    def run_draft() -> None:
+        drafter.draft([state], [budget])
+
+    try:
+        overlap = measure_overlap(run_target, run_draft, clock)
+    finally:
+        target.close(slot)
+        drafter.close(state)
+    return AheadDrafter(
+        drafter,
+        stops=traits.ahead,
+        branches=traits.branches,
+        is_on=overlap.pays(),
+        reason=overlap.note(),
+        judge=lambda hits: None if overlap.pays(hits) else overlap.note(hits),
+    )

@@ -12,7 +12,7 @@ from typing import final
 
 from draftree.core.tree import ROOT, TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.stepper import AnsweringStepper
+from draftree.drafters.tree_builder.builder import AnsweringStepper
 from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset, Pass, Slot, Truncate
 from draftree.sampling.logits import Logits
 
@@ -23,7 +23,7 @@ would be computed twice for one tree. The target reads it first, and the next ro
 
 @dataclass(slots=True)
 class PartialSequence:
-    """State of a sequence. Mutated by `PartialStepper` and `Growth` only."""
+    """State of a sequence. Mutated by `PartialStepper` and `TreeBuilder` only."""
 
     view: SequenceView
     slot: Slot

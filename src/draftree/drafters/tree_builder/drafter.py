@@ -8,18 +8,17 @@ from typing import Any
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.drafters.growing.shapes import Shape
-from draftree.drafters.growing.strings import StringGrowth
-from draftree.drafters.growing.tree_growth import Growth
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder
+from draftree.drafters.tree_builder.vocabularies import StringTreeBuilder
 
 
-class GrowingDrafter(Drafter[Any]):
+class TreeBuildingDrafter(Drafter[Any]):
     """Drafter that grows trees of the shape in its configuration.
 
     A method sets `_growth`, and `_note` if there is a message.
     """
 
-    _growth: Growth | StringGrowth
+    _growth: TreeBuilder | StringTreeBuilder
     _note = ""
 
     @classmethod

@@ -10,23 +10,184 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftree.core.transfer import to_host
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.block_sequence import BlockSequence, Levels
-from draftree.drafters.growing.kept_rows import BlockPass, KeptRows
-from draftree.drafters.growing.stepper import Stepper
-from draftree.drafters.growing.stepping import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.drafters.growing.unread import MAX_UNREAD, Unread, common_length, drop_before
+from draftree.drafters.tree_builder.builder import Stepper
+from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, Unread, common_length, drop_before
+from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.heads.blocks import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, TensorLogits
 from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+
+FIRST_ROWS = 64
+"""Rows for which memory is reserved at first; it doubles when it is full."""
+
+
+@final
+class KeptRows:
+    """Keys and values of the context rows of one text, for every layer of a head. Mutated by `BlockPass`."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        """Number of rows in every layer."""
+        self._layers: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Write rows of a layer after the kept ones. They count once `length` is increased.
+
+        Args:
+            layer: index of the layer; layers are first written in order.
+            key: shape (rows, kv_heads, head_dim).
+            value: shape of `key`.
+        """
+        end = self.length + len(key)
+        if layer == len(self._layers):
+            self._layers.append((_room(key, max(end, FIRST_ROWS)), _room(value, max(end, FIRST_ROWS))))
+        elif end > self._layers[layer][0].shape[1]:
+            size = max(end, 2 * self._layers[layer][0].shape[1])
+            self._layers[layer] = tuple(_grown(part, size, self.length) for part in self._layers[layer])  # type: ignore[assignment]
+        for part, rows in zip(self._layers[layer], (key, value), strict=True):
+            part[:, self.length : end] = rows.transpose(0, 1)
+
+    def rows(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the first rows, shape (kv_heads, rows, head_dim); views."""
+        key, value = self._layers[layer]
+        return key[:, :end], value[:, :end]
+
+    def copy(self, length: int) -> KeptRows:
+        """Return a copy of the first rows."""
+        found = KeptRows()
+        found.length = min(length, self.length)
+        size = max(found.length, FIRST_ROWS)
+        found._layers = [tuple(_grown(part, size, found.length) for part in parts) for parts in self._layers]  # type: ignore[misc]
+        return found
+
+
+@final
+class BlockPass:
+    """Attention of one pass, as in `BlockAttend`.
+
+    Args:
+        kept: rows of each text.
+        counts: new context rows of each text.
+    """
+
+    def __init__(self, kept: Sequence[KeptRows], counts: Sequence[int]) -> None:
+        self._kept, self._counts = kept, counts
+
+    def context(
+        self, layer: int, query: Tensor | None, key: Tensor, value: Tensor, *, window: int = 0
+    ) -> Tensor | None:
+        """Keep rows; attend to them causally."""
+        mixed, first = [], 0
+        for kept, count in zip(self._kept, self._counts, strict=True):
+            part = slice(first, first + count)
+            first += count
+            kept.add(layer, key[part], value[part])
+            if query is not None:
+                keys, values = kept.rows(layer, kept.length + count)
+                places = torch.arange(kept.length, kept.length + count, device=key.device)
+                mask = _visible(places, kept.length + count, is_causal=True, window=window)
+                mixed.append(_attend(query[part], keys, values, mask))
+        return torch.cat(mixed) if mixed else None
+
+    def block(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
+    ) -> Tensor:
+        """Attend from blocks to the rows of their text and to themselves."""
+        mixed = []
+        for text, (kept, count) in enumerate(zip(self._kept, self._counts, strict=True)):
+            keys, values = kept.rows(layer, kept.length + count)
+            total = keys.shape[1] + query.shape[1]
+            places = torch.arange(keys.shape[1], total, device=key.device)
+            mask = _visible(places, total, is_causal=is_causal, window=window) if is_causal or window else None
+            both = torch.cat((keys, key[text].transpose(0, 1)), 1), torch.cat((values, value[text].transpose(0, 1)), 1)
+            mixed.append(_attend(query[text], *both, mask))
+        return torch.stack(mixed)
+
+    def finish(self) -> None:
+        """Count the new rows of all texts, which every layer has written."""
+        for kept, count in zip(self._kept, self._counts, strict=True):
+            kept.length += count
+
+
+def _room(rows: Tensor, size: int) -> Tensor:
+    return rows.new_empty(rows.shape[1], size, rows.shape[2])
+
+
+def _grown(part: Tensor, size: int, used: int) -> Tensor:
+    found = part.new_empty(part.shape[0], size, part.shape[2])
+    found[:, :used] = part[:, :used]
+    return found
+
+
+def _visible(places: Tensor, length: int, *, is_causal: bool, window: int) -> Tensor:
+    """Return which keys rows see, shape (rows, keys), bool; row and key i are at place i of the text."""
+    ahead = torch.arange(length, device=places.device)[None] - places[:, None]
+    seen = ahead <= 0 if is_causal else torch.ones_like(ahead, dtype=torch.bool)
+    return seen if not window else seen & (ahead.abs() < window)
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """Return shape (rows, heads, head_dim), from queries of that shape and keys (kv_heads, length, head_dim)."""
+    mixed = F.scaled_dot_product_attention(
+        query.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+    )
+    return mixed[0].transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Result of a pass for one text.
+
+    Attributes:
+        length: length of the text.
+        states: states of the levels, shape (levels, hidden).
+        logits: logits without bias, shape (levels, draft vocabulary).
+        memory: memory of the head's bias before level 0, shape (1, width); None without one.
+    """
+
+    length: int
+    states: Tensor
+    logits: Tensor
+    memory: Tensor | None
+
+
+@dataclass(slots=True)
+class BlockSequence:
+    """State of a sequence in a head. Mutated by `BlockStepper` and `TreeBuilder` only."""
+
+    view: SequenceView
+    kept: KeptRows = field(default_factory=KeptRows)
+    positions: list[int] = field(default_factory=list)
+    """Positions of the kept rows, ascending."""
+    unread: list[Unread] = field(default_factory=list)
+    """Rows after them, ascending."""
+    fed: dict[int, int] = field(default_factory=dict)
+    levels: Levels | None = None
+    """Result of the last pass; of use as long as the text is the same."""
+    depths: list[int] = field(default_factory=list)
+    """Levels of the children of each node of the tree that was fed."""
+    memories: list[Tensor | None] = field(default_factory=list)
+    """Memory of the bias after the text's last token and after each node."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last row that is read or can be read."""
+        return self.unread[-1].end if self.unread else self.positions[-1] + 1 if self.positions else 0
+
+    def has_levels(self) -> bool:
+        """Return whether the last pass was for the present text."""
+        return self.levels is not None and self.levels.length == len(self.view.history)
 
 
 @final

@@ -1,18 +1,131 @@
-"""Costs of one drafter's levels, and the number of levels that a round drafts."""
+"""Plans: how many levels each drafter drafts, which nodes are scored, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftree.core.types import DraftPart
-from draftree.planners.estimates.cheap_drafts import Prices, choose_sequences, rounds_until_any_trial
-from draftree.planners.estimates.choosing import Depth, choose_depth
+from draftree.core.conditions import DraftCondition
+from draftree.core.types import Budget, DraftPart, SequenceRecord
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts
-from draftree.planners.estimates.credit import Credit
-from draftree.planners.estimates.levels import Levels, SequenceLevels
-from draftree.planners.estimates.trials import TrialSchedule
+from draftree.planners.estimates.gains import (
+    Credit,
+    Credits,
+    Levels,
+    Prices,
+    SequenceAcceptance,
+    SequenceLevels,
+    TrialSchedule,
+    choose_sequences,
+    rounds_until_any_trial,
+)
+
+MEASURED_COUNTS = (8, 16, 32, 64, 128, 256, 512)
+"""Numbers of nodes for which the cost of a row is averaged; over fewer, a measured curve is mostly noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Nodes of every tree, ascending, with the expected tokens and seconds of the round."""
+
+    nodes: tuple[tuple[int, ...], ...]
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds
+
+
+def choose_nodes(
+    survivals: Sequence[Sequence[float]], seconds: Sequence[float], *, sunk: float = 0.0, others: int = 0
+) -> Chosen:
+    """Choose the nodes that are worth a row of the pass.
+
+    Args:
+        survivals: of every tree's nodes; no node's is above its parent's.
+        seconds: time of a pass over 0, 1, 2, … rows, roots included.
+        sunk: seconds that the round has taken so far.
+        others: sequences of the pass without a tree here; each writes a token, and `seconds` include their rows.
+    """
+    batch = len(survivals)
+    least = least_survival(seconds, batch)
+    ranked = sorted(
+        (-survival, tree, node)
+        for tree, row in enumerate(survivals)
+        for node, survival in enumerate(row)
+        if survival >= least
+    )
+    del ranked[max(0, len(seconds) - 1 - batch) :]
+    tokens = float(batch + others)
+    plain = Chosen(((),) * batch, tokens, sunk + seconds[batch])
+    best_speed, best, best_tokens = AUTO.node_margin * plain.speed, 0, tokens
+    for count, (negative, _, _) in enumerate(ranked, 1):
+        tokens -= negative
+        speed = tokens / (sunk + seconds[batch + count])
+        if speed > best_speed:
+            best_speed, best, best_tokens = speed, count, tokens
+    if not best:
+        return plain
+    nodes: list[list[int]] = [[] for _ in survivals]
+    for _, tree, node in ranked[:best]:
+        nodes[tree].append(node)
+    return Chosen(tuple(tuple(sorted(row)) for row in nodes), best_tokens, sunk + seconds[batch + best])
+
+
+def least_survival(seconds: Sequence[float], batch: int) -> float:
+    """Return the survival below which a node is not considered: less where rows cost less than that share of a pass.
+
+    A row of a pass that waits for its weights may cost a thousandth of it, and then even unlikely nodes pay.
+
+    Args:
+        seconds: time of a pass over 0, 1, 2, … rows.
+        batch: rows of a pass without nodes.
+    """
+    last = len(seconds) - 1
+    if batch > last or seconds[batch] <= 0.0:
+        return AUTO.min_survival
+    shares = [
+        (seconds[batch + count] / seconds[batch] - 1.0) / count for count in MEASURED_COUNTS if batch + count <= last
+    ]
+    return max(AUTO.least_survival, min([AUTO.min_survival, *shares]))
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A number of levels to draft, with the expected tokens and seconds of the round."""
+
+    levels: int
+    tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds
+
+
+def choose_depth(
+    gains: Sequence[float], level_seconds: Sequence[float], *, tokens: float, seconds: float, bias: float = 1.0
+) -> Depth:
+    """Choose how many levels to draft.
+
+    Args:
+        gains: tokens that each level is expected to add to the batch.
+        level_seconds: cost of each level, including its rows in the target's pass.
+        tokens: expected without a draft.
+        seconds: of the round without a draft.
+        bias: minimum speed relative to no draft; higher for a disabled drafter, as hysteresis.
+    """
+    best = plain = Depth(0, tokens, seconds)
+    least = bias * plain.speed
+    for level, (gain, cost) in enumerate(zip(gains, level_seconds, strict=True), 1):
+        tokens, seconds = tokens + gain, seconds + cost
+        if tokens / seconds > max(least, best.speed):
+            best = Depth(level, tokens, seconds)
+    return best
 
 
 @dataclass(slots=True)
@@ -276,3 +389,148 @@ def _at(curve: Sequence[float], rows: float) -> float:
     """Return the seconds of a pass over a mean number of rows."""
     low = min(int(rows), len(curve) - 1)
     return curve[low] + (rows - low) * (curve[min(low + 1, len(curve) - 1)] - curve[low])
+
+
+@dataclass(slots=True)
+class SequenceEstimates:
+    """Estimates for one sequence. Mutated every round.
+
+    Attributes:
+        acceptance: deviation of its nodes' acceptance from that of all sequences.
+        parts: its gains from each drafter.
+        length: tokens of the text as of the last round; 0 before the first one.
+        drafted: levels that each drafter drafted in the last round.
+    """
+
+    acceptance: SequenceAcceptance
+    parts: tuple[SequenceLevels, ...]
+    length: int = 0
+    drafted: tuple[int, ...] = ()
+
+
+def budget_of(
+    plans: Sequence[PartPlan], asked: Sequence[int], conditions: Sequence[DraftCondition | None], *, limit: int
+) -> Budget:
+    """Return the budget of a sequence.
+
+    Args:
+        plans: of the drafters.
+        asked: levels of each drafter.
+        conditions: on which each drafts.
+        limit: maximum number of nodes, and of levels.
+    """
+    asked = tuple(min(levels, limit) for levels in asked)
+    depth = max(asked)
+    survivals = [plan.min_survival for plan, levels in zip(plans, asked, strict=True) if levels]
+    return Budget(
+        limit if depth else 0,
+        depth,
+        part_depths=asked if len(asked) > 1 else (),
+        min_survival=min((survival for survival in survivals if survival), default=0.0),
+        conditions=tuple(conditions) if any(conditions) else (),
+    )
+
+
+def conditions_of(
+    index: int,
+    plans: Sequence[PartPlan],
+    asked: Sequence[Sequence[int]],
+    gains: Sequence[Sequence[float]],
+    least: float,
+    states: Sequence[SequenceEstimates],
+) -> list[DraftCondition | None]:
+    """Return what a drafter's draft must add to the drafts of lookups, which come first, for every sequence.
+
+    Args:
+        index: of the drafter.
+        plans: of all drafters.
+        asked: levels by drafter and sequence.
+        gains: expected gains of the drafter by sequence and level.
+        least: tokens that its draft costs.
+        states: of the sequences.
+    """
+    found: list[DraftCondition | None] = [None] * len(states)
+    if not plans[index].part.runs_model:
+        return found
+    for place, (own, state) in enumerate(zip(gains, states, strict=True)):
+        lookups = [
+            part
+            for part, plan in enumerate(plans)
+            if asked[part][place] and not plan.part.runs_model and plan.part.gives_confidence
+        ]
+        if lookups:
+            trust = min(plans[part].levels_of(state.parts[part]).hit_ratio for part in lookups)
+            found[place] = DraftCondition(tuple(own), least, min(1.0, trust))
+    return found
+
+
+def note_drafted(
+    plans: Sequence[PartPlan],
+    credits: Credits,
+    asked: Sequence[list[int]],
+    conditions: Sequence[Sequence[DraftCondition | None]],
+    states: Sequence[SequenceEstimates],
+    rows: Sequence[SequenceRecord],
+    firsts: Sequence[bool],
+) -> None:
+    """Note what was drafted, and set the levels of drafters to 0 that were skipped or not ready.
+
+    A drafter that runs a model is skipped if its condition is not met. In the first round of a text it may not have
+    read the text yet.
+
+    Args:
+        plans: of the drafters.
+        credits: attribution of nodes to drafters.
+        asked: levels by drafter and sequence.
+        conditions: by drafter and sequence.
+        states: of the sequences.
+        rows: records of the round.
+        firsts: whether the round is the first one of each text.
+    """
+    for place, (state, row, is_first) in enumerate(zip(states, rows, firsts, strict=True)):
+        state.drafted = tuple([credits.depth_of(part, row.drafted) for part in range(len(plans))])
+        for part, plan in enumerate(plans):
+            may_be_empty = is_first or conditions[part][place] is not None
+            if may_be_empty and plan.part.runs_model and not state.drafted[part]:
+                asked[part][place] = 0
+
+
+WORTH_SAYING = 0.001
+"""Minimum cost of an unread token, in passes, for mention."""
+
+
+def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int, *, now: int) -> str:
+    """Return the cost and the gain of each drafter, and the decision.
+
+    Args:
+        plans: of all drafters.
+        curve: seconds of a pass by rows.
+        batch: sequences of a round.
+        now: number of the round.
+    """
+    return "; ".join(_of(plan, curve, batch, is_alone=len(plans) == 1, now=now) for plan in plans)
+
+
+def _of(plan: PartPlan, curve: Sequence[float], batch: int, *, is_alone: bool, now: int) -> str:
+    name = "" if is_alone or not plan.part.name else f"{plan.part.name}: "
+    if plan.costs.call is None:
+        return f"{name}nothing has been drafted yet"
+    plain = curve[batch]
+    row = (curve[min(batch + 1, len(curve) - 1)] - plain) / plain
+    gains = (plan.sampled if plan.is_sampled else plan.levels).expected(now)
+    if plan.is_cheap(plain, batch):
+        cost = plan.costs.call if plan.part.runs_model else plan.sequence_seconds or 0.0
+        state = "off, tried at growing intervals" if plan.depth == 0 or plan.is_trial else "on"
+        return (
+            f"{name}a draft costs {cost / plain:.3f} of a target pass, so its tree is judged afterwards; "
+            f"a further node costs {row:.3f}, and scored nodes add {sum(gains):.2f} tokens a round: {state}"
+        )
+    level = plan.costs.of(1, otherwise=plan.costs.call) / plain
+    break_even = (plan.level_seconds(curve, batch)[0]) / plain
+    state = "off" if plan.depth == 0 or plan.is_trial else f"{plan.depth} level{'s' if plan.depth > 1 else ''}"
+    unread = plan.costs.unread_token / plain
+    reading = f", an unread token {unread:.3f}" if unread >= WORTH_SAYING else ""
+    return (
+        f"{name}a draft level costs {level:.2f} of a target pass{reading}; break-even acceptance {break_even:.2f}; "
+        f"measured {gains[0]:.2f}: {state}"
+    )

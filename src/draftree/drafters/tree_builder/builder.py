@@ -1,35 +1,320 @@
-"""Growth of trees with a stepper, such as a draft model, with one batched pass per level.
+"""Trees grown level by level from the distributions of a model: shapes, the stepper interface, and the builder.
 
 All frontier nodes of all sequences are in one pass. Candidates are ranked with the request's noise if the verifier
 allows it; drawn children use random streams of their round and node.
+
+Shapes:
+
+* `chain`: one child per node.
+* `1-1-3-1`: at step i every node gets its k_i best children (the expansion of SpecInfer, arXiv 2305.09781).
+* `best-n`: the n nodes of highest survival, the product of the drafter's probabilities along the path, within the
+  maximum number of levels (as in OPT-Tree, arXiv 2406.17276). `best-n-m` extends at most the m best nodes of a level
+  (as in EAGLE-2, arXiv 2406.16858): passes of the drafter are shorter, and few of the other nodes have kept children.
+* `iid-…`, `wor-…`: an expansion with children drawn independently or without replacement, for verifiers that need draft
+  distributions.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import NodeMap
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
+from draftree.core.types import MAX_NODES, Budget, Verdict
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.growing_tree import GrowingTree
-from draftree.drafters.growing.shapes import Shape
-from draftree.drafters.growing.stepper import Stepped, Stepper
 from draftree.heads.calibration import Calibration, with_confidence
+from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import Logits
 from draftree.sampling.search import argmax, leading, log_total
-from draftree.sampling.tree_search import TreeSearch, TreeWidths
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
+
+CHAIN_DEPTH = 5
+BEST_DEPTH = 6
+EXAMPLES = "chain, 1-1-3-1-1, best-32, best-64-8, iid-2-2-1 or wor-2-2-1"
 
 
-class Growth:
-    """Growth of trees.
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Number of children of nodes by level.
+
+    Attributes:
+        widths: number of children of a node by level; its length is the depth.
+        draws: supported draws; the verifier chooses one.
+        num_best: number of best nodes to keep; None keeps all.
+        num_extended: maximum number of nodes of a level that get children; None for all.
+    """
+
+    widths: tuple[int, ...]
+    draws: frozenset[Draw]
+    num_best: int | None = None
+    num_extended: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Maximum number of levels."""
+        return len(self.widths)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node has at most one child."""
+        return max(self.widths) == 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Maximum number of nodes."""
+        total, level = 0, 1
+        for width in self.widths:
+            level *= width
+            total += level
+        return total if self.num_best is None else min(total, self.num_best)
+
+    @property
+    def num_fed(self) -> int:
+        """Maximum number of nodes that the model reads while the tree grows: all levels except the last."""
+        total, level = 0, 1
+        for width in self.widths[:-1]:
+            level = level * width if self.num_best is None else min(level * width, self.num_extended or self.num_best)
+            total += level
+        return total
+
+
+def parse_shape(text: str, k: int | None) -> Shape:
+    """Parse the options `tree` and `k` of a draft spec; k limits the levels.
+
+    Raises:
+        ConfigurationError: malformed text, or numbers out of range.
+    """
+    if k is not None and not 1 <= k <= MAX_NODES:
+        raise ConfigurationError(f"option k is {k}: it must be from 1 to {MAX_NODES}, or drafter none be used")
+    shape = _parsed(text, k)
+    if shape.num_nodes > MAX_NODES:
+        raise ConfigurationError(
+            f"tree shape '{text}' has {shape.num_nodes} nodes: {MAX_NODES} fit in a pass, choose less"
+        )
+    return shape
+
+
+def _parsed(text: str, k: int | None) -> Shape:
+    if text == "chain":
+        return Shape((1,) * (k or CHAIN_DEPTH), frozenset({Draw.FREE, Draw.IID}))
+    head, _, rest = text.partition("-")
+    if head == "best":
+        numbers = rest.split("-")
+        count, *extended = _numbers(text, numbers, min(2, len(numbers)))
+        return Shape((count,) * (k or BEST_DEPTH), frozenset({Draw.FREE}), count, extended[0] if extended else None)
+    draws = {"iid": Draw.IID, "wor": Draw.WITHOUT_REPLACEMENT}
+    widths = _numbers(text, (rest if head in draws else text).split("-"), None)[:k]
+    return Shape(widths, frozenset({draws.get(head, Draw.FREE)}))
+
+
+def _numbers(text: str, parts: list[str], count: int | None) -> tuple[int, ...]:
+    if (count is not None and len(parts) != count) or not all(
+        p.isdecimal() and 1 <= int(p) <= MAX_NODES for p in parts
+    ):
+        raise ConfigurationError(
+            f"tree shape '{text}' is not known: write {EXAMPLES}, with numbers from 1 to {MAX_NODES}"
+        )
+    return tuple(int(part) for part in parts)
+
+
+class Stepped(Protocol):
+    """State of a sequence in a stepper."""
+
+    view: SequenceView
+    fed: dict[int, int]
+    """Nodes of the last tree that the model has read: tree index to the index of a parent in `feed`."""
+
+
+StateT = TypeVar("StateT", bound=Stepped)
+
+
+class Stepper(ABC, Generic[StateT]):
+    """Interface of a model that reads texts and trees after them."""
+
+    max_length: int
+    """Maximum number of tokens of a text that it keeps, tree included."""
+    max_depth: int
+    """Number of levels that always fit."""
+
+    @abstractmethod
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room for `num_sequences` sequences of `length` tokens, tentative ones included."""
+
+    @abstractmethod
+    def open(self, view: SequenceView) -> StateT:
+        """Return the state of a new sequence."""
+
+    @abstractmethod
+    def close(self, state: StateT) -> None:
+        """Free the resources of a sequence."""
+
+    def fork(self, state: StateT, view: SequenceView) -> StateT:
+        """Return the state of a new sequence with the common prefix of an open one."""
+        return self.open(view)
+
+    def detach(self, state: StateT) -> StateT | None:
+        """Return the state to keep of a finished sequence; None if it was closed."""
+        self.close(state)
+        return None
+
+    def attach(self, state: StateT, view: SequenceView) -> StateT:
+        """Do as `fork`, and consume the detached state."""
+        forked = self.fork(state, view)
+        self.close(state)
+        return forked
+
+    def check_integrity(self, states: Sequence[StateT]) -> None:
+        """Raise AssertionError if the slots of all open states contradict them."""
+
+    def read(self, states: Sequence[StateT], counts: Sequence[int]) -> None:
+        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
+
+    def is_ready(self, state: StateT) -> bool:
+        """Return whether few enough tokens are unread for a tree to pay off."""
+        return True
+
+    @abstractmethod
+    def catch_up(self, states: Sequence[StateT], ahead: Sequence[int]) -> Logits:
+        """Read the unread tokens of every sequence; return the logits after them, one row per sequence.
+
+        Args:
+            states: the sequences.
+            ahead: for each the maximum number of positions of a tree after its last token.
+        """
+
+    @abstractmethod
+    def feed(
+        self, states: Sequence[StateT], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]]
+    ) -> Logits:
+        """Run a pass over new nodes of trees; return their logits, one row per node.
+
+        Args:
+            states: the sequences.
+            tokens: for each the new nodes' tokens, in the tree's vocabulary.
+            parents: for each their parents, counted as they were fed; or -1 for the text's last token.
+        """
+
+    @property
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `trees`; 0 if there is no `trees`.
+
+        A stepper with own estimates (`confidence`) has none.
+        """
+        return 0
+
+    def trees(self, states: Sequence[StateT], shape: TreeWidths, searches: Sequence[TreeSearch]) -> list[FoundTree]:
+        """Do as `catch_up`, and grow a tree after every text, with the choices of `catch_up` and `feed`.
+
+        Args:
+            states: the sequences.
+            shape: shape of the trees.
+            searches: how the nodes of each tree are chosen.
+
+        Returns:
+            The trees; a node whose share is NaN or minus infinity is left out.
+        """
+        raise NotImplementedError("trees grow level by level")
+
+    def confidence(self) -> Sequence[float] | None:
+        """Return own estimates for the rows of the last logits: the probability that the first child is the pick.
+
+        Returns:
+            None for steppers without such estimates.
+        """
+        return None
+
+    @abstractmethod
+    def keep(self, states: Sequence[StateT], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the accepted nodes of those that were read; histories already contain the written tokens.
+
+        Args:
+            states: the sequences.
+            paths: for each the accepted nodes, in order from the root down.
+        """
+
+    @abstractmethod
+    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
+        """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""
+
+
+class AnsweringStepper(Stepper[StateT]):
+    """Stepper that keeps the states from which logits were computed, so that corrections can be learned."""
+
+    answered: Tensor | None = None
+    """States of the rows of the last logits, shape (rows, hidden); None before the first logits."""
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of its own in bytes."""
+        return NOTHING
+
+    def learn(self, states: Sequence[StateT], hidden: Sequence[Tensor | None]) -> None:
+        """Note the target's hidden states, shape (rows, layers, hidden) for each sequence; None for none."""
+
+
+@dataclass(slots=True)
+class GrowingTree:
+    """Growing tree of one sequence. Scores are cumulative log-probabilities, the drafter's estimate of survival."""
+
+    state: Stepped
+    budget: Budget
+    noise: Noise
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    distributions: list[Tensor] = field(default_factory=list)
+    ways: list[tuple[int, ...]] = field(default_factory=lambda: [()])
+    """Tokens on the path from the root to each node, for the root and every node."""
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    unsure: set[int] = field(default_factory=set)
+    leaders: list[float] = field(default_factory=list)
+    """Heap of the highest scores so far, as many as the budget has nodes."""
+
+    def add(
+        self, parent: int, token: int, score: float, *, confidence: float = 1.0, distribution: Tensor | None = None
+    ) -> None:
+        """Add a node with the logarithm of the probability that it is picked, given that its parent is."""
+        if confidence < self.budget.min_confidence:
+            # kept, because dropping a draw would bias the distribution, but without children
+            self.unsure.add(len(self.tokens))
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score + self.score_of(parent))
+        self.ways.append((*self.ways[parent + 1], token))
+        if distribution is not None:
+            self.distributions.append(distribution)
+        if len(self.leaders) < self.budget.num_nodes:
+            heapq.heappush(self.leaders, self.scores[-1])
+        else:
+            heapq.heappushpop(self.leaders, self.scores[-1])
+
+    def score_of(self, node: int) -> float:
+        """Return the cumulative score; 0 for the root."""
+        return 0.0 if node == ROOT else self.scores[node]
+
+    def may_lead(self, score: float) -> bool:
+        """Return whether a new node with this score would be among the best; older ones win ties."""
+        return len(self.leaders) < self.budget.num_nodes or score > self.leaders[0]
+
+    def best(self, count: int) -> list[int]:
+        """Return the nodes with the highest scores, which include their parents."""
+        order = sorted(range(len(self.tokens)), key=lambda node: (-self.scores[node], node))
+        return sorted(order[:count])
+
+
+class TreeBuilder:
+    """Builds trees with a stepper, such as a draft model, with one batched pass per level.
 
     Args:
         stepper: reads texts and trees; its logits have the target's vocabulary.

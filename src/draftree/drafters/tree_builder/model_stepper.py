@@ -9,22 +9,156 @@ slot. The content of a slot depends on the text only, not on copies.
 
 In the model's own tokens the last tokens of a text may change when it continues; the slot is then cut to the unchanged
 prefix.
+
+An encoder-decoder draft model encodes the source of an encoder-decoder target itself, once for all slots on it. A
+causal one reads the tokens of the source before the text.
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+import torch
+
+from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree, follow
-from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.readers import Reader, Reading, SameReader
-from draftree.drafters.growing.sources import open_slot
-from draftree.drafters.growing.stepper import Stepper
+from draftree.drafters.base import LoadedDraftModel, SequenceView
+from draftree.drafters.tree_builder.builder import Stepper
 from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
+from draftree.models.source import EncoderDecoder, TokenSource
 from draftree.sampling.logits import Logits
+
+
+class Reading(ABC):
+    """Text in the tokens of a model."""
+
+    @abstractmethod
+    def advance(self) -> int:
+        """Process newly written tokens; return how many earlier tokens are unchanged."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of tokens since the last `advance`."""
+
+    @abstractmethod
+    def tokens(self, start: int, stop: int | None = None) -> list[int]:
+        """Return a slice of the tokens."""
+
+
+class Reader(ABC):
+    """Conversion of texts and trees to a model's tokens, and of its logits to the trees' vocabulary."""
+
+    @abstractmethod
+    def open(self, view: SequenceView) -> Reading:
+        """Return the `Reading` of a new sequence."""
+
+    @abstractmethod
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """Convert tokens of a tree to the model's tokens, one to one."""
+
+    @abstractmethod
+    def answer(self, logits: Logits) -> Logits:
+        """Convert the model's logits to the vocabulary of trees; the argument is consumed."""
+
+
+@final
+class SameReader(Reader):
+    """Reader for a model with the target's vocabulary; logits may be wider or narrower.
+
+    Models with the same vocabulary may pad logits to different widths. A token without an embedding is read as token 0,
+    so a draft may be wrong.
+
+    Args:
+        known: number of tokens that the model can read.
+        wanted: width of the returned logits.
+        reads_source: whether the source of an encoder-decoder target is read before the text, by a causal model.
+    """
+
+    def __init__(self, known: int, wanted: int, *, reads_source: bool = False) -> None:
+        self._known = known
+        self._wanted = wanted
+        self._reads_source = reads_source
+
+    def open(self, view: SequenceView) -> Reading:
+        """Return the history, after the source if it is read."""
+        return _History(view, self._known, view.source if self._reads_source else ())
+
+    def read(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens unchanged, except unknown ones."""
+        return list(tokens)
+
+    def answer(self, logits: Logits) -> Logits:
+        """Return rows cut or padded to the width."""
+        missing = self._wanted - logits.width
+        if missing <= 0:
+            return logits.narrowed(self._wanted)
+        with logits.computing():
+            return logits.replaced(torch.nn.functional.pad(logits.tensor(), (0, missing), value=float("-inf")))
+
+
+class _History(Reading):
+    def __init__(self, view: SequenceView, known: int, source: Sequence[int]) -> None:
+        self._history = view.history
+        self._known = known
+        self._source = np.array(source, dtype=np.int64)
+        self._length = 0
+
+    def advance(self) -> int:
+        before, self._length = self._length, len(self._source) + len(self._history)
+        return before
+
+    def __len__(self) -> int:
+        return self._length
+
+    def tokens(self, start: int, stop: int | None = None) -> list[int]:
+        tokens = self._history.tokens
+        if len(self._source):
+            tokens = np.concatenate([self._source, tokens])
+        tokens = tokens[: self._length][start:stop]
+        known: list[int] = np.where(tokens < self._known, tokens, 0).tolist()
+        return known
+
+
+def open_slot(model: LanguageModel, view: SequenceView) -> Slot:
+    """Return an empty slot of a draft model for a sequence, on the sequence's source if the model has an encoder."""
+    if not isinstance(model, EncoderDecoder):
+        return model.open()
+    assert view.encoded is not None, "the target has an encoder"
+    source = view.encoded
+    if isinstance(source, TokenSource) and len(source.tokens) > model.max_source_length:
+        # a draft from the end of the source may be wrong, but is never written unless the target agrees
+        source = TokenSource(source.tokens[-model.max_source_length :])
+    return model.open_on(source)
+
+
+def require_same_source(loaded: LoadedDraftModel, target: LanguageModel) -> None:
+    """Check that a draft model reads what the target reads.
+
+    Raises:
+        ConfigurationError: it has an encoder and the target has none, or their sources differ.
+    """
+    model = loaded.model
+    if not isinstance(model, EncoderDecoder):
+        return
+    if not isinstance(target, EncoderDecoder):
+        raise ConfigurationError(
+            f"drafter '{loaded.name}' is an encoder-decoder model, and the target is causal: choose a causal model"
+        )
+    if model.feature_shape != target.feature_shape:
+        own, wanted = ("tokens" if one is None else f"features of shape {one}" for one in _shapes(model, target))
+        raise ConfigurationError(
+            f"drafter '{loaded.name}' reads {own}, and the target reads {wanted}: choose a drafter of the same family"
+        )
+
+
+def _shapes(*models: EncoderDecoder) -> list[tuple[int, int] | None]:
+    return [model.feature_shape for model in models]
+
 
 PREFILL_ROWS = 512
 """Maximum number of tokens of one sequence per pass."""
@@ -34,7 +168,7 @@ IDLE_ROUNDS = 32
 
 @dataclass(slots=True)
 class SteppedSequence:
-    """State of a sequence in a draft model. Mutated by `ModelStepper` and `Growth` only."""
+    """State of a sequence in a draft model. Mutated by `ModelStepper` and `TreeBuilder` only."""
 
     view: SequenceView
     slot: Slot

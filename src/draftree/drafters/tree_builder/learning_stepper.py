@@ -17,8 +17,8 @@ from torch import Tensor
 from draftree.core.threads import single_threaded
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
-from draftree.drafters.growing.stepper import AnsweringStepper, StateT, Stepper
 from draftree.drafters.learning.corrections import HeadCorrections
+from draftree.drafters.tree_builder.builder import AnsweringStepper, StateT, Stepper
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.memory import Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions

@@ -33,8 +33,8 @@ guesses; how much of the share is older ones; and how much it grows in a round w
 
 
 @dataclass(slots=True)
-class GuidedSequence:
-    """A sequence of the wrapped drafter, and its last tree. Mutated by `GuidedDrafter` only."""
+class ForcedTokenSequence:
+    """A sequence of the wrapped drafter, and its last tree. Mutated by `ForcedTokenDrafter` only."""
 
     own: Any
     view: SequenceView
@@ -54,7 +54,7 @@ class GuidedSequence:
 
 
 @final
-class GuidedDrafter(Drafter[GuidedSequence]):
+class ForcedTokenDrafter(Drafter[ForcedTokenSequence]):
     """Wraps a drafter; sequences without a grammar are left to it as they are.
 
     Args:
@@ -89,24 +89,24 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         """That of what is wrapped."""
         return self._drafter.footprint
 
-    def open(self, sequence: SequenceView) -> GuidedSequence:
+    def open(self, sequence: SequenceView) -> ForcedTokenSequence:
         """The wrapped drafter's state, and the view."""
-        return GuidedSequence(self._drafter.open(sequence), sequence)
+        return ForcedTokenSequence(self._drafter.open(sequence), sequence)
 
-    def fork(self, state: GuidedSequence, sequence: SequenceView, length: int) -> GuidedSequence:
+    def fork(self, state: ForcedTokenSequence, sequence: SequenceView, length: int) -> ForcedTokenSequence:
         """A fork of the wrapped state; `trust` begins anew."""
-        return GuidedSequence(self._drafter.fork(state.own, sequence, length), sequence)
+        return ForcedTokenSequence(self._drafter.fork(state.own, sequence, length), sequence)
 
-    def detach(self, state: GuidedSequence, length: int) -> GuidedSequence | None:
+    def detach(self, state: ForcedTokenSequence, length: int) -> ForcedTokenSequence | None:
         """Detach the wrapped state."""
         own = self._drafter.detach(state.own, length)
-        return None if own is None else GuidedSequence(own, state.view)
+        return None if own is None else ForcedTokenSequence(own, state.view)
 
-    def attach(self, state: GuidedSequence, sequence: SequenceView, length: int) -> GuidedSequence:
+    def attach(self, state: ForcedTokenSequence, sequence: SequenceView, length: int) -> ForcedTokenSequence:
         """Attach the wrapped state."""
-        return GuidedSequence(self._drafter.attach(state.own, sequence, length), sequence)
+        return ForcedTokenSequence(self._drafter.attach(state.own, sequence, length), sequence)
 
-    def draft(self, states: Sequence[GuidedSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def draft(self, states: Sequence[ForcedTokenSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Trees of the wrapped drafter, made to fit."""
         runs = [self._run_after_root(state, budget) for state, budget in zip(states, budgets, strict=True)]
         asked = [
@@ -126,15 +126,15 @@ class GuidedDrafter(Drafter[GuidedSequence]):
             for state, run, budget in zip(states, runs, budgets, strict=True)
         ]
 
-    def _run_after_root(self, state: GuidedSequence, budget: Budget) -> list[int]:
+    def _run_after_root(self, state: ForcedTokenSequence, budget: Budget) -> list[int]:
         if state.guide is None:
             return []
         return self._forced(state, state.guide, (), min(LONGEST_RUN, budget.room))
 
-    def _forced(self, state: GuidedSequence, guide: Guide, path: Sequence[int], most: int) -> list[int]:
+    def _forced(self, state: ForcedTokenSequence, guide: Guide, path: Sequence[int], most: int) -> list[int]:
         return guide.forced(state.view.history, path, most, certain=state.trust < LEAST_TRUST)
 
-    def _fitted(self, state: GuidedSequence, guide: Guide, run: Sequence[int], budget: Budget) -> TokenTree:
+    def _fitted(self, state: ForcedTokenSequence, guide: Guide, run: Sequence[int], budget: Budget) -> TokenTree:
         tree = state.drafted
         nodes = NodeMap.identity(tree.parents)
         if self._draw in (Draw.FREE, Draw.POINT):
@@ -155,20 +155,20 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         allowed = guide.allowed(view.history, tree.token_paths()[1:])
         return [node for node, may_follow in enumerate(allowed) if may_follow is not None]
 
-    def observe(self, observations: Sequence[Observation[GuidedSequence]]) -> None:
+    def observe(self, observations: Sequence[Observation[ForcedTokenSequence]]) -> None:
         """Tell the wrapped drafter how far the text went along its own trees."""
         self._drafter.observe([self._own(observation) for observation in observations])
         for observation in observations:
             state = observation.state
             state.drafted, state.nodes, state.guess = EMPTY, None, None
 
-    def _own(self, whole: Observation[GuidedSequence]) -> Observation[Any]:
+    def _own(self, whole: Observation[ForcedTokenSequence]) -> Observation[Any]:
         state = whole.state
         if whole.verdict is None or state.guide is None:
             return replace(whole, state=state.own)
         return replace(whole, state=state.own, tree=state.drafted, verdict=self._own_verdict(state, whole.verdict))
 
-    def _own_verdict(self, state: GuidedSequence, verdict: Verdict) -> Verdict:
+    def _own_verdict(self, state: ForcedTokenSequence, verdict: Verdict) -> Verdict:
         if state.guess is None:
             state.trust = min(1.0, state.trust + RECOVERY)
         else:
@@ -180,11 +180,11 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         """The decisions of the wrapped drafter."""
         return self._drafter.note
 
-    def close(self, state: GuidedSequence) -> None:
+    def close(self, state: ForcedTokenSequence) -> None:
         """Close what is wrapped."""
         self._drafter.close(state.own)
 
-    def check_integrity(self, states: Sequence[GuidedSequence]) -> None:
+    def check_integrity(self, states: Sequence[ForcedTokenSequence]) -> None:
         """Check what is wrapped."""
         self._drafter.check_integrity([state.own for state in states])
 
@@ -193,7 +193,7 @@ class GuidedDrafter(Drafter[GuidedSequence]):
         self._drafter.forget()
 
 
-def _guess(state: GuidedSequence, guide: Guide, growing: _Growing, run: Sequence[int]) -> int | None:
+def _guess(state: ForcedTokenSequence, guide: Guide, growing: _Growing, run: Sequence[int]) -> int | None:
     """The node of the run's first token, where others would spell the same text."""
     if not run or guide.forced(state.view.history, (), 1, certain=True):
         return None

@@ -1,1 +1,0 @@
-"""Planners that wrap others. They have no specs of their own."""

@@ -1,1 +1,0 @@
-"""Random decisions and probability ratios shared by verifiers."""
