@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from draftree import LLM, BeamSearchParams
-from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.loading.provenance import load_average, machine, now, versions
 
 PLAIN = "none"
 

@@ -30,7 +30,7 @@ import torch
 from beam_methods import METHODS, Found, Method, Peer, method_of, prompt_of
 from beam_steps import measure_steps, plot
 
-from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.loading.provenance import load_average, machine, now, versions
 
 
 def measure_times(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from beam_methods import method_of, prompt_of
 from draftree import LLM, BeamSearchParams
 from draftree.beam.loop import BeamSearch
 from draftree.beam.state import TextSearch
-from draftree.bench.dark_svg import save_svg
+from draftree.core.svg import save_svg
 from draftree.core.tree import ROOT
 from draftree.models.base import Extend, LanguageModel, Pass
 

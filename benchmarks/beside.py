@@ -34,11 +34,11 @@ from machine_state import state
 
 import draftree
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import load_average, machine, now, versions
-from draftree.bench.records import sha256_of
-from draftree.bench.workload import Task, encode, read_workload
 from draftree.drafters import drafts
+from draftree.lab.bench.records import sha256_of
+from draftree.lab.bench.workload import Task, encode, read_workload
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer
 

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.bench.benchmark import prompts_of, tokenizer_of
-from draftree.bench.conversations import Prompt
-from draftree.bench.engines import OurWriter, RunParams
-from draftree.bench.methods import our_methods
-from draftree.bench.provenance import load_average, machine, model_facts, now, versions
-from draftree.bench.records import FORMAT, DistributionRecord
-from draftree.bench.settings import apply_threads, require_positive
-from draftree.bench.workload import SHIPPED, read_workload
+from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
+from draftree.execution import require_positive
+from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
+from draftree.lab.bench.methods import our_methods
+from draftree.lab.bench.records import FORMAT, DistributionRecord
+from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload
+from draftree.lab.bench.writers import OurWriter, RunParams
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import load_average, machine, model_facts, now, versions
 from draftree.loading.requirements import require_extras
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass

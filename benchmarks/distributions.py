@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from closeness import DistributionSettings, prepare
 
-from draftree.analysis.acceptance import kept_by_rule
 from draftree.cli.bench.options import (
     COMPARED,
     HOW,
@@ -28,6 +27,7 @@ from draftree.cli.completion import complete_model
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, require_new
 from draftree.core.errors import DraftreeError
+from draftree.lab.analysis.theory import kept_by_rule
 
 
 def distributions(

@@ -23,9 +23,9 @@ from typing import Any
 
 from draftree import LLM, Completion, SamplingParams
 from draftree.assembly import choose_methods
-from draftree.bench.provenance import machine, versions
-from draftree.bench.workload import encode, read_workload
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
+from draftree.loading.provenance import machine, versions
 
 BATCH = 8
 EDITED_EVERY = 20

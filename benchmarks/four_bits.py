@@ -26,8 +26,8 @@ import torch
 from machine_state import state
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.loading.load import load_model
+from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.models.base import Extend, Pass
 
 TEXT, START = 32, 64

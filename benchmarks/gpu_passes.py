@@ -25,11 +25,11 @@ import torch
 from random_models import SHAPES, build, ids, weight_bytes
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import load_average, machine, now, versions
-from draftree.bench.runner import collector_off
-from draftree.bench.speeds import read_bandwidth
 from draftree.core.transfer import synchronize
+from draftree.lab.bench.benchmark import collector_off
+from draftree.lab.bench.passes import read_bandwidth
 from draftree.loading.load import LoadedModel, wrap_model
+from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.models.base import Commit, Extend, LanguageModel, Pass
 from draftree.models.torch.static.buckets import Shapes
 

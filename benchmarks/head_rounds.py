@@ -23,9 +23,9 @@ from unittest import mock
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
 from draftree.core.types import RoundRecord
 from draftree.heads.native_passes import NativePasses
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import LoadedModel, load_model
 from draftree.text.tokenizer import Tokenizer
 

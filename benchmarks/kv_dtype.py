@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from draftree.bench.provenance import machine, now, versions
 from draftree.loading.load import load_model
+from draftree.loading.provenance import machine, now, versions
 from draftree.models.base import Extend, Pass
 from draftree.models.kv.slots import KVSlot
 from draftree.models.native.model import NativeModel

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import load_average, machine, now, versions
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import load_average, machine, now, versions
 
 WARM_UP = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 

@@ -26,9 +26,10 @@ import torch
 from loads import at_once, beside, costs
 
 from draftree import LLM
-from draftree.bench.provenance import load_average, machine, now, shown_name, versions
-from draftree.bench.records import FORMAT
+from draftree.core.paths import shown_name
+from draftree.lab.bench.records import FORMAT
 from draftree.loading.load import load_model
+from draftree.loading.provenance import load_average, machine, now, versions
 
 SCENARIOS = MappingProxyType({"at-once": at_once, "beside": beside, "costs": costs})
 """Each has `measure`, which yields rows, and `table`, which shows them."""

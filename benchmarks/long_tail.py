@@ -66,7 +66,7 @@ def main() -> None:
 def header(given: Any) -> dict[str, Any]:
     import torch
 
-    from draftree.bench.provenance import load_average, machine, model_facts, now, versions
+    from draftree.loading.provenance import load_average, machine, model_facts, now, versions
     from draftree.loading.resolve import resolve_model
 
     return {
@@ -176,7 +176,7 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
     import torch
     from transformers import DynamicCache
 
-    from draftree.bench.pass_times import time_passes
+    from draftree.lab.bench.passes import time_passes
     from draftree.loading.load import load_model
     from draftree.models.torch.cache_argument import cache_name
 

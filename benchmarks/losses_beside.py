@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from draftree.bench.provenance import machine, now, versions
-from draftree.bench.records import sha256_of
+from draftree.lab.bench.records import sha256_of
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import machine, now, versions
 from draftree.loading.targets import tokenizer_of
 from draftree.models.base import Extend, Pass
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
-from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.models.native.library import library
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.logits import NativeLogits

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import load_average, machine, now, versions
-from draftree.bench.workload import SHIPPED, read_workload
+from draftree.lab.bench.workload import SHIPPED, read_workload
 from draftree.loading.load import load_model
+from draftree.loading.provenance import load_average, machine, now, versions
 
 NAME = "smollm2-135m-instruct"
 CATEGORY = "rewrite-code"

@@ -19,10 +19,10 @@ from typing import Any
 
 from draftree import LLM, SamplingParams
 from draftree.assembly import choose_methods
-from draftree.bench.workload import encode, read_workload
 from draftree.core.tree import follow
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, Drafter, LoadedDraftModel, SequenceView
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.history import History

@@ -115,7 +115,7 @@ def main() -> None:
     if given.out is not None:
         import torch
 
-        from draftree.bench.provenance import machine, now, versions
+        from draftree.loading.provenance import machine, now, versions
 
         header = {"job": "resident", "date": now(), "machine": machine(torch.device("cpu")), "versions": versions()}
         given.out.write_text("".join(json.dumps(row) + "\n" for row in (header, *rows)), "utf-8")

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
 from draftree.models.base import LayerSubset
 from draftree.text.tokenizer import Tokenizer

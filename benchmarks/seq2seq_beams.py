@@ -24,7 +24,7 @@ import torch
 from beam_methods import Peer
 
 from draftree import LLM, BeamSearchParams
-from draftree.bench.provenance import load_average, machine, now, versions
+from draftree.loading.provenance import load_average, machine, now, versions
 
 SHAPES = ("t5-small", "marian", "whisper-tiny")
 Search = Callable[[int, int], tuple[float, list[int]]]

@@ -42,7 +42,7 @@ from typing import Any
 import torch
 from guidellm_loads import Client, Load, loads_of, parts_of, row_of, table_of
 
-from draftree.bench.provenance import machine, now, versions
+from draftree.loading.provenance import machine, now, versions
 
 READY_SECONDS = 600.0
 

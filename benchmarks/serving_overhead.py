@@ -28,8 +28,8 @@ import torch
 from soak_server import free_port, wait_until_ready
 
 from draftree import AsyncLLM, SamplingParams
-from draftree.bench.provenance import machine, now, versions
-from draftree.bench.workload import read_workload
+from draftree.lab.bench.workload import read_workload
+from draftree.loading.provenance import machine, now, versions
 
 MAX_TOKENS = 96
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.dark_svg import save_svg
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
+from draftree.core.svg import save_svg
 
 SIZE = (7.2, 3.6)
 

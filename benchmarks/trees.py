@@ -16,10 +16,6 @@ from typing import Annotated, Any, final
 
 import typer
 
-from draftree.bench.pass_times import PassSettings, header_of, load_fitting
-from draftree.bench.records import TreeRecord
-from draftree.bench.runner import collector_off
-from draftree.bench.timing import WARM_UP_PASSES, pass_seconds, slot_after, some_tokens
 from draftree.cli.bench.options import write_and_show
 from draftree.cli.models import resolve_with_bar
 from draftree.cli.options import require_new
@@ -29,6 +25,17 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader
+from draftree.lab.bench.benchmark import collector_off
+from draftree.lab.bench.passes import (
+    WARM_UP_PASSES,
+    PassSettings,
+    header_of,
+    load_fitting,
+    pass_seconds,
+    slot_after,
+    some_tokens,
+)
+from draftree.lab.bench.records import TreeRecord
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from loads.continuous import Marks, assisted, generate_batch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
 from draftree.core.types import RoundRecord
+from draftree.lab.bench.workload import encode, read_workload
 
 
 class Written(NamedTuple):

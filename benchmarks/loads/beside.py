@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
 from draftree.engine.engine import Engine, Limits
+from draftree.lab.bench.workload import encode, read_workload
 
 
 def measure(given: argparse.Namespace, loaded: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:

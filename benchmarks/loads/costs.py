@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.dark_svg import save_svg
+from draftree.core.svg import save_svg
 from draftree.models.base import Commit, Extend, Pass
 
 

@@ -25,9 +25,9 @@ from text_sums import are_same, arms_of, speeds, total
 from text_turns import ResultsFile, TimedLLM
 
 from draftree import SamplingParams
-from draftree.bench.workload import encode, read_workload
 from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter, Overlap
 from draftree.engine.alternating import Alternation
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import LoadedModel, load_model
 from draftree.text.tokenizer import Tokenizer
 

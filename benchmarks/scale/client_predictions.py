@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from draftree.analysis.fleet.measured_clients import MeasuredClients, cases_of, mean_of
+from draftree.lab.fleet.measured import MeasuredClients, cases_of, mean_of
 
 
 def main() -> None:

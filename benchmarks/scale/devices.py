@@ -21,8 +21,8 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.fleet.workload import RoundOutcome
 from draftree.core.tree import TokenTree
+from draftree.lab.fleet.simulation import RoundOutcome
 from draftree.remote.protocol import VERSION, DraftedText, decode, encode, pack_draft, unpack_walk
 from draftree.remote.requests import sendable_params
 

@@ -35,10 +35,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from soak_server import free_port, wait_until_ready
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import machine, now, versions
-from draftree.bench.workload import read_workload
 from draftree.core.tree import depths
 from draftree.core.types import RoundRecord
+from draftree.lab.bench.workload import read_workload
+from draftree.loading.provenance import machine, now, versions
 from draftree.remote.target import RemoteModel
 
 

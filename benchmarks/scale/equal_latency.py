@@ -42,9 +42,10 @@ from devices import Device, Recording, Text, read_patterns, run_devices
 from end_and_cloud import served
 from fleet import PREFIX, timed_passes, timed_prompts
 
-from draftree.bench.provenance import machine, now, shown_name, versions
+from draftree.core.paths import shown_name
 from draftree.core.tree import TokenTree
 from draftree.loading.load import load_model
+from draftree.loading.provenance import machine, now, versions
 
 GRID = {1: (1, 2, 3, 5, 9), 2: (1, 3, 5), 4: (1, 3, 5), 8: (1, 3, 5), 16: (1, 3, 5), 32: (1, 3)}
 """Rows of each sequence by the number of sequences."""

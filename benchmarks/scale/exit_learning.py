@@ -19,7 +19,7 @@ import torch
 from end_and_cloud import prompts
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import machine, now, versions
+from draftree.loading.provenance import machine, now, versions
 
 
 def main() -> None:

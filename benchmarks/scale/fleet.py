@@ -26,17 +26,15 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_texts
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import outcomes_of
-from draftree.analysis.trace import Trace, TraceHeader, read_trace
-from draftree.analysis.trace_writer import TraceWriter
-from draftree.bench.provenance import machine, now, shown_name, versions
-from draftree.bench.workload import encode, read_workload
+from draftree.core.paths import shown_name
 from draftree.core.types import RoundRecord
+from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
+from draftree.lab.bench.workload import encode, read_workload
+from draftree.lab.fleet.curves import MeasuredCurve
+from draftree.lab.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_texts
+from draftree.lab.fleet.simulation import Fleet, FleetSettings, HostCosts, outcomes_of
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import machine, now, versions
 from draftree.models.base import Commit, Extend, Pass
 from draftree.text.tokenizer import Tokenizer
 

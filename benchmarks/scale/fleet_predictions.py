@@ -23,15 +23,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.analysis.fleet.calibration import calibrated_costs
-from draftree.analysis.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
-from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.measured import Measurements
-from draftree.analysis.fleet.result import quantile
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.sizing import Demand, Plan, shape_of, simulated
-from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, SimulatedRequest
-from draftree.bench.dark_svg import save_svg
+from draftree.core.svg import save_svg
+from draftree.lab.fleet.curves import DEVICES, OVERHEAD, PassCurve, RooflineCurve
+from draftree.lab.fleet.measured import Measurements, calibrated_costs
+from draftree.lab.fleet.simulation import (
+    PLAIN,
+    Fleet,
+    FleetSettings,
+    HostCosts,
+    RoundOutcome,
+    SimulatedRequest,
+    quantile,
+)
+from draftree.lab.fleet.sizing import Demand, Plan, shape_of, simulated
 
 Rounds = Sequence[RoundOutcome]
 MACHINE = {"prompt": 60, "output": 64, "parameters": 135e6}

@@ -27,9 +27,9 @@ import torch
 from end_and_cloud import prompts
 from torch import Tensor
 
-from draftree.bench.provenance import machine, now, versions
 from draftree.loading.choices import resolve_dtype
 from draftree.loading.first_layers import load_first_layers
+from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, LanguageModel, Pass

@@ -27,7 +27,7 @@ from offload_summary import summarize
 from text_turns import ResultsFile, TimedLLM
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import Task, encode, read_workload
+from draftree.lab.bench.workload import Task, encode, read_workload
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 from draftree.models.native.streaming.budget import parse_size

@@ -28,8 +28,8 @@ import torch
 from end_and_cloud import DelayingProxy, prompts, served
 
 from draftree import LLM, SamplingParams
-from draftree.bench.provenance import machine, now, versions
 from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.provenance import machine, now, versions
 from draftree.remote.latency import Latency
 
 WARM_UP_TOKENS = 6

@@ -22,8 +22,8 @@ import torch
 from end_and_cloud import prompts
 from torch import Tensor
 
-from draftree.bench.provenance import machine, now, versions
 from draftree.loading.load import load_model
+from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, Pass

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
 from draftree.core.types import RoundRecord
+from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
 from draftree.models.replay.model import ReplayModel
 from draftree.models.replay.text import RecordedText, ReplayClock

@@ -30,15 +30,14 @@ from end_and_cloud import served
 from fleet import passes
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
-from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import PLAIN, SimulatedRequest
-from draftree.bench.provenance import machine, now, shown_name, versions
-from draftree.bench.workload import encode, read_workload
+from draftree.core.paths import shown_name
 from draftree.core.types import RoundRecord
+from draftree.lab.bench.workload import encode, read_workload
+from draftree.lab.fleet.curves import MeasuredCurve
+from draftree.lab.fleet.measured import client_seconds, streamed_seconds
+from draftree.lab.fleet.simulation import PLAIN, Fleet, FleetSettings, HostCosts, SimulatedRequest
 from draftree.loading.load import load_model
+from draftree.loading.provenance import machine, now, versions
 
 
 def record(given: argparse.Namespace) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.records import OURS, read_results
-from draftree.bench.summary import Report, Row
+from draftree.lab.bench.records import OURS, read_results
+from draftree.lab.bench.summary import Report, Row
 from generator.markdown import code, table
 
 __all__ = ["FILES", "NOTES", "RESULTS", "blocks"]

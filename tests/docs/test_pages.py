@@ -29,7 +29,7 @@ from draftree.assembly import choose_methods
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import DRAFTERS
-from draftree.figures.playground import page_of
+from draftree.lab.figures.playground import page_of
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings
 from draftree.weights.catalogue import CATALOGUE

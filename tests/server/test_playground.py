@@ -9,11 +9,11 @@ import pytest
 
 from bench_samples import write_model
 from browser import Browser
-from draftree.analysis import Trace
-from draftree.analysis.theory import expected_tokens, walltime_improvement
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.figures.playground import page_of
+from draftree.engine.trace import Trace
+from draftree.lab.analysis.theory import expected_tokens, walltime_improvement
+from draftree.lab.figures.playground import page_of
 from page_checks import low_contrasts, tab_stops, unnamed
 
 PROMPT = "one two three one two three one two"

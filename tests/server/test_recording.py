@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from draftree.analysis import Trace
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.engine.trace import Trace
 from draftree.serve.records import RequestRecord
 from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from draftree.bench.suite.submission import read_submission
 from draftree.cli.main import run
+from draftree.lab.bench.suite.submission import read_submission
 from real_weights import folder_of
 from recorded_texts import FILE, METHODS, rounds_of, text_of
 

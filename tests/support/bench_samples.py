@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftree.bench.records import OURS, PEER, Record
+from draftree.lab.bench.records import OURS, PEER, Record
 from text_backends import byte_level
 
 CONTEXT = 160

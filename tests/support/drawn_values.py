@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Sheet
 
-from draftree.figures.base import Data, Figure
+from draftree.lab.figures.base import Data, Figure
 
 DIGITS = 1e-6
 

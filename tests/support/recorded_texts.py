@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from draftree import LLM, SamplingParams
-from draftree.bench.workload import encode, read_workload
+from draftree.lab.bench.workload import encode, read_workload
+from draftree.lab.tune.replays import MeasuredCosts, record_text
 from draftree.models.replay.model import ReplayModel
 from draftree.models.replay.text import RecordedText, ReplayClock
 from draftree.models.table import TableLM, hashed
-from draftree.tune.recording import MeasuredCosts, record_text
 
 FILE = Path(__file__).parents[1] / "speed" / "recorded_texts.json"
 MODEL = "smollm2-135m-instruct"

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench_samples import write_model
-from draftree.bench.suite.scores import scores_of
-from draftree.bench.suite.submission import check, entries_of
 from draftree.cli.main import run
+from draftree.lab.bench.suite.submission import check, entries_of, scores_of
 from text_backends import CHAT_TEMPLATE
 
 QUESTIONS = [

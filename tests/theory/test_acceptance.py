@@ -11,7 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.analysis.theory import (
+from draftree.core.noise import Noise, gumbel
+from draftree.core.tree import Draw, TokenTree
+from draftree.lab.analysis.theory import (
     coupled_acceptance,
     expected_tokens,
     match_acceptance,
@@ -19,8 +21,6 @@ from draftree.analysis.theory import (
     recursive_acceptance,
     token_acceptance,
 )
-from draftree.core.noise import Noise, gumbel
-from draftree.core.tree import Draw, TokenTree
 from draftree.models.table import hashed, listed, near
 from oracle import ChancePicks, trees, written
 from table_cases import Case, joint, rule

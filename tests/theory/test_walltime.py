@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.analysis.theory import (
+from draftree.lab.analysis.theory import (
     best_length,
     expected_tokens,
     least_improvement,

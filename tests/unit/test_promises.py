@@ -10,8 +10,8 @@ import pytest
 
 from cli_samples import Generate, generating, save_tiny_model
 from draftree import LLM, SamplingParams
-from draftree.bench.records import read_results
 from draftree.cli.main import run
+from draftree.lab.bench.records import read_results
 from draftree.verifiers import VERIFIERS
 from draftree.verifiers.base import Guarantee
 

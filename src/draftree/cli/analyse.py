@@ -15,11 +15,11 @@ from draftree.cli.render import note
 from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import require_extra
-from draftree.figures.base import FIGURES
+from draftree.lab.figures.base import FIGURES
 
 if TYPE_CHECKING:
-    from draftree.analysis.trace import Trace
-    from draftree.figures.runs import Asked, RunSpec
+    from draftree.engine.trace import Trace
+    from draftree.lab.figures.runs import Asked, RunSpec
 
 __all__ = ["analyse"]
 
@@ -119,13 +119,13 @@ def analyse(
         return
     folder = checked(model, draft, output, has_data=bool(trace or results))
     require_extra("plots", "'draftree analyse' needs", error=ConfigurationError)
-    from draftree.figures.analysing import chosen_figures, draw_all, material_of, needed_runs, with_traces
+    from draftree.lab.figures.drawing import chosen_figures, draw_all, material_of, needed_runs, with_traces
 
     wanted = chosen_figures([name.strip() for name in figures.split(",")] if figures else ())
     material = material_of(trace or (), results or ())
     refused: dict[str, str] = {}
     if model is not None and draft is not None:
-        from draftree.figures.runs import MERGED, Asked, specs_of
+        from draftree.lab.figures.runs import MERGED, Asked, specs_of
 
         merged = MERGED if merge is None else tuple(merge)
         asked = Asked(model, draft, tree, merged, temperature, seed, max_tokens)
@@ -178,10 +178,10 @@ def record_all(
     """Load the model and record the runs, with a line for each on standard error."""
     if not specs:
         return []
-    from draftree.bench.workload import SHIPPED, encode, read_workload
     from draftree.cli.recording import run_facts
     from draftree.cli.writing import fetch_and_load
-    from draftree.figures.runs import Recorder
+    from draftree.lab.bench.workload import SHIPPED, encode, read_workload
+    from draftree.lab.figures.runs import Recorder
     from draftree.loading.targets import tokenizer_of
 
     file, categories, limit = prompts

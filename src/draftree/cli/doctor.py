@@ -24,8 +24,8 @@ from draftree.cli.running import Execution, execution_of
 from draftree.core.processors import ranges
 
 if TYPE_CHECKING:
-    from draftree.doctor.records import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.engine.memory import SlotEstimate
+    from draftree.lab.doctor import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
     from draftree.weights.block_kinds import BlockShare
 
 __all__ = ["doctor"]
@@ -101,9 +101,8 @@ def doctor(
         refuse_given(given, "it needs a model: name one")
     elif draft is None:
         refuse_given({"--verify": verify}, "it needs a drafter: name one with --draft")
-    from draftree.bench.settings import apply_threads
-    from draftree.doctor.diagnosis import examine_machine
-    from draftree.doctor.records import DoctorSettings
+    from draftree.core.affinity import apply_threads
+    from draftree.lab.doctor import DoctorSettings, examine_machine
 
     settings = DoctorSettings(
         model=model or "",
@@ -137,7 +136,7 @@ def refuse_given(options: Mapping[str, object], reason: str) -> None:
 
 def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
     from draftree.cli.progress import resolve_with_bar, waiting
-    from draftree.doctor.diagnosis import examine
+    from draftree.lab.doctor import examine
 
     with waiting("measuring" if settings.measure else "looking"):
         found = examine(settings, machine, fetch=resolve_with_bar)

@@ -24,8 +24,8 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.version import __version__
 
 if TYPE_CHECKING:
-    from draftree.analysis.trace_writer import TraceWriter
-    from draftree.bench.benchmark import Benchmark
+    from draftree.engine.trace import TraceWriter
+    from draftree.lab.bench.benchmark import Benchmark
 
 __all__ = ["Recordings", "recorded", "run_facts", "sampling_facts"]
 
@@ -38,8 +38,7 @@ def recorded(
     if path is None:
         yield setup.over(loaded)
         return
-    from draftree.analysis.trace import TraceHeader
-    from draftree.analysis.trace_writer import TraceWriter
+    from draftree.engine.trace import TraceHeader, TraceWriter
 
     with path.open("x", encoding="utf-8") as stream:
         writer = TraceWriter(stream)
@@ -100,8 +99,8 @@ class Recordings:
 
     def of(self, method: str) -> TraceWriter | None:
         """Return the round callback of a method."""
-        from draftree.analysis.trace_writer import TraceWriter
-        from draftree.bench.methods import PLAIN
+        from draftree.engine.trace import TraceWriter
+        from draftree.lab.bench.methods import PLAIN
 
         if self._folder is None or method == PLAIN:
             return None
@@ -113,10 +112,10 @@ class Recordings:
 
     def begin(self, ready: Benchmark, model: str) -> None:
         """Write the header lines; called after loading, before the first run."""
-        from draftree.analysis.trace import TraceHeader
-        from draftree.bench.engines import OurWriter
-        from draftree.bench.methods import OurMethod
-        from draftree.bench.records import OURS
+        from draftree.engine.trace import TraceHeader
+        from draftree.lab.bench.methods import OurMethod
+        from draftree.lab.bench.records import OURS
+        from draftree.lab.bench.writers import OurWriter
 
         if not self._writers:
             return

@@ -129,9 +129,9 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
 
 
 def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
-    from draftree.bench.settings import apply_threads
     from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
+    from draftree.core.affinity import apply_threads
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server
 

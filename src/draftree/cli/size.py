@@ -8,16 +8,13 @@ from typing import Annotated
 
 import typer
 
-from draftree.analysis.fleet.calibration import calibrated_costs
-from draftree.analysis.fleet.curves import DEVICES
-from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.measured import Measurements
-from draftree.analysis.fleet.result import quantile
-from draftree.analysis.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
-from draftree.analysis.fleet.workload import PLAIN, RoundOutcome, outcomes_of
-from draftree.analysis.trace import read_trace
 from draftree.core.errors import ConfigurationError
 from draftree.core.json_files import MALFORMED, read_json_lines
+from draftree.engine.trace import read_trace
+from draftree.lab.fleet.curves import DEVICES
+from draftree.lab.fleet.measured import Measurements, calibrated_costs
+from draftree.lab.fleet.simulation import PLAIN, HostCosts, RoundOutcome, outcomes_of, quantile
+from draftree.lab.fleet.sizing import USUAL_HOST, Demand, Plan, parse_parameters, plans, simulated
 
 __all__ = ["size"]
 

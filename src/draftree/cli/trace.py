@@ -43,8 +43,8 @@ def show(
     ] = False,
 ) -> None:
     """Print what a trace holds: the run, its rounds, tokens per round and seconds by phase."""
-    from draftree.analysis.export.summary import summary
-    from draftree.analysis.trace import read_trace
+    from draftree.engine.trace import read_trace
+    from draftree.lab.analysis.export import summary
 
     found = summary(read_trace(file))
     if as_json:
@@ -81,15 +81,15 @@ def export(
     if table is not None and to is not To.CSV:
         raise typer.BadParameter("a table is for --to csv: leave it out, or add --to csv", param_hint="--table")
     require_new(output)
-    from draftree.analysis.trace import read_trace
+    from draftree.engine.trace import read_trace
 
     found = read_trace(file)
     if to is To.CHROME:
-        from draftree.analysis.export.chrome import chrome_events
+        from draftree.lab.analysis.export import chrome_events
 
         output.write_text(json.dumps(chrome_events(found), separators=(",", ":")), encoding="utf-8")
         return
-    from draftree.analysis.export.frames import TABLES, write_csv
+    from draftree.engine.trace import TABLES, write_csv
 
     if table is not None and table not in TABLES:
         raise ConfigurationError(f"there is no table '{table}' of a trace: choose one of {', '.join(TABLES)}")
@@ -101,6 +101,6 @@ def export(
 def page(file: TraceFile, *, output: Output) -> None:
     """Write the playground: one page that shows the trace round by round, without a network."""
     require_new(output)
-    from draftree.figures.playground import page_of
+    from draftree.lab.figures.playground import page_of
 
     output.write_text(page_of(file), encoding="utf-8")

@@ -117,9 +117,9 @@ def verify_server(
 
 
 def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySettings) -> int:
-    from draftree.bench.settings import apply_threads
     from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
+    from draftree.core.affinity import apply_threads
     from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.assembly import Methods, choose_methods
-from draftree.bench.settings import apply_threads, load_named, require_positive
 from draftree.choices import decide, learning_of
 from draftree.cli.progress import resolve_with_bar, waiting
 from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, say
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
-from draftree.core.affinity import require_affinity
+from draftree.core.affinity import apply_threads, require_affinity
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
+from draftree.execution import load_named, require_positive
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, final
 
-from draftree.analysis.trace import TraceHeader
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.core.types import RoundRecord
+from draftree.engine.trace import TraceHeader, TraceWriter
 from draftree.serve.settings import ServerSettings
 from draftree.text.pieces import pieces_of
 from draftree.version import __version__

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.provenance import machine, versions
 from draftree.core.errors import ConfigurationError
 from draftree.core.json_files import MALFORMED, read_json
+from draftree.loading.provenance import machine, versions
 from draftree.train.evaluate import Evaluation, table
 from draftree.train.loop import LOG
 from draftree.train.plots import draw_run

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.bench.dark_svg import save_svg
 from draftree.core.errors import ConfigurationError
 from draftree.core.extras import import_extra
+from draftree.core.svg import save_svg
 
 __all__ = ["draw_run"]
 

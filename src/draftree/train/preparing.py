@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from draftree.bench.settings import apply_threads, require_positive
+from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.execution import require_positive
 from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype

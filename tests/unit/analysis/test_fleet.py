@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from draftree.analysis.fleet.curves import DEVICES, MeasuredCurve, RooflineCurve, between
-from draftree.analysis.fleet.result import quantile
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.sizing import Demand, parse_parameters, plans, shape_of
-from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest, mean_outcomes, poisson
 from draftree.core.errors import ConfigurationError
+from draftree.lab.fleet.curves import DEVICES, MeasuredCurve, RooflineCurve, between
+from draftree.lab.fleet.simulation import (
+    Fleet,
+    FleetSettings,
+    RoundOutcome,
+    SimulatedRequest,
+    mean_outcomes,
+    poisson,
+    quantile,
+)
+from draftree.lab.fleet.sizing import Demand, parse_parameters, plans, shape_of
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMOLLM2_TOKEN_SHARE = 30 * 2 * 3 * 64 * 2 / 269_030_016

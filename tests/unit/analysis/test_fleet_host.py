@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from draftree.analysis.fleet.calibration import TIMES, calibrated_costs, slowness
-from draftree.analysis.fleet.host import Host, HostCosts
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
 from draftree.core.errors import ConfigurationError
+from draftree.lab.fleet.measured import TIMES, calibrated_costs, slowness
+from draftree.lab.fleet.simulation import Fleet, FleetSettings, Host, HostCosts, RoundOutcome, SimulatedRequest
 
 
 class Flat:

@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
-from draftree.analysis.fleet.curves import MeasuredCurve
-from draftree.analysis.fleet.host import HostCosts
-from draftree.analysis.fleet.measured import MeasuredDraft, Measurements, host_costs, requests_of_texts, with_texts
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
-from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
+from draftree.engine.trace import Step, Trace, TracedRound, TraceHeader
+from draftree.lab.fleet.curves import MeasuredCurve
+from draftree.lab.fleet.measured import (
+    MeasuredDraft,
+    Measurements,
+    client_seconds,
+    host_costs,
+    requests_of_texts,
+    streamed_seconds,
+    with_texts,
+)
+from draftree.lab.fleet.simulation import Fleet, FleetSettings, HostCosts, RoundOutcome, SimulatedRequest
 
 POINTS = [(1, 1, 100, 0.010), (1, 4, 100, 0.016), (4, 1, 100, 0.013), (4, 4, 100, 0.030)]
 

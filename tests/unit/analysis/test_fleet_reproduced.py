@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from draftree.analysis.fleet.clients import client_seconds, streamed_seconds
-from draftree.analysis.fleet.measured import Measurements, requests_of_texts
-from draftree.analysis.fleet.measured_clients import MeasuredClients, cases_of, mean_of
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.sizing import Demand, simulated
-from draftree.analysis.fleet.workload import PLAIN
+from draftree.lab.fleet.measured import (
+    MeasuredClients,
+    Measurements,
+    cases_of,
+    client_seconds,
+    mean_of,
+    requests_of_texts,
+    streamed_seconds,
+)
+from draftree.lab.fleet.simulation import PLAIN, Fleet, FleetSettings
+from draftree.lab.fleet.sizing import Demand, simulated
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 FLEET = RESULTS / "fleet-smollm2.jsonl"

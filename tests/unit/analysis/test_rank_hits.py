@@ -7,11 +7,9 @@ import json
 from pathlib import Path
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.ranks import rank_hits
-from draftree.analysis.replays import replays
-from draftree.analysis.trace import Step, Trace, TracedRound, TraceHeader, read_trace
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.core.tree import TokenTree
+from draftree.engine.trace import Step, Trace, TracedRound, TraceHeader, TraceWriter, read_trace
+from draftree.lab.analysis.simulation import rank_hits, replays
 from draftree.models.table import TableLM, hashed
 
 HEADER = TraceHeader("table", "synthetic", "coupled", "watch", (), {})

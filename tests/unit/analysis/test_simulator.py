@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.oracle import bounds
-from draftree.analysis.simulator import Simulated, Simulation, below
-from draftree.analysis.trace import Trace, TraceHeader, acceptance_length, read_trace
-from draftree.analysis.trace_costs import TraceCosts
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.assembly import choose_methods
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
+from draftree.engine.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
+from draftree.lab.analysis.simulation import Simulated, Simulation, TraceCosts, below, bounds
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import Planner
 

@@ -12,14 +12,10 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.analysis import Trace
-from draftree.analysis.export.chrome import chrome_events
-from draftree.analysis.export.frames import TABLES, rows_of, write_csv
-from draftree.analysis.export.summary import summary
-from draftree.analysis.trace import TraceHeader, acceptance_length
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.core.errors import ConfigurationError
 from draftree.core.types import RoundRecord
+from draftree.engine.trace import TABLES, Trace, TraceHeader, TraceWriter, acceptance_length, rows_of, write_csv
+from draftree.lab.analysis.export import chrome_events, summary
 from draftree.models.table import TableLM, hashed
 
 MODEL = TableLM(hashed(6, seed=3, scale=3.0), order=2)

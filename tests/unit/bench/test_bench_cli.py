@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench_samples import write_model
-from draftree.bench.records import Record, read_results
-from draftree.bench.runner import Runner
 from draftree.cli.main import run
+from draftree.lab.bench.benchmark import Runner
+from draftree.lab.bench.records import Record, read_results
 from private_cache import private_cache
 from text_backends import CHAT_TEMPLATE
 

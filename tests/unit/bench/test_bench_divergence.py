@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.bench.divergence import CHUNK_ROWS, explain, first_difference, last_logits
-from draftree.bench.engines import RunParams
-from draftree.bench.records import Divergence
 from draftree.core.noise import Noise
+from draftree.lab.bench.benchmark import CHUNK_ROWS, explain, first_difference, last_logits
+from draftree.lab.bench.records import Divergence
+from draftree.lab.bench.writers import RunParams
 from draftree.models.table import TableLM, hashed, listed
 
 DISTRIBUTIONS = {(1, 2): [0.5, 0.25, 0.125, 0.125], (1, 2, 0): [0.4, 0.3, 0.2, 0.1]}

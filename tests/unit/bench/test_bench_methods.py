@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.bench.methods import OurMethod, PeerMethod, jobs_without_peer, our_methods, peer_methods
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.methods import OurMethod, PeerMethod, jobs_without_peer, our_methods, peer_methods
 
 
 def test_plain_is_always_first():

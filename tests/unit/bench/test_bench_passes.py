@@ -11,16 +11,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench_samples import CONTEXT, write_model
-from draftree.bench.pass_times import (
+from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.passes import (
     PassSettings,
     bytes_of_pass,
     measure,
+    read_bandwidth,
     time_passes,
     weight_bytes_read,
     weights_of_pass,
 )
-from draftree.bench.speeds import read_bandwidth
-from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.native.blueprint import LinearBlueprint

@@ -7,10 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from bench_samples import write_model
-from draftree.bench.engines import RunParams
-from draftree.bench.methods import Method, PeerMethod
-from draftree.bench.peer import PeerWriter
 from draftree.core.errors import ModelLoadError
+from draftree.lab.bench.methods import Method, PeerMethod
+from draftree.lab.bench.writers import PeerWriter, RunParams
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_fallback
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from bench_samples import CONTEXT, write_model
-from draftree.bench.perplexity import PerplexitySettings, read_text
-from draftree.bench.records import read_results
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.perplexity import PerplexitySettings, read_text
+from draftree.lab.bench.records import read_results
 from draftree.models.table import TableLM, hashed
 from families import peer, prompts, target
 from private_cache import private_cache
@@ -48,7 +48,7 @@ def test_every_token_is_predicted_once_with_any_windows(num_tokens: int, start: 
 def test_windows_wider_than_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = prompts(100)[0]
     whole = read_text(target("llama"), ids, start=(), window=CONTEXT)
-    monkeypatch.setattr("draftree.bench.perplexity.ROWS", 7)
+    monkeypatch.setattr("draftree.lab.bench.perplexity.ROWS", 7)
     parts = read_text(target("llama"), ids, start=(), window=CONTEXT)
     assert torch.allclose(whole.losses, parts.losses, atol=1e-4)
 

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from bench_samples import HEADER, VERSIONS, record
-from draftree.bench.benchmark import busy_notes
-from draftree.bench.records import Divergence, PassRecord, Record, RecordFile, Results, read_results
-from draftree.bench.summary import Rate, Ratio, Report, ratio
-from draftree.bench.tables import doubts, grids_of, markdown, provenance_line
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.benchmark import busy_notes
+from draftree.lab.bench.records import Divergence, PassRecord, Record, RecordFile, Results, read_results
+from draftree.lab.bench.summary import Rate, Ratio, Report, ratio
+from draftree.lab.bench.tables import doubts, grids_of, markdown, provenance_line
 
 
 def rate(tokens_per_second: float, seconds: float = 2.0, **more: object) -> dict[str, object]:

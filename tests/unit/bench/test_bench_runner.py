@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.conversations import MARGIN, Prompt, following, with_room
-from draftree.bench.engines import Outcome, RunParams, Writer
-from draftree.bench.methods import Method, OurMethod, PeerMethod
-from draftree.bench.records import OURS, PEER, Divergence, sha256_of
-from draftree.bench.runner import WARM_UP_TOKENS, Runner, grouped
-from draftree.bench.suite.submission import read_submission
-from draftree.bench.workload import Task, encode
+from draftree.lab.bench.benchmark import WARM_UP_TOKENS, Runner, grouped
+from draftree.lab.bench.methods import Method, OurMethod, PeerMethod
+from draftree.lab.bench.records import OURS, PEER, Divergence, sha256_of
+from draftree.lab.bench.suite.submission import read_submission
+from draftree.lab.bench.workload import MARGIN, Prompt, Task, encode, following, with_room
+from draftree.lab.bench.writers import Outcome, RunParams, Writer
 from draftree.text.tokenizer import Tokenizer
 from suite_files import suite, suite_home
 from text_backends import CHAT_TEMPLATE, byte_level

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree.bench.workload import Task, encode, read_workload
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.workload import Task, encode, read_workload
 from draftree.text.tokenizer import Tokenizer
 from text_backends import CHAT_TEMPLATE, byte_level
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure as Sheet
 
-from draftree.bench.dark_svg import GROUND, dark_colour, save_svg, with_dark_scheme
-from draftree.figures.drawing import INK, SERIES
+from draftree.core.svg import GROUND, dark_colour, save_svg, with_dark_scheme
+from draftree.lab.figures.drawing import INK, SERIES
 
 DRAWN = Path(__file__).parents[3] / "docs"
 SERIES_INK = sorted({*INK.values(), *(colour for colour, _, _ in SERIES)})

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 import torch
 
-from draftree.bench import speeds
-from draftree.bench.speeds import measure_speeds
+from draftree.lab.bench import passes
+from draftree.lab.bench.passes import measure_speeds
 from draftree.models.native.build import FLAGS, SOURCES, NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
 from draftree.models.native.variants import VARIANTS
@@ -67,9 +67,9 @@ def test_products_of_bytes_are_faster_than_those_of_float32(monkeypatch) -> None
         pytest.skip(str(error))
     if not ("int8" in instructions or "tiles" in instructions):
         pytest.skip(f"{instructions} has no products of bytes")
-    monkeypatch.setattr(speeds, "LEAST_BYTES", 1 << 22)
-    monkeypatch.setattr(speeds, "CACHES", speeds.CACHES / "nowhere")
-    monkeypatch.setattr(speeds, "PRODUCT_SECONDS", 0.005)
+    monkeypatch.setattr(passes, "LEAST_BYTES", 1 << 22)
+    monkeypatch.setattr(passes, "CACHES", passes.CACHES / "nowhere")
+    monkeypatch.setattr(passes, "PRODUCT_SECONDS", 0.005)
     for _ in range(5):  # other programs may run
         peaks = measure_speeds(torch.device("cpu"), threads=1).operations_per_second
         one, quad, groups = (peaks[kind] or 0.0 for kind in ("float32", "int8", "int4"))

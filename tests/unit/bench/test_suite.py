@@ -15,16 +15,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from draftree.bench.records import Record
-from draftree.bench.runner import Runner
-from draftree.bench.suite.baseline import Tolerance, regressions
-from draftree.bench.suite.comparing import differences, to_csv
-from draftree.bench.suite.schema import violations
-from draftree.bench.suite.scores import ALL, Entry, scores_of
-from draftree.bench.suite.sets import PromptSet, digest_of, read_sets
-from draftree.bench.suite.submission import SCHEMA, check, read_submission
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.benchmark import Runner
+from draftree.lab.bench.records import Record
+from draftree.lab.bench.suite.comparison import Tolerance, differences, regressions, to_csv
+from draftree.lab.bench.suite.run import PromptSet, digest_of, read_sets
+from draftree.lab.bench.suite.submission import ALL, SCHEMA, Entry, check, read_submission, scores_of, violations
 from suite_files import other_machine, suite, suite_home
 
 
@@ -258,7 +255,7 @@ def test_a_baseline_is_met_by_the_same_code_and_not_by_a_worse_method(
     better = json.loads(output.read_text())
     for prompt in better["prompts"]:
         prompt["methods"]["suffix@fixed"]["rounds"] = 1
-    from draftree.bench.suite.submission import entries_of
+    from draftree.lab.bench.suite.submission import entries_of
 
     better["scores"] = [one.to_json() for one in scores_of(entries_of(better))]
     (tmp_path / "better.json").write_text(json.dumps(better))

@@ -10,11 +10,16 @@ import pytest
 
 from bench_samples import write_model
 from benchmark_scripts import script
-from draftree.analysis.acceptance import kept_by_rule
-from draftree.bench.closeness_tables import distribution_grids
-from draftree.bench.records import DistributionRecord, read_results
-from draftree.bench.replay import hit_rates, independent_tokens, replayed_tokens, surviving_tokens
 from draftree.core.errors import ConfigurationError
+from draftree.lab.analysis.theory import kept_by_rule
+from draftree.lab.bench.records import DistributionRecord, read_results
+from draftree.lab.bench.tables import (
+    distribution_grids,
+    hit_rates,
+    independent_tokens,
+    replayed_tokens,
+    surviving_tokens,
+)
 from private_cache import private_cache
 
 closeness = script("closeness")

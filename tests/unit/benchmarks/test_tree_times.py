@@ -6,9 +6,9 @@ import pytest
 
 from bench_samples import write_model
 from benchmark_scripts import script
-from draftree.bench.pass_times import PassSettings
-from draftree.bench.records import read_results
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.passes import PassSettings
+from draftree.lab.bench.records import read_results
 from draftree.models.base import Extend, LanguageModel, Pass, PassResult
 from draftree.models.table import TableLM, hashed
 from private_cache import private_cache

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from draftree.analysis.trace import TraceHeader
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.cli.main import run
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.engine.trace import TraceHeader, TraceWriter
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ["--model-size", "135M", "--rate", "1"]

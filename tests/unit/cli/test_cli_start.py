@@ -21,9 +21,9 @@ HEAVY = {"transformers", "huggingface_hub", "accelerate", "scipy", "pandas", "ma
 }
 """Packages that no later start needs; the first six are imported by transformers, sympy by torch, pydantic by typer."""
 UNUSED = {
-    "draftree.analysis",
+    "draftree.lab.analysis",
     "draftree.beam.loop",
-    "draftree.bench.benchmark",
+    "draftree.lab.bench.benchmark",
     "draftree.loading.block_start",
     "draftree.loading.lowering_seq2seq",
     "draftree.loading.packed_reference",

@@ -12,12 +12,10 @@ import pytest
 
 from bench_samples import write_model
 from draftree import LLM, SamplingParams, assembly
-from draftree.analysis import Trace
-from draftree.analysis.trace import TraceHeader, acceptance_length, read_trace
-from draftree.analysis.trace_writer import TraceWriter
 from draftree.cli import writing
 from draftree.cli.explain import verdict
 from draftree.cli.main import run
+from draftree.engine.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
 from draftree.models.table import TableLM, hashed
 from paced import paced_llm
 

@@ -46,7 +46,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr(draftree.llm, "load_target", load)
-    monkeypatch.setattr("draftree.bench.settings.load_model", load)
+    monkeypatch.setattr("draftree.execution.load_model", load)
 
 
 @pytest.fixture

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from draftree.analysis.fleet.measured import Measurements
-from draftree.analysis.trace import read_trace
-from draftree.bench.records import read_results
-from draftree.bench.suite.submission import read_submission
-from draftree.bench.workload import read_workload
 from draftree.cli.size import host_costs_of
 from draftree.core.errors import DraftreeError
 from draftree.core.json_files import MAX_JSON_BYTES, JsonError, parse_json, read_json, read_json_lines
 from draftree.core.trust import code_named_in
-from draftree.figures.material import read_lines
+from draftree.engine.trace import read_trace
 from draftree.heads.calibration import CONFIDENCE, read_calibration
 from draftree.heads.rates import read_rates
 from draftree.heads.shipped.catalogue import MANIFEST, read_manifest
+from draftree.lab.bench.records import read_results
+from draftree.lab.bench.suite.submission import read_submission
+from draftree.lab.bench.workload import read_workload
+from draftree.lab.figures.base import read_lines
+from draftree.lab.fleet.measured import Measurements
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.models.native.library_files import why_unusable
 from draftree.train.checkpoints import load_checkpoint

@@ -14,17 +14,23 @@ import torch
 
 from bench_samples import CONTEXT, write_model
 from draftree import LLM
-from draftree.bench import speeds
-from draftree.bench.speeds import Speeds, measure_speeds
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.core.processors import Processor, ProcessorFacts, choose_threads
-from draftree.doctor import diagnosis
-from draftree.doctor.diagnosis import examine, examine_machine
-from draftree.doctor.expectations import expectations
-from draftree.doctor.records import DoctorSettings, MachineReport, ModelReport, PassReport
 from draftree.engine import memory
 from draftree.engine.memory import SlotEstimate
+from draftree.lab import doctor
+from draftree.lab.bench import passes as speeds
+from draftree.lab.bench.passes import Speeds, measure_speeds
+from draftree.lab.doctor import (
+    DoctorSettings,
+    MachineReport,
+    ModelReport,
+    PassReport,
+    examine,
+    examine_machine,
+    expectations,
+)
 from draftree.models.memory import Footprint
 from draftree.models.native import build
 from draftree.models.native.build import NativeUnavailableError
@@ -60,7 +66,7 @@ def small_buffers(monkeypatch):
     monkeypatch.setattr(speeds, "LEAST_BYTES", 1 << 22)
     monkeypatch.setattr(speeds, "CACHES", speeds.CACHES / "nowhere")
     monkeypatch.setattr(speeds, "PRODUCT_SECONDS", 0.001)
-    monkeypatch.setattr(diagnosis, "REPEATS", 2)
+    monkeypatch.setattr(doctor, "REPEATS", 2)
 
 
 def said(**changes: Any) -> str:
@@ -148,8 +154,8 @@ def test_without_a_compiler_the_reason_is_named(folder, monkeypatch, capsys) -> 
         raise NativeUnavailableError("no C compiler was found")
 
     monkeypatch.setattr(build, "find_compiler", missing)
-    monkeypatch.setattr(diagnosis, "find_compiler", missing)
-    monkeypatch.setattr(diagnosis, "library", missing)
+    monkeypatch.setattr(doctor, "find_compiler", missing)
+    monkeypatch.setattr(doctor, "library", missing)
     monkeypatch.setattr("draftree.models.native.decoder.library", missing)
     assert run(["doctor", str(folder)]) == 0
     shown = capsys.readouterr().out
@@ -210,7 +216,7 @@ def test_expectations_follow_from_the_reports() -> None:
     told = said(passes=passes)
     assert "about 1 tokens/s" in told
     assert "a draft of 7 tokens that costs nothing pays if on average more than 0.20" in told.lower()
-    assert "cannot pay" in said(passes=passes, draft=diagnosis.DraftReport("d", 1, (), "", None), draft_pass_seconds=1)
+    assert "cannot pay" in said(passes=passes, draft=doctor.DraftReport("d", 1, (), "", None), draft_pass_seconds=1)
 
 
 def test_length_defaults_to_the_context(folder) -> None:

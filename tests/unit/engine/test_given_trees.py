@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.analysis.fleet.simulation import Fleet, FleetSettings
-from draftree.analysis.fleet.workload import RoundOutcome, SimulatedRequest
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.engine.gathering import longest_wait
 from draftree.engine.given import GivenTrees
 from draftree.engine.sequence import WritingSequence
+from draftree.lab.fleet.simulation import Fleet, FleetSettings, RoundOutcome, SimulatedRequest
 from serving import tiny_llm
 
 PROMPTS = [[40 + place, 50, 60, 41, 50, 60] * (1 + 3 * place) for place in range(5)]

@@ -13,15 +13,24 @@ import torch
 from transformers import LlamaForCausalLM
 
 from bench_samples import write_model
-from draftree.analysis.theory import expected_tokens, operations_factor, walltime_improvement
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.figures.analysing import chosen_figures, draw_all, material_of
-from draftree.figures.base import FIGURES, Data
-from draftree.figures.intervals import mean, ratio
-from draftree.figures.material import Material
-from draftree.figures.measures import acceptance, guesses, tokens_per_round
-from draftree.figures.replaying import best_first, chain, expansion, k_ary, replay, texts_of
+from draftree.lab.analysis.theory import expected_tokens, operations_factor, walltime_improvement
+from draftree.lab.figures.base import FIGURES, Data, Material
+from draftree.lab.figures.drawing import chosen_figures, draw_all, material_of
+from draftree.lab.figures.measures import (
+    acceptance,
+    best_first,
+    chain,
+    expansion,
+    guesses,
+    k_ary,
+    mean,
+    ratio,
+    replay,
+    texts_of,
+    tokens_per_round,
+)
 from drawn_values import drawn_columns, drawn_values
 
 PROMPT = '{{"id": "{0}", "category": "c", "prompt": "one two three one two {0}"}}\n'

@@ -10,12 +10,11 @@ from xml.etree import ElementTree
 import pytest
 
 from bench_samples import HEADER, METHODS, record
-from draftree.bench.records import DistributionRecord, Results, TreeRecord
-from draftree.bench.summary import Report
-from draftree.bench.tables import grids_of, together_grid
-from draftree.bench.tree_tables import tree_grids
 from draftree.core.errors import ConfigurationError
-from draftree.figures.results import draw_all
+from draftree.lab.bench.records import DistributionRecord, Results, TreeRecord
+from draftree.lab.bench.summary import Report
+from draftree.lab.bench.tables import grids_of, together_grid, tree_grids
+from draftree.lab.figures.results import draw_all
 
 WAYS = {"tree": 11.0, "chain": 10.0, "batched": 30.0, "one by one": 40.0}
 SCORED = [TreeRecord("2-2", how, 6, 4, 9, (value - 1, value, value + 5)) for how, value in WAYS.items()]

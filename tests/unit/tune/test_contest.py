@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError, ModelError
-from draftree.tune.candidates import Candidate, own_candidates
-from draftree.tune.contest import Cell, Contest, Sample
+from draftree.lab.tune.candidates import Candidate, own_candidates
+from draftree.lab.tune.contest import Cell, Contest, Sample
 
 
 class StepClock:

@@ -17,14 +17,23 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.types import RoundRecord
 from draftree.heads.folders import write_head
+from draftree.lab.tune.candidates import PLAIN, Candidate
+from draftree.lab.tune.contest import text_digest
+from draftree.lab.tune.replays import (
+    MeasuredCosts,
+    Replays,
+    interpolated,
+    layers_of,
+    measure_round_costs,
+    record_text,
+    rows_of,
+    states_of,
+    why_not_replayed,
+)
 from draftree.loading.load import LoadedModel, load_model
 from draftree.models.base import LayerSubset
 from draftree.models.replay.model import ReplayModel
 from draftree.models.replay.text import RecordedText, ReplayClock
-from draftree.tune.candidate_models import text_digest
-from draftree.tune.candidates import PLAIN, Candidate
-from draftree.tune.recording import MeasuredCosts, interpolated, measure_round_costs, record_text, states_of
-from draftree.tune.replays import Replays, layers_of, rows_of, why_not_replayed
 from head_samples import head_config, random_head
 
 PROMPT = [5, 9, 12, 5, 9, 12, 5, 9, 30, 31, 5, 9]

@@ -14,12 +14,12 @@ from bench_samples import write_model
 from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
+from draftree.lab.tune.candidates import Candidate
+from draftree.lab.tune.contest import Cell, Contest, Sample
+from draftree.lab.tune.drafts import DraftSearch, with_full_paths
+from draftree.lab.tune.replays import Replays
 from draftree.loading.tuned import all_tuned, keep_tuned
 from draftree.models.replay.text import RecordedText
-from draftree.tune.candidates import Candidate
-from draftree.tune.contest import Cell, Contest, Sample
-from draftree.tune.drafts import DraftSearch, with_full_paths
-from draftree.tune.replays import Replays
 from private_cache import private_cache
 
 REPLAYED = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]

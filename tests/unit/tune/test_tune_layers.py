@@ -13,9 +13,9 @@ from bench_samples import write_model
 from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelError
+from draftree.lab.tune.layers import LayerSearch, TuneSettings
 from draftree.loading.layer_sets import place_of, stored_set
 from draftree.loading.load import load_model
-from draftree.tune.layers import LayerSearch, TuneSettings
 from private_cache import private_cache
 
 pytest.importorskip("optuna")

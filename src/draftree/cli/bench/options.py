@@ -15,7 +15,7 @@ from draftree.cli.layout import PlainGroup
 from draftree.cli.render import note
 
 if TYPE_CHECKING:
-    from draftree.bench.records import RecordFile, Results
+    from draftree.lab.bench.records import RecordFile, Results
 
 COMPARED = "Methods"
 PROMPTS = "Prompts"
@@ -113,7 +113,7 @@ def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[st
         header: the provenance.
         lines_of: pairs of the kind of a line and its record.
     """
-    from draftree.bench.benchmark import end_line
+    from draftree.lab.bench.benchmark import end_line
 
     with record_file(output) as lines:
         lines.add("header", header)
@@ -132,7 +132,7 @@ def note_kernels(header: Mapping[str, Any]) -> None:
 
 def show_results(results: Results) -> None:
     """Print the tables of results, at full width if standard output is not a terminal."""
-    from draftree.bench.tables import show
+    from draftree.lab.bench.tables import show
 
     console = Console()
     # a file or a pipe has no width: tables must not be truncated there
@@ -142,7 +142,7 @@ def show_results(results: Results) -> None:
 @contextmanager
 def record_file(output: Path | None) -> Iterator[RecordFile]:
     """Open a new results file; without a name, the lines are only kept in memory."""
-    from draftree.bench.records import RecordFile
+    from draftree.lab.bench.records import RecordFile
 
     if output is None:
         yield RecordFile(None)

@@ -34,8 +34,8 @@ def passes(
     """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
     require_new(output)
     counts = listed(rows, "--rows", kind=int, example="1,2,4")
-    from draftree.bench.pass_times import PassSettings, measure
     from draftree.cli.progress import resolve_with_bar
+    from draftree.lab.bench.passes import PassSettings, measure
 
     settings = PassSettings(
         model=model,

@@ -11,7 +11,7 @@ from draftree.cli.bench.options import COMPARED, HOW, PROMPTS, Output, note_kern
 from draftree.cli.options import Device, Kernels, Model, Threads, TrustRemoteCode, require_new
 
 if TYPE_CHECKING:
-    from draftree.bench.records import PerplexityRecord
+    from draftree.lab.bench.records import PerplexityRecord
 
 
 def perplexity(
@@ -44,8 +44,8 @@ def perplexity(
 ) -> None:
     """Measure the perplexity of a text; with several kinds of weights, compare each with the first."""
     require_new(output)
-    from draftree.bench.perplexity import PerplexitySettings, measure
     from draftree.cli.progress import resolve_with_bar
+    from draftree.lab.bench.perplexity import PerplexitySettings, measure
 
     settings = PerplexitySettings(
         model=model,

@@ -38,8 +38,8 @@ def simulate(
     ] = "1,2,4,8,16",
 ) -> None:
     """Replay a trace under other planners, without a model."""
-    from draftree.analysis.replays import replays
-    from draftree.analysis.trace import read_trace
+    from draftree.engine.trace import read_trace
+    from draftree.lab.analysis.simulation import replays
 
     counts = listed(sizes, "--sizes", kind=int, example="1,4")
     typer.echo(replays(read_trace(trace), plans=tuple(plan or ("adaptive", "fixed")), sizes=counts))
@@ -67,18 +67,18 @@ def report(
     ] = None,
 ) -> None:
     """Print the tables of results files, or plot them."""
-    from draftree.bench.records import read_results
-    from draftree.bench.tables import markdown as as_markdown
+    from draftree.lab.bench.records import read_results
+    from draftree.lab.bench.tables import markdown as as_markdown
 
     if plots is not None:
-        from draftree.figures.results import draw_all
+        from draftree.lab.figures.results import draw_all
 
         require_extra("plots", "--plots needs", error=ConfigurationError)
         for path in draw_all([read_results(path) for path in files], plots):
             typer.echo(path)
         return
     if together:
-        from draftree.bench.tables import together_grid
+        from draftree.lab.bench.tables import together_grid
 
         typer.echo(together_grid([read_results(path) for path in files]).markdown())
         return

@@ -38,10 +38,10 @@ from draftree.parallel.entry import leave_to_rank_zero
 from draftree.parallel.options import ParallelOptions
 
 if TYPE_CHECKING:
-    from draftree.bench.benchmark import Benchmark, BenchSettings
-    from draftree.bench.conversations import Prompt
-    from draftree.bench.records import Record as BenchRecord
-    from draftree.bench.records import RecordFile
+    from draftree.lab.bench.benchmark import Benchmark, BenchSettings
+    from draftree.lab.bench.records import Record as BenchRecord
+    from draftree.lab.bench.records import RecordFile
+    from draftree.lab.bench.workload import Prompt
 
 INTERRUPTED = 130
 
@@ -87,7 +87,7 @@ def run(
     require_new(output)
     if record is not None and record.exists():
         raise ConfigurationError(f"'{record}' already exists, and traces are never overwritten: choose another path")
-    from draftree.bench.benchmark import BenchSettings
+    from draftree.lab.bench.benchmark import BenchSettings
 
     settings = BenchSettings(
         model=model,
@@ -111,9 +111,9 @@ def run(
 
 def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
     """Measure, write the results and print their tables; Ctrl-C keeps complete prompts."""
-    from draftree.bench.benchmark import end_line, prepare
     from draftree.cli.progress import resolve_with_bar
     from draftree.cli.recording import Recordings
+    from draftree.lab.bench.benchmark import end_line, prepare
 
     complete = False
     with Recordings(record) as traces, record_file(output) as lines:

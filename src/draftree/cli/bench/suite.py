@@ -32,9 +32,8 @@ from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftree.bench.suite.baseline import Tolerance
-    from draftree.bench.suite.run import SuiteRun
-    from draftree.bench.suite.sets import PromptSet
+    from draftree.lab.bench.suite.comparison import Tolerance
+    from draftree.lab.bench.suite.run import PromptSet, SuiteRun
 
 __all__ = ["suite", "suite_check", "suite_table"]
 
@@ -108,10 +107,10 @@ def suite(
     the same command continues.
     """
     require_new(output)
-    from draftree.bench.suite.baseline import Tolerance, require_same_run
-    from draftree.bench.suite.run import SuiteSettings, prepare_suite, resumed
-    from draftree.bench.suite.submission import facts_of, read_submission
     from draftree.cli.progress import resolve_with_bar
+    from draftree.lab.bench.suite.comparison import Tolerance, require_same_run
+    from draftree.lab.bench.suite.run import SuiteSettings, prepare_suite, resumed
+    from draftree.lab.bench.suite.submission import facts_of, read_submission
 
     tolerance = Tolerance(tokens_tolerance, score_tolerance)
     stored = None if baseline is None else read_submission(baseline)
@@ -144,7 +143,7 @@ def suite(
 
 def suite_check(files: Files) -> None:
     """Validate submissions by the schema, and compute their scores again; the exit status is 1 if one is not valid."""
-    from draftree.bench.suite.submission import read_submission
+    from draftree.lab.bench.suite.submission import read_submission
 
     is_valid = True
     for path in files:
@@ -167,8 +166,8 @@ def suite_table(
     ] = False,
 ) -> None:
     """Print a table of submissions as Markdown or CSV; submissions of other prompts or arguments are refused."""
-    from draftree.bench.suite.comparing import comparison, names_of, to_csv
-    from draftree.bench.suite.submission import read_submission
+    from draftree.lab.bench.suite.comparison import comparison, names_of, to_csv
+    from draftree.lab.bench.suite.submission import read_submission
 
     found = {name: read_submission(path) for name, path in zip(names_of(files), files, strict=True)}
     typer.echo(to_csv(found) if csv else comparison(found), nl=False)
@@ -176,7 +175,7 @@ def suite_table(
 
 def sets_of(spec_bench: Path | None, humaneval: Path | None, *, shipped: bool) -> tuple[PromptSet, ...]:
     """Return the chosen prompt sets."""
-    from draftree.bench.suite.sets import HUMANEVAL, SHIPPED_SET, SPEC_BENCH, PromptSet
+    from draftree.lab.bench.suite.run import HUMANEVAL, SHIPPED_SET, SPEC_BENCH, PromptSet
 
     found = [PromptSet(SHIPPED_SET)] if shipped else []
     found += [PromptSet(SPEC_BENCH, spec_bench)] if spec_bench is not None else []
@@ -197,16 +196,16 @@ def journal_of(output: Path) -> Path:
 
 
 def _fresh(ready: Any) -> SuiteRun:
-    from draftree.bench.suite.run import SuiteRun
+    from draftree.lab.bench.suite.run import SuiteRun
 
     return SuiteRun(ready, {})
 
 
 def run_suite(ready: SuiteRun, journal: Path | None) -> dict[str, Any]:
     """Measure what is left, and return the submission; Ctrl-C keeps complete prompts in the journal."""
-    from draftree.bench.benchmark import end_line
-    from draftree.bench.records import RecordFile
-    from draftree.bench.suite.submission import submission_of
+    from draftree.lab.bench.benchmark import end_line
+    from draftree.lab.bench.records import RecordFile
+    from draftree.lab.bench.suite.submission import submission_of
 
     benchmark = ready.benchmark
     for warning in benchmark.warnings:
@@ -242,7 +241,7 @@ def run_suite(ready: SuiteRun, journal: Path | None) -> dict[str, Any]:
 
 def show(name: str, submission: dict[str, Any]) -> None:
     """Print the tables of one submission."""
-    from draftree.bench.suite.comparing import provenance, score_grid, suite_grid
+    from draftree.lab.bench.suite.comparison import provenance, score_grid, suite_grid
 
     console = Console()
     console = console if console.is_terminal else Console(width=WIDTH)
@@ -260,7 +259,7 @@ def compare(submission: dict[str, Any], baseline: dict[str, Any], tolerance: Tol
     Raises:
         typer.Exit: something is worse.
     """
-    from draftree.bench.suite.baseline import regressions
+    from draftree.lab.bench.suite.comparison import regressions
 
     found = regressions(submission, baseline, tolerance)
     for one in found:

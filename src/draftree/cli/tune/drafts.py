@@ -16,8 +16,8 @@ from draftree.cli.tune.table import table
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftree.tune.contest import Cell
-    from draftree.tune.drafts import DraftSearch
+    from draftree.lab.tune.contest import Cell
+    from draftree.lab.tune.drafts import DraftSearch
 
 __all__ = ["drafts"]
 
@@ -125,7 +125,7 @@ def drafts(
     if model is None:
         raise typer.BadParameter("name a model", param_hint="MODEL")
     from draftree.cli.progress import resolve_with_bar
-    from draftree.tune.drafts import DraftSearch, DraftTuneSettings
+    from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
 
     settings = DraftTuneSettings(
         model=model,
@@ -260,8 +260,8 @@ def forget_kept(model: str | None) -> None:
     Raises:
         ConfigurationError: no model was named, or nothing is kept for it.
     """
+    from draftree.lab.tune.contest import forget_journals
     from draftree.loading.tuned import all_tuned, forget_tuned
-    from draftree.tune.journal import forget_journals
 
     if model is None:
         raise typer.BadParameter("name the model whose results are removed", param_hint="MODEL")

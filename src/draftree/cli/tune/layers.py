@@ -16,8 +16,8 @@ from draftree.cli.render import note
 from draftree.cli.running import Execution, execution_of
 
 if TYPE_CHECKING:
+    from draftree.lab.tune.layers import LayerSearch
     from draftree.loading.layer_sets import LayerSet
-    from draftree.tune.layers import LayerSearch
 
 __all__ = ["layers"]
 
@@ -65,7 +65,7 @@ def layers(
     A set that is slower than plain decoding is not stored, and the exit status is 1.
     """
     from draftree.cli.progress import resolve_with_bar
-    from draftree.tune.layers import LayerSearch, TuneSettings
+    from draftree.lab.tune.layers import LayerSearch, TuneSettings
 
     settings = TuneSettings(
         model=model,

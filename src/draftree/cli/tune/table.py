@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftree.tune.contest import Standing
+    from draftree.lab.tune.contest import Standing
 
 __all__ = ["table"]
 

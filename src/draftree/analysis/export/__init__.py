@@ -1,1 +1,0 @@
-"""Traces in other formats: Chrome's trace events for timelines, tables as CSV files and data frames."""

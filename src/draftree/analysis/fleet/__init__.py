@@ -1,1 +1,0 @@
-"""Discrete-event simulation of servers: replicas, batches, network delay and many clients. No torch."""

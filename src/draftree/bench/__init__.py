@@ -1,1 +1,0 @@
-"""Benchmarks: workloads, runner, provenance and reports."""

@@ -1,1 +1,0 @@
-"""Benchmark suites: prompts of several sets, comparable scores, submissions and their tables."""

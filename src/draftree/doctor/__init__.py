@@ -1,1 +1,0 @@
-"""Diagnosis of a machine and a model: kernels, expected speed, and the limits."""

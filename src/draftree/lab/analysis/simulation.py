@@ -1,0 +1,525 @@
+"""Simulation of a recorded run under another planner: no model, no drafter, the same text.
+
+Under a verifier that preserves the text, the target's pick after any token of the text is the next token of the text.
+So a trace determines for every drafted node whether it would have been accepted. If another planner reaches a position
+at which the recorded one did not stop, its draft is the rest of the last recorded tree at that position, or empty;
+`--plan watch` records a draft at every position, so nothing is missing. Seconds are the recorded ones if a round equals
+the recorded round, otherwise those of a cost model.
+
+Costs microseconds per round. It cannot reproduce drafts deeper than the recorded ones, nor the state that a drafter
+learns from verdicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, final
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.node_map import NodeMap, first_levels, prune
+from draftree.core.tree import EMPTY, ROOT, TokenTree, depths, follow
+from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord, SequenceRecord
+from draftree.engine.trace import Step, Trace, TracedRound
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner, require_effect
+from draftree.planners.estimates.costs import DraftCosts, PassCosts
+
+
+def cut_to(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> TokenTree:
+    """Limit a recorded tree to a budget, with the part of each merged drafter limited to its own.
+
+    Args:
+        tree: the recorded tree.
+        budget: the budget.
+        parts: the drafters of the trace.
+    """
+    limits = _limits(tree, budget, parts)
+    kept: list[int] = []
+    whole = set[int]()
+    for node, level in enumerate(depths(tree.parents)):
+        by = _parts_of(tree, node, parts)
+        limit = max((limits[part] for part in by), default=0)
+        if level <= limit and (tree.parents[node] == ROOT or tree.parents[node] in whole):
+            kept.append(node)
+            if _confidence(tree, node) >= budget.min_confidence and _survives(
+                tree, node, budget, [parts[p] for p in by]
+            ):
+                whole.add(node)
+    held = NodeMap.keeping(tree.parents, kept).cut(tree)
+    held = first_levels(held.parents, budget.num_nodes).cut(held)
+    return _without(held, [part.name for part, limit in zip(parts, limits, strict=True) if not limit])
+
+
+def _limits(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> list[int]:
+    """Return the levels of each drafter; 0 for one whose condition is not met."""
+    limits = [budget.of_part(part).depth for part in range(len(parts))]
+    if not tree.sources:
+        return limits
+    earlier = [node for node in range(len(tree)) if any(not parts[p].runs_model for p in _parts_of(tree, node, parts))]
+    others = NodeMap.keeping(tree.parents, earlier).cut(tree)
+    for part, condition in enumerate(budget.conditions):
+        if condition is not None and not condition.is_met([others]):
+            limits[part] = 0
+    return limits
+
+
+def _parts_of(tree: TokenTree, node: int, parts: Sequence[DraftPart]) -> list[int]:
+    if not tree.sources:
+        return list(range(len(parts)))
+    return [index for index, part in enumerate(parts) if is_by(tree.sources[node], part.name)]
+
+
+def _without(tree: TokenTree, names: Sequence[str]) -> TokenTree:
+    """Return the tree without the names of drafters that were skipped."""
+    if not names or not tree.sources:
+        return tree
+    left = tuple([tuple(s for s in own if not any(is_by([s], name) for name in names)) for own in tree.sources])
+    return replace(tree, sources=left)
+
+
+def _survives(tree: TokenTree, node: int, budget: Budget, by: Sequence[DraftPart]) -> bool:
+    """Return whether the drafters of a node would expand it, if the limit on survival applies to them."""
+    is_calibrated = bool(tree.scores) and all(part.is_calibrated for part in by)
+    return not is_calibrated or math.exp(tree.scores[node]) >= budget.min_survival
+
+
+def _confidence(tree: TokenTree, node: int) -> float:
+    """Return the drafter's own probability of a node given its parent; 1 if the tree has no scores."""
+    if not tree.scores:
+        return 1.0
+    parent = tree.parents[node]
+    return math.exp(tree.scores[node] - (0.0 if parent == ROOT else tree.scores[parent]))
+
+
+def depth_of(tree: TokenTree, name: str) -> int:
+    """Return the deepest level with a node of this drafter."""
+    levels = zip(depths(tree.parents), tree.sources or [(name,)] * len(tree), strict=True)
+    return max((level for level, names in levels if is_by(names, name)), default=0)
+
+
+def is_by(names: Sequence[str], part: str) -> bool:
+    """Return whether the sources of a node name this drafter."""
+    return any(name == part or name.startswith(f"{part}/") for name in names)
+
+
+class CostModel(Protocol):
+    """Seconds of rounds that were not recorded."""
+
+    def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
+        """Return the seconds of a round without its draft."""
+        ...
+
+    def draft_seconds(self, part: int, depth: int) -> float:
+        """Return the seconds of a draft of `depth` levels by one of the drafters."""
+        ...
+
+
+@final
+class TraceCosts:
+    """Costs from a trace: the measured curve of passes, scaled to the recorded rounds.
+
+    Args:
+        trace: the recorded run; rounds with prefill are ignored.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._passes = PassCosts()
+        self._passes.learn(trace.header.pass_seconds)
+        self._drafts = [DraftCosts() for _ in trace.header.parts]
+        met: set[str] = set()
+        for one in trace.rounds:
+            names = {step.sequence for step in one.steps}
+            if names <= met:
+                self._learn(one)
+            met |= names
+
+    def _learn(self, one: TracedRound) -> None:
+        drafted = sum(len(s.tree) if s.kept is None else len(s.kept) for s in one.steps)
+        batch = len(one.steps)
+        if one.num_rows == batch + drafted:
+            prefix = sum(step.prefix for step in one.steps) // batch
+            draft = one.seconds["draft"]
+            seconds = one.seconds["total"] - draft
+            self._passes.observe(one.num_rows, batch, prefix, seconds=seconds, is_plain=not draft)
+        deepest = max(max(depths(step.tree.parents), default=0) for step in one.steps)
+        for costs, seconds in zip(self._drafts, one.part_seconds or (one.seconds["draft"],), strict=False):
+            if deepest:
+                costs.observe(seconds, deepest, unread=0)
+
+    def pass_seconds(self, rows: int, *, batch: int, prefix: int) -> float:
+        """Return the seconds by the cell of this batch and prefix."""
+        return self._passes.curve(batch, prefix, max_rows=rows)[rows]
+
+    def draft_seconds(self, part: int, depth: int) -> float:
+        """Return the seconds of `depth` levels at the mean cost of a level."""
+        return self._drafts[part].of(depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Totals of a simulated run.
+
+    Attributes:
+        rounds: rounds of the whole batch.
+        steps: rounds, counted per sequence.
+        tokens: tokens written.
+        seconds: seconds of the rounds, without each sequence's first, which includes its prefill.
+        tokens_after_first: tokens written in those rounds.
+        drafted: nodes that were scored.
+        accepted: scored nodes that were written.
+        missing: steps at which the planner requested a draft and the trace had none.
+    """
+
+    rounds: int
+    steps: int
+    tokens: int
+    seconds: float
+    tokens_after_first: int
+    drafted: int
+    accepted: int
+    missing: int
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens written per round and sequence."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode tokens per second, first rounds excluded."""
+        return self.tokens_after_first / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Script:
+    """One recorded sequence: its text, and the drafts by position. The simulation advances `place`."""
+
+    name: str
+    start: int
+    limit: int
+    text: list[int]
+    steps: dict[int, Step]
+    first_round: int
+    place: int = 0
+    state: Any = None
+    overhang: tuple[int, ...] = ()
+    """Accepted tokens after the end of the text, which a stop cut off."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of the text is written."""
+        return self.place - self.start >= len(self.text)
+
+    def coming(self) -> list[int]:
+        """Return the remaining text and the tokens that were picked after its end."""
+        return [*self.text[self.place - self.start :], *self.overhang]
+
+    def drafted(self) -> TokenTree | None:
+        """Return the draft at this position; None if the trace has none."""
+        step = self.steps.get(self.place)
+        if step is not None:
+            return step.tree
+        for position in range(self.place - 1, self.start - 1, -1):
+            if position in self.steps:
+                written = self.text[position - self.start : self.place - self.start]
+                return below(self.steps[position].tree, written)
+        return None
+
+
+def below(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
+    """Return the subtree after these tokens; None if the tree does not contain them."""
+    way = follow(tree, tokens)
+    if len(way) < len(tokens):
+        return None
+    root = way[-1]
+    rest = NodeMap.below(tree.parents, root).cut(tree)
+    return replace(rest, scores=tuple(score - tree.scores[root] for score in rest.scores))
+
+
+def scripts_of(trace: Trace) -> list[Script]:
+    """Return the sequences of a trace, in order of admission."""
+    found: dict[str, Script] = {}
+    for number, one in enumerate(trace.rounds):
+        for step in one.steps:
+            script = found.get(step.sequence)
+            if script is None:
+                limit = step.prefix + step.room
+                script = found[step.sequence] = Script(step.sequence, step.prefix, limit, [], {}, number, step.prefix)
+            script.steps[step.prefix] = step
+            script.text += step.tokens[: step.num_written]
+            script.overhang = step.tokens[step.num_written :]
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class Simulation:
+    """One planner over one trace. Mutated by `run`.
+
+    Attributes:
+        trace: the recorded run.
+        planner: a fresh planner.
+        costs: cost model of rounds that were not recorded.
+    """
+
+    trace: Trace
+    planner: Planner[Any]
+    costs: CostModel
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> Simulated:
+        """Run all sequences to their ends, with the recorded concurrency."""
+        self.counts = dict.fromkeys(Simulated.__dataclass_fields__, 0)
+        if self.planner.wants_costs:
+            self.planner.learn_costs(self.trace.header.pass_seconds)
+        recorded = {tuple((s.sequence, s.prefix) for s in one.steps): one for one in self.trace.rounds}
+        waiting, running = scripts_of(self.trace), list[Script]()
+        number = 0
+        while waiting or running:
+            if not running:
+                number = max(number, waiting[0].first_round)
+            while waiting and waiting[0].first_round <= number:
+                waiting[0].state = self.planner.open()
+                running.append(waiting.pop(0))
+            self._round(running, recorded)
+            running = [script for script in running if not script.is_done]
+            number += 1
+        return Simulated(**self.counts)  # type: ignore[arg-type]
+
+    def _round(self, running: Sequence[Script], recorded: Mapping[Any, TracedRound]) -> None:
+        states = [script.state for script in running]
+        held = [
+            budget.within(MAX_NODES, script.limit - script.place - 1)
+            for budget, script in zip(self.planner.budgets(states), running, strict=True)
+        ]
+        offered = [self._drafted(script, budget) for script, budget in zip(running, held, strict=True)]
+        one = recorded.get(tuple((script.name, script.place) for script in running))
+        same_draft = one is not None and all(tree == step.tree for tree, step in zip(offered, one.steps, strict=True))
+        drafting = self._part_seconds(held, offered, one if same_draft else None)
+        kept: list[Sequence[int] | None] = [None] * len(running)
+        if any(map(len, offered)):
+            kept = self.planner.trim(
+                states, offered, draft_seconds=one.seconds["draft"] if one is not None and same_draft else sum(drafting)
+            )
+        trees = [tree if nodes is None else prune(tree, nodes) for tree, nodes in zip(offered, kept, strict=True)]
+        same = (
+            same_draft
+            and one is not None
+            and all(
+                (None if nodes is None else tuple(nodes)) == step.kept
+                for nodes, step in zip(kept, one.steps, strict=True)
+            )
+        )
+        rows = tuple(self._walk(*given) for given in zip(running, trees, offered, strict=True))
+        record = self._record(rows, drafting, one if same else None)
+        firsts = [script.place == script.start for script in running]
+        self._count(record, is_first=any(firsts))
+        self.planner.observe(states, record)
+        for script, row in zip(running, rows, strict=True):
+            script.place += row.num_written
+
+    def _drafted(self, script: Script, budget: Budget) -> TokenTree:
+        if not budget.num_nodes or not budget.depth:
+            return EMPTY
+        tree = script.drafted()
+        self.counts["missing"] += tree is None
+        return EMPTY if tree is None else cut_to(tree, budget, self.trace.header.parts)
+
+    def _part_seconds(
+        self, budgets: Sequence[Budget], trees: Sequence[TokenTree], one: TracedRound | None
+    ) -> tuple[float, ...]:
+        if one is not None:
+            return one.part_seconds or (one.seconds["draft"],)
+        names = [part.name for part in self.trace.header.parts]
+        parts = range(len(names))
+        planned = [max((b.of_part(p).depth if b.num_nodes else 0) for b in budgets) for p in parts]
+        return tuple(
+            self.costs.draft_seconds(part, min(depth, max(depth_of(tree, names[part]) for tree in trees)))
+            if depth
+            else 0.0
+            for part, depth in zip(parts, planned, strict=True)
+        )
+
+    @staticmethod
+    def _walk(script: Script, tree: TokenTree, offered: TokenTree) -> SequenceRecord:
+        coming = script.coming()
+        # after the end of the known text nothing is known: the last token is always a pick
+        path = follow(tree, coming[:-1])
+        written = min(len(path) + 1, len(coming) - len(script.overhang))
+        return SequenceRecord(
+            script.name,
+            script.place,
+            len(tree),
+            max(depths(tree.parents), default=0),
+            min(written, len(path)),
+            written,
+            len(path),
+            drafted=offered,
+            tree=tree,
+            path=tuple(path),
+            bonus=coming[len(path)],
+            room=script.limit - script.place,
+        )
+
+    def _record(
+        self, rows: tuple[SequenceRecord, ...], drafting: tuple[float, ...], one: TracedRound | None
+    ) -> RoundRecord:
+        part_seconds = drafting if len(drafting) > 1 and any(len(row.drafted) for row in rows) else ()
+        if one is not None:
+            seconds = {f"{name}_seconds": value for name, value in one.seconds.items()}
+            return RoundRecord(**seconds, num_rows=one.num_rows, sequences=rows, part_seconds=part_seconds)  # type: ignore[arg-type]
+        num_rows = len(rows) + sum(row.num_drafted for row in rows)
+        prefix = sum(row.prefix_length for row in rows) // len(rows)
+        score = self.costs.pass_seconds(num_rows, batch=len(rows), prefix=prefix)
+        draft = sum(drafting)
+        return RoundRecord(0.0, draft, score, 0.0, 0.0, draft + score, num_rows, rows, part_seconds)
+
+    def _count(self, record: RoundRecord, *, is_first: bool) -> None:
+        counts, rows = self.counts, record.sequences
+        counts["rounds"] += 1
+        counts["steps"] += len(rows)
+        counts["tokens"] += sum(row.num_written for row in rows)
+        counts["drafted"] += sum(row.num_drafted for row in rows)
+        counts["accepted"] += sum(row.num_accepted for row in rows)
+        if not is_first:
+            counts["seconds"] += record.total_seconds
+            counts["tokens_after_first"] += sum(row.num_written for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The upper bound for a number of nodes per round.
+
+    Attributes:
+        num_nodes: maximum nodes per sequence.
+        acceptance_length: tokens written per round.
+        tokens_per_second: by the cost model, with free drafts, one sequence at a time.
+    """
+
+    num_nodes: int
+    acceptance_length: float
+    tokens_per_second: float
+
+
+def bounds(trace: Trace, costs: CostModel, sizes: Sequence[int]) -> list[Bound]:
+    """Return a bound for every size; 0 is plain decoding."""
+    return [_bound(trace, costs, size) for size in sizes]
+
+
+def _bound(trace: Trace, costs: CostModel, size: int) -> Bound:
+    rounds = tokens = 0
+    seconds = 0.0
+    for script in scripts_of(trace):
+        while not script.is_done:
+            coming = script.coming()
+            right = len(follow(script.drafted() or EMPTY, coming[:-1]))
+            accepted = min(size, right, len(coming) - 1)
+            rounds, tokens = rounds + 1, tokens + accepted + 1
+            seconds += costs.pass_seconds(1 + accepted, batch=1, prefix=script.place)
+            script.place += accepted + 1
+    return Bound(size, tokens / rounds if rounds else 0.0, tokens / seconds if seconds else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankHits:
+    """Hits by rank among the children of the root, in draft order.
+
+    Attributes:
+        num_positions: positions at which the target wrote a token.
+        num_drafted: those of them at which something was drafted.
+        hits: number of positions whose next token is the first guess, the second, …
+    """
+
+    num_positions: int
+    num_drafted: int
+    hits: tuple[int, ...]
+
+    @property
+    def cumulated(self) -> tuple[float, ...]:
+        """Share of all positions whose token is among the first 1, 2, … guesses."""
+        share = max(1, self.num_positions)
+        return tuple(sum(self.hits[: rank + 1]) / share for rank in range(len(self.hits)))
+
+
+def rank_hits(trace: Trace) -> RankHits:
+    """Count the hits of a trace by rank; a failed sequence has no next token and is left out."""
+    steps = [step for one in trace.rounds for step in one.steps if step.tokens]
+    ranks = [_rank(step) for step in steps]
+    width = max((len(_guesses(step)) for step in steps), default=0)
+    drafted = sum(1 for step in steps if len(step.tree))
+    return RankHits(len(steps), drafted, tuple(ranks.count(rank) for rank in range(1, width + 1)))
+
+
+def _guesses(step: Step) -> Sequence[int]:
+    """Return the tokens of the root's children, in draft order."""
+    return [token for token, parent in zip(step.tree.tokens, step.tree.parents, strict=True) if parent < 0]
+
+
+def _rank(step: Step) -> int:
+    """Return the rank of the next token among the guesses, from 1; 0 if it is not among them."""
+    guesses = _guesses(step)
+    return guesses.index(step.tokens[0]) + 1 if step.tokens[0] in guesses else 0
+
+
+PLAIN = "fixed:0"
+RULES = ("coupled", "match")
+HEAD = f"{'plan':<20}{'tokens/round':>16}{'scored':>10}{'accepted':>10}{'tokens/s':>10}{'x plain':>9}{'missing':>9}"
+
+
+def planner_of(trace: Trace, plan: str) -> Planner:
+    """Return a fresh planner for the drafters of a trace.
+
+    Raises:
+        ConfigurationError: unknown planner, or an option that has no effect for these drafters.
+    """
+    specs = PLANNERS.parse(plan)
+    if len(specs) != 1:
+        raise ConfigurationError(f"planner '{plan}' names {len(specs)} methods: name one")
+    cls, config = PLANNERS.configure(specs[0])
+    parts = trace.header.parts
+    depth, nodes = max(part.depth for part in parts), sum(part.nodes for part in parts)
+    planner = cls(config, default_depth=depth, default_nodes=nodes, parts=parts)
+    require_effect(planner, plan=plan, draft=trace.header.draft)
+    return planner
+
+
+def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
+    """Return the table as text.
+
+    Raises:
+        ConfigurationError: the trace's verifier does not preserve the text, or a planner is unknown.
+    """
+    header = trace.header
+    if header.verify.split(",")[0] not in RULES:
+        raise ConfigurationError(
+            f"the trace was verified by '{header.verify}', whose text depends on the draft: "
+            f"other plans can be simulated for {' and '.join(RULES)} only"
+        )
+    costs = TraceCosts(trace)
+    found = {plan: Simulation(trace, planner_of(trace, plan), costs).run() for plan in dict.fromkeys((PLAIN, *plans))}
+    plain = found[PLAIN].tokens_per_second
+    lines = [f"{header.model}, {header.draft}, recorded under {header.plan}; seconds from the trace", "", HEAD]
+    lines += [_line("plain" if plan == PLAIN else plan, one, plain) for plan, one in found.items()]
+    lines += ["", "bounds: only nodes that will be accepted, free drafts, one sequence at a time"]
+    lines += [
+        f"{f'{bound.num_nodes} nodes':<20}{bound.acceptance_length:>16.2f}{bound.tokens_per_second:>30.1f}"
+        for bound in bounds(trace, costs, sizes)
+    ]
+    return "\n".join([*lines, "", *_rank_lines(trace)])
+
+
+def _rank_lines(trace: Trace) -> list[str]:
+    """Return lines on the frequency of the target's next token among the first guesses."""
+    found = rank_hits(trace)
+    counts = f"{found.num_positions} positions ({found.num_drafted} drafted)"
+    head = f"the target's next token among the first guesses, of {counts}"
+    return [head, *(f"{f'first {rank}':<20}{share:>16.3f}" for rank, share in enumerate(found.cumulated, 1))]
+
+
+def _line(name: str, one: Simulated, plain: float) -> str:
+    ratio = one.tokens_per_second / plain if plain else 0.0
+    return (
+        f"{name:<20}{one.acceptance_length:>16.2f}{one.drafted:>10}{one.accepted:>10}"
+        f"{one.tokens_per_second:>10.1f}{ratio:>9.2f}{one.missing:>9}"
+    )

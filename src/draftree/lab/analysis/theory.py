@@ -1,0 +1,177 @@
+"""Closed forms of acceptance and speed-up, for comparison with measurements.
+
+Distributions are arrays that sum to 1; `acceptance` is the probability that one drafted token is accepted, `length` the
+tokens of a drafted chain, `cost` the seconds of a drafter's pass divided by those of a target pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
+    """Return the probability that `token` accepts a drawn token: sum of min(T, D), or 1 minus the total variation.
+
+    No rule accepts a single drawn token more often. Source: arXiv 2211.17192, theorem 3.5.
+    """
+    return float(np.minimum(target, draft).sum())
+
+
+def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
+    """Return the probability that target and drafter pick the same token: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
+
+    Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
+    """
+    used = (target > 0) | (draft > 0)
+    t, d = target[used].astype(np.float64), draft[used].astype(np.float64)
+    with np.errstate(divide="ignore"):
+        order = np.argsort(np.log(t) - np.log(d))
+    t, d = t[order], d[order]
+    # for token i, T_j / T_i counts from i on (where T_j / D_j is not smaller), D_j / D_i before
+    tail = np.cumsum(t[::-1])[::-1]
+    head = np.cumsum(d) - d
+    both = (t > 0) & (d > 0)
+    with np.errstate(over="ignore"):  # a token of almost no probability adds 1 / inf
+        return float((1 / (tail[both] / t[both] + head[both] / d[both])).sum())
+
+
+def match_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
+    """Return the probability that `match` accepts a token drawn from the draft distribution: sum of T * D."""
+    return float((target * draft).sum())
+
+
+def multistep_acceptance(target: np.ndarray, draft: np.ndarray, *, children: int) -> float:
+    """Return the probability that `multistep` accepts one of several children drawn from the draft distribution."""
+    rejected = 1.0
+    for _ in range(children):
+        rejected *= 1 - token_acceptance(target, draft)
+        rest = np.maximum(target - draft, 0)
+        if rest.sum() == 0:
+            return 1.0
+        target = rest / rest.sum()
+    return 1 - rejected
+
+
+def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[int]) -> float:
+    """Return the probability that `recursive` accepts one of these tokens, drawn without replacement.
+
+    Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
+    """
+    left, distribution, rejected = target.astype(np.float64), draft.astype(np.float64), 1.0
+    for token in drawn:
+        if distribution[token] <= 0:
+            break
+        rejected *= 1 - min(1.0, left[token] / distribution[token])
+        left = np.maximum(left - distribution, 0)
+        if rejected == 0 or left.sum() == 0:
+            return 1.0 - rejected
+        left /= left.sum()
+        distribution = distribution.copy()
+        distribution[token] = 0.0
+        if distribution.sum() == 0:
+            break
+        distribution /= distribution.sum()
+    return 1.0 - rejected
+
+
+def covered(target: np.ndarray, tokens: Iterable[int]) -> float:
+    """Return the probability that the target's choice is among tokens that were chosen independently of it."""
+    return float(target[list(set(tokens))].sum())
+
+
+def expected_tokens(acceptance: float, length: int) -> float:
+    """Return the expected tokens per round, bonus included, if all drafted tokens have the same acceptance.
+
+    (1 - a^(length + 1)) / (1 - a). Source: arXiv 2211.17192, equation 1.
+    """
+    _check(acceptance, length)
+    return float(sum(acceptance**depth for depth in range(length + 1)))
+
+
+def walltime_improvement(acceptance: float, length: int, cost: float) -> float:
+    """Return plain seconds divided by speculative seconds: expected tokens / (length * cost + 1).
+
+    Assumes that a target pass over length + 1 tokens takes as long as one over one token. Source: arXiv 2211.17192,
+    theorem 3.8.
+    """
+    return expected_tokens(acceptance, length) / (length * cost + 1)
+
+
+def least_improvement(acceptance: float, cost: float) -> float:
+    """Return a lower bound on the speed-up at the best length: (1 + acceptance) / (1 + cost), if acceptance > cost."""
+    return (1 + acceptance) / (1 + cost)
+
+
+def operations_factor(acceptance: float, length: int, ratio: float) -> float:
+    """Return the operations of speculative decoding divided by those of plain decoding.
+
+    Args:
+        acceptance: probability that a drafted token is accepted.
+        length: tokens of a drafted chain.
+        ratio: the drafter's operations per token divided by the target's.
+    """
+    return (length * ratio + length + 1) / expected_tokens(acceptance, length)
+
+
+def best_length(acceptance: float, cost: float, *, longest: int = 64) -> int:
+    """Return the length with the best `walltime_improvement`, the shortest among equals; 0 if drafting does not pay."""
+    return int(np.argmax([walltime_improvement(acceptance, length, cost) for length in range(longest + 1)]))
+
+
+def tokens_of_survival(survival: Sequence[float]) -> float:
+    """Return tokens per round from the survival probability of every node: 1 + their sum. Assumes no independence."""
+    return 1.0 + float(np.sum(survival))
+
+
+def speedup_of_survival(
+    survival: Sequence[float], *, plain_seconds: float, draft_seconds: float, score_seconds: float
+) -> float:
+    """Return plain seconds per token divided by speculative ones, from measured survival and passes.
+
+    Args:
+        survival: probability of every node to be written.
+        plain_seconds: time of a target pass over one token.
+        draft_seconds: time to draft the tree.
+        score_seconds: time of a target pass over the tree and its root.
+    """
+    return tokens_of_survival(survival) * plain_seconds / (draft_seconds + score_seconds)
+
+
+def _check(acceptance: float, length: int) -> None:
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"acceptance must be from 0 to 1, got {acceptance}")
+    if length < 0:
+        raise ValueError(f"length must be 0 or more, got {length}")
+
+
+CHILDREN = (1, 2, 4)
+
+
+def kept_by_rule(target: np.ndarray, draft: np.ndarray, draws: Sequence[np.ndarray]) -> dict[str, list[float]]:
+    """Return the probability that one of 1, 2, 4 children is accepted, by verifier.
+
+    Args:
+        target: the target's distribution.
+        draft: the drafter's distribution.
+        draws: several draws of four tokens without replacement from the drafter's distribution, in order.
+
+    Returns:
+        `token` and `coupled` for one child, by closed form; `multistep` by closed form; `recursive` exactly for each
+        draw and averaged; `match` likewise, for children drawn with independent noise; `likeliest`: the
+        drafter's most likely tokens under a verifier that searches the target's choice among them.
+    """
+    order = np.argsort(-draft, kind="stable")[: CHILDREN[-1]]
+    return {
+        "token": [token_acceptance(target, draft)],
+        "coupled": [coupled_acceptance(target, draft)],
+        "multistep": [multistep_acceptance(target, draft, children=count) for count in CHILDREN],
+        "recursive": [_mean(recursive_acceptance(target, draft, row[:count]) for row in draws) for count in CHILDREN],
+        "match": [_mean(covered(target, row[:count]) for row in draws) for count in CHILDREN],
+        "likeliest": [covered(target, order[:count]) for count in CHILDREN],
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))

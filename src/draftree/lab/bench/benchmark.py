@@ -1,0 +1,507 @@
+"""A benchmark: all checks first, then loading, then every prompt with every method, interleaved in a rotating order.
+
+Methods alternate within each repeat of each prompt, so that background load affects all of them, and no method
+always follows the same other one. A warm-up round is not counted; the garbage collector is off. Later turns of a
+conversation follow its first one; the answers in it are those of our plain decoding, for all methods. Where a text
+differs from the plain one, the target scores the common prefix once more to measure the gap there.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.assembly import choose_methods
+from draftree.core.errors import ConfigurationError
+from draftree.core.noise import Noise
+from draftree.core.processor import usable_cores
+from draftree.execution import ExecutionSettings, load_for, require_positive
+from draftree.lab.bench.methods import (
+    Method,
+    OurMethod,
+    PeerMethod,
+    jobs_without_peer,
+    lossy_notes,
+    our_methods,
+    peer_methods,
+)
+from draftree.lab.bench.records import FORMAT, OURS, PEER, Divergence, Record, sha256_of
+from draftree.lab.bench.workload import SHIPPED, Prompt, Workload, encode, following, read_workload, with_room
+from draftree.lab.bench.writers import OnRound, OurWriter, Outcome, PeerWriter, RunParams, Writer
+from draftree.loading.load import LoadedModel
+from draftree.loading.prepared import prepared_folder
+from draftree.loading.provenance import load_average, machine, model_facts, now, versions
+from draftree.loading.targets import eos_ids_of
+from draftree.loading.tokenizers import load_tokenizer
+from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+WARM_UP_TOKENS = 32
+
+Explain = Callable[[Sequence[int], Sequence[int], Sequence[int]], Divergence | None]
+"""Function of (prompt, plain text, other text) that returns place and gap of their first difference."""
+
+Follow = Callable[[Prompt, str], Prompt | None]
+"""Function of (prompt, answer) that returns the next turn of the conversation; None after the last one."""
+
+
+def no_turns(prompt: Prompt, answer: str) -> None:
+    """Return None: the conversation ends with its first answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One call: a method's texts for a group of prompts in one repeat."""
+
+    method: Method
+    repeat: int
+    place: int
+    seconds: float
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs methods over groups of prompts.
+
+    Attributes:
+        methods: methods of all engines, each engine's plain method included.
+        writers: the engines by name.
+        run_params: generation parameters of every text.
+        repeats: number of repetitions of each text.
+        explain: examines a text that differs from the plain one.
+        follow: returns the next turn after an answer.
+    """
+
+    methods: Sequence[Method]
+    writers: Mapping[str, Writer]
+    run_params: RunParams
+    repeats: int
+    explain: Explain
+    follow: Follow = no_turns
+
+    def warm_up(self, prompts: Sequence[Prompt]) -> None:
+        """Run every method once on few tokens."""
+        short = RunParams(
+            min(WARM_UP_TOKENS, self.run_params.max_tokens), self.run_params.temperature, self.run_params.seed
+        )
+        for method in self.methods:
+            self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
+
+    def run(self, groups: Sequence[Sequence[Prompt]], *, numbers: Sequence[int] = ()) -> Iterator[list[Record]]:
+        """Yield all records of each group and of its later turns; prompts of a group run concurrently.
+
+        Args:
+            groups: groups of prompts.
+            numbers: number of each group, which the order of methods and the records depend on; 0, 1, … if empty.
+        """
+        for number, group in zip(numbers or range(len(groups)), groups, strict=True):
+            records: list[Record] = []
+            current, later = list(group), 0
+            while current:
+                with collector_off():
+                    turns = [
+                        self._turn(current, method, repeat, place)
+                        for repeat in range(self.repeats)
+                        for place, method in enumerate(rotated(self.methods, (number + later) * self.repeats + repeat))
+                    ]
+                records += self._records(number, current, turns)
+                current, later = self._next(current, turns), later + 1
+            yield records
+
+    def _next(self, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Prompt]:
+        """Return the next turns of the group's conversations, after our plain answers."""
+        plain = next(t for t in turns if t.method.is_plain and t.method.engine == OURS and t.repeat == 0)
+        found = [self.follow(prompt, one.text) for prompt, one in zip(group, plain.outcomes, strict=True)]
+        return [prompt for prompt in found if prompt is not None]
+
+    def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> Turn:
+        prompts = [prompt.ids for prompt in group]
+        start = time.perf_counter()
+        outcomes = self.writers[method.engine].write(method, prompts, self.run_params)
+        return Turn(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
+
+    def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Record]:
+        plain = {turn.method.engine: turn for turn in turns if turn.method.is_plain and turn.repeat == 0}
+        return [
+            self._record(number, prompt, index, turn, plain) for index, prompt in enumerate(group) for turn in turns
+        ]
+
+    def _record(self, number: int, prompt: Prompt, index: int, turn: Turn, plain: Mapping[str, Turn]) -> Record:
+        outcome = turn.outcomes[index]
+        same = {name: outcome.token_ids == of.outcomes[index].token_ids for name, of in plain.items()}
+        engine = turn.method.engine
+        greedy = self.run_params.temperature == 0
+        divergence = None
+        if not same[engine] and (greedy or engine == OURS):
+            divergence = self.explain(prompt.ids, plain[engine].outcomes[index].token_ids, outcome.token_ids)
+        other = next((is_same for name, is_same in same.items() if name != engine), None)
+        return Record(
+            task=prompt.task.id,
+            category=prompt.task.category,
+            form=prompt.form,
+            method=turn.method.name,
+            repeat=turn.repeat,
+            place=turn.place,
+            group=number,
+            seconds=turn.seconds,
+            finish_reason=outcome.finish_reason,
+            text_sha256=sha256_of(outcome.text),
+            tokens_sha256=sha256_of(outcome.token_ids),
+            equal_to_plain=same[engine] if greedy or engine == OURS else None,
+            equal_to_other_plain=other if greedy else None,
+            divergence=divergence,
+            stats=outcome.stats,
+            first_turn=prompt.task.first_turn,
+        )
+
+
+def grouped(prompts: Sequence[Prompt], size: int) -> list[list[Prompt]]:
+    """Return groups of at most `size` prompts of one category each, in order."""
+    groups: list[list[Prompt]] = []
+    open_groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        group = open_groups.get(prompt.task.category)
+        if group is None or len(group) == size:
+            group = open_groups[prompt.task.category] = []
+            groups.append(group)
+        group.append(prompt)
+    return groups
+
+
+def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
+    """Return the methods in their order, rotated by `turns`."""
+    start = turns % len(methods)
+    return [*methods[start:], *methods[:start]]
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """Turn garbage collection off inside the block, after one collection."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+CHUNK_ROWS = 512
+
+
+def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the first place at which two texts differ; None if they are equal."""
+    for place, (one, two) in enumerate(zip(plain, other, strict=False)):
+        if one != two:
+            return place
+    return None if len(plain) == len(other) else min(len(plain), len(other))
+
+
+def explain(
+    model: LanguageModel,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    *,
+    other: Sequence[int],
+    run_params: RunParams,
+) -> Divergence | None:
+    """Find the first difference and score the common prefix once more, in one pass, to measure the gap.
+
+    Args:
+        model: the target.
+        prompt: token ids.
+        plain: tokens of the plain method.
+        other: tokens of another method.
+        run_params: temperature and seed of both.
+    """
+    index = first_difference(plain, other)
+    if index is None:
+        return None
+    if index >= min(len(plain), len(other)):
+        return Divergence(index, None, None)
+    prefix = [*prompt, *plain[:index]]
+    scores = last_logits(model, prefix)
+    if run_params.temperature > 0:
+        tokens = torch.arange(scores.shape[-1], device=scores.device)
+        scores = scores / run_params.temperature + Noise(run_params.seed).gumbel(len(prefix), tokens)
+    best = scores.topk(2).values
+    between = scores[plain[index]] - scores[other[index]]
+    return Divergence(index, float(best[0] - best[1]), float(between))
+
+
+def last_logits(model: LanguageModel, tokens: Sequence[int]) -> Tensor:
+    """Return the logits after the last of these tokens, shape (vocab,)."""
+    model.reserve(1, len(tokens))
+    slot = model.open()
+    try:
+        for start in range(0, len(tokens), CHUNK_ROWS):
+            chunk = list(tokens[start : start + CHUNK_ROWS])
+            is_last = start + CHUNK_ROWS >= len(tokens)
+            wanted = [len(chunk) - 1] if is_last else []
+            logits = model.run(Pass([Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=wanted)])).logits.tensor()
+            model.commit(slot, range(len(chunk)))
+        return logits[0]
+    finally:
+        model.close(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings(ExecutionSettings):
+    """The methods and prompts of a benchmark.
+
+    Attributes:
+        model: the target, in any supported form.
+        drafts: methods besides plain decoding, `DRAFT[@PLAN][@VERIFY]`.
+        plans: planners for drafts without their own; several planners give several methods.
+        verify: verifier of methods without their own.
+        prompts: a prompts file; None uses the built-in set.
+        categories: only these; empty uses all.
+        limit: maximum prompts per category.
+        max_tokens: maximum tokens per text.
+        temperature: 0 selects the most likely token.
+        seed: seed of every text.
+        repeats: number of repetitions of each text.
+        batch: number of concurrent prompts.
+        peer: whether transformers runs the same jobs for comparison.
+    """
+
+    model: str
+    drafts: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    verify: str = "coupled"
+    prompts: Path | None = None
+    categories: tuple[str, ...] = ()
+    limit: int | None = None
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 3
+    batch: int = 1
+    peer: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "limit", "repeats", "threads", "batch")
+        SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A benchmark that is ready to run.
+
+    Attributes:
+        header: provenance.
+        notes: notes for readers of the table: omitted prompts, jobs without a peer.
+        groups: prompts that run concurrently.
+        warnings: the notes that must be shown before the run.
+    """
+
+    header: dict[str, Any]
+    notes: tuple[str, ...]
+    groups: tuple[tuple[Prompt, ...], ...]
+    runner: Runner
+    warnings: tuple[str, ...] = ()
+
+    def warm_up(self) -> None:
+        """Run every method once on few tokens, unrecorded."""
+        self.runner.warm_up(self.groups[0])
+
+    def run(self) -> Iterator[list[Record]]:
+        """Yield the records of each group of prompts."""
+        return self.runner.run(self.groups)
+
+
+def end_line(*, complete: bool) -> dict[str, Any]:
+    """Return the last line of a results file."""
+    return {"complete": complete, "date": now(), "load_average": load_average()}
+
+
+def prepare(
+    settings: BenchSettings,
+    *,
+    fetch: Callable[[str], object] = prepared_folder,
+    on_round: Callable[[str], OnRound | None] | None = None,
+    workload: Workload | None = None,
+    target: LoadedModel | None = None,
+) -> Benchmark:
+    """Check everything, then load everything.
+
+    Args:
+        settings: the methods and prompts.
+        fetch: called with the name of every model before any is loaded.
+        on_round: returns the round callback of a method, by name.
+        workload: chosen prompts; None for those that the settings name.
+        target: the model that the settings name, if it is loaded already.
+
+    Raises:
+        ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
+        ModelError: a model cannot be found or used.
+    """
+    ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
+    peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
+    if settings.peer and settings.parallel.is_parallel:
+        raise ConfigurationError(f"{settings.parallel} is for our methods only: leave the peer out")
+    if workload is None:
+        workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
+    for name in (settings.model, *_draft_models([*ours, *peers])):
+        fetch(name)
+    target = target or load_for(settings)
+    tokenizer = tokenizer_of(target)
+    room = target.model.max_length - settings.max_tokens
+    prompts, notes = prompts_of(workload, tokenizer, room)
+    prompts, too_long = with_room(prompts, tokenizer, room=room, answer=settings.max_tokens)
+    notes += too_long
+    if settings.peer:
+        notes += _peer_notes(ours, peers, settings.batch)
+    run_params = RunParams(settings.max_tokens, settings.temperature, settings.seed)
+    warnings = (*lossy_notes(ours, settings.temperature), *busy_notes(load_average(), usable_cores()))
+    notes += warnings
+    runner = Runner(
+        methods=[*ours, *peers],
+        writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
+        run_params=run_params,
+        repeats=settings.repeats,
+        explain=partial(_explain, target, run_params),
+        follow=partial(following, tokenizer),
+    )
+    groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
+    header = _header(settings, target, workload, runner=runner, prompts=prompts)
+    return Benchmark(header | {"notes": list(notes)}, notes, groups, runner, warnings)
+
+
+def busy_notes(load: Sequence[float] | None, cores: int | None) -> tuple[str, ...]:
+    """Return a warning if more processes wanted to run in the last minute than there are cores."""
+    if load is None or cores is None or load[0] <= cores:
+        return ()
+    return (f"the machine is busy (load {load[0]:g} on {cores} cores): rates are too low and ratios uncertain",)
+
+
+def tokenizer_of(target: LoadedModel) -> Tokenizer:
+    """Return a model's tokenizer.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    trusts = target.runs_code
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"model '{target.name}' has no tokenizer, and the prompts are texts: add its tokenizer"
+        )
+    return tokenizer
+
+
+def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
+    """Return the prompts of at most `room` tokens, and a note on the others.
+
+    Raises:
+        ConfigurationError: none fits.
+    """
+    prompts, too_long = [], []
+    for task in workload.tasks:
+        ids, form = encode(task, tokenizer)
+        if len(ids) > room:
+            too_long.append(task.id)
+        else:
+            prompts.append(Prompt(task, tuple(ids), form))
+    if not prompts:
+        raise ConfigurationError(
+            f"none of {len(too_long)} prompts leaves room for the requested tokens in the model's context: "
+            "lower --max-tokens, or give shorter prompts"
+        )
+    if not too_long:
+        return prompts, ()
+    return prompts, (f"{len(too_long)} prompts left out, longer than the context: {', '.join(too_long)}",)
+
+
+def _peer_notes(ours: Sequence[Method], peers: Sequence[Method], batch: int) -> tuple[str, ...]:
+    alone = jobs_without_peer(ours, peers)
+    if not alone:
+        return ()
+    why = "it drafts for one prompt at a time only" if batch > 1 else "it has no such method"
+    return (f"transformers does not do the job of {', '.join(alone)}: {why}",)
+
+
+def _writers(
+    target: LoadedModel,
+    tokenizer: Tokenizer,
+    ours: Sequence[Method],
+    *,
+    peers: Sequence[Method],
+    batch: int,
+    on_round: Callable[[str], OnRound | None] | None,
+) -> dict[str, Writer]:
+    writers: dict[str, Writer] = {OURS: OurWriter(target, tokenizer, methods=ours, batch=batch, on_round=on_round)}
+    if peers:
+        assert target.folder is not None
+        writers[PEER] = PeerWriter(
+            target.folder,
+            tokenizer,
+            methods=peers,
+            dtype=target.model.dtype,
+            device=target.model.device,
+            trust_remote_code=target.runs_code,
+            eos_ids=eos_ids_of(target, tokenizer),
+        )
+    return writers
+
+
+def _explain(target: LoadedModel, run_params: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
+    return explain(target.model, prompt, plain, other=other, run_params=run_params)
+
+
+def _header(
+    settings: BenchSettings, target: LoadedModel, workload: Workload, *, runner: Runner, prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    assert target.folder is not None
+    return {
+        "format": FORMAT,
+        "job": "texts",
+        "date": now(),
+        "machine": machine(target.model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, target.folder),
+        "draft_models": [model_facts(name, prepared_folder(name)) for name in _draft_models(runner.methods)],
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "device": target.model.device.type,
+        "kernels": target.kernels,
+        "kernels_reason": target.why_torch,
+        "quantization": target.quantization,
+        "exact": target.model.is_exact,
+        "threads": torch.get_num_threads(),
+        "processes": {"tp": settings.parallel.tp, "pp": settings.parallel.pp},
+        "prompts": {
+            "name": workload.name,
+            "sha256": workload.sha256,
+            "shipped": settings.prompts is None,
+            "written": sum(len(prompt.task.ids) for prompt in prompts),
+            "limit": settings.limit,
+            "categories": list(dict.fromkeys(prompt.task.category for prompt in prompts)),
+        },
+        "methods": [method.to_json() for method in runner.methods],
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        "repeats": settings.repeats,
+        "batch": settings.batch,
+        "warm_up": {"rounds": 1, "max_tokens": min(WARM_UP_TOKENS, settings.max_tokens)},
+        "load_average": load_average(),
+    }
+
+
+def _draft_models(methods: Sequence[Method]) -> list[str]:
+    ours = [m.how for m in methods if isinstance(m.how, OurMethod)]
+    named = [name for how in ours for name in choose_methods(how.draft, how.verify, how.plan).draft_models]
+    assistants = [m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None]
+    return list(dict.fromkeys([*named, *assistants]))

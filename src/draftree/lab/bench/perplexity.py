@@ -1,0 +1,229 @@
+"""Perplexity of a model on a text, with its own and with other weights.
+
+Also counts how often the most likely token changes. The text is read through our own passes, in windows that
+overlap by half: each token is predicted once, after at least half a window of text except for the first ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.core.affinity import apply_threads
+from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.benchmark import tokenizer_of
+from draftree.lab.bench.records import FORMAT, PerplexityRecord
+from draftree.loading.choices import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.prepared import prepared_folder
+from draftree.loading.provenance import load_average, machine, model_facts, now, versions
+from draftree.models.base import Extend, LanguageModel, Pass
+
+ROWS = 256
+"""Tokens per pass; limits the memory of their logits."""
+KV = "+kv-"
+"""Between a kind of weights and one of keys and values."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexitySettings:
+    """The text and the models of a measurement.
+
+    Attributes:
+        model: name of the model, in any supported form.
+        text: a file of UTF-8 text.
+        weights: one or several of the dtypes and quantizations; the others are compared with the first. With
+            "+kv-int8" after its name, keys and values have 8 bits.
+        window: maximum tokens per window; the context length if that is less.
+        limit: maximum tokens of the text.
+        dtype: dtype of keys and values of quantized models.
+        device: device of the model.
+        kernels: kernels: "auto", "native" or "torch".
+        threads: CPU threads; None keeps torch's own choice.
+        trust_remote_code: whether Python code in the model's folder may run.
+    """
+
+    model: str
+    text: Path
+    weights: tuple[str, ...] = ("auto",)
+    window: int = 1024
+    limit: int | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    threads: int | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("window", 4), ("limit", 2), ("threads", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
+        device = resolve_device(self.device)
+        kinds, kv_dtypes = zip(*map(_parts_of, self.weights), strict=True) if self.weights else ((), ())
+        for kind in (self.dtype, *(kind for kind in kinds if kind not in QUANTIZATIONS)):
+            resolve_dtype(kind, device)
+        for kv_dtype in kv_dtypes:
+            require_kv_dtype(kv_dtype, self.kernels, self.device)
+        if len(set(self.weights)) < len(self.weights) or not self.weights:
+            raise ConfigurationError(f"weights are {list(self.weights)}: name each once")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A model's predictions of every token of a text except the first.
+
+    Attributes:
+        losses: minus the log-probability of the actual token.
+        likeliest: the token with the largest logit.
+    """
+
+    losses: Tensor
+    likeliest: Tensor
+
+
+def measure(
+    settings: PerplexitySettings, *, fetch: Callable[[str], object] = prepared_folder
+) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
+    """Return the header, and an iterator of one record per kind of weights.
+
+    Args:
+        settings: the text and the models.
+        fetch: called with the model's name before it is loaded.
+
+    Raises:
+        ConfigurationError: the text is unreadable, or has fewer than two tokens.
+        ModelError: the model cannot be found or used.
+    """
+    text = _text(settings.text)
+    fetch(settings.model)
+    apply_threads(settings.threads)
+    first = _load(settings, settings.weights[0])
+    tokenizer = tokenizer_of(first)
+    ids = tokenizer.encode(text, add_special_tokens=False)[: settings.limit]
+    if len(ids) < 2:
+        raise ConfigurationError(f"text '{settings.text}' has {len(ids)} tokens: give a text of at least two tokens")
+    assert first.folder is not None
+    header = {
+        "format": FORMAT,
+        "job": "perplexity",
+        "date": now(),
+        "machine": machine(first.model.device),
+        "versions": versions(),
+        "model": model_facts(settings.model, first.folder),
+        "dtype": ", ".join(settings.weights),
+        "device": first.model.device.type,
+        "threads": torch.get_num_threads(),
+        "text": {"name": settings.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]},
+        "num_tokens": len(ids),
+        "window": min(settings.window, first.model.max_length),
+        "load_average": load_average(),
+    }
+    return header, _records(settings, first, ids, tokenizer.start_ids)
+
+
+def _records(
+    settings: PerplexitySettings, first: LoadedModel, ids: Sequence[int], start: Sequence[int]
+) -> Iterator[PerplexityRecord]:
+    window = min(settings.window, first.model.max_length)
+    base = None
+    loaded: LoadedModel | None = first
+    for kind in settings.weights:
+        loaded = loaded or _load(settings, kind)
+        found = read_text(loaded.model, ids, start=start, window=window)
+        base = base or found
+        yield _record(kind, loaded, found, base)
+        loaded = None  # before the next one is loaded
+
+
+def _parts_of(weights: str) -> tuple[str, str | None]:
+    """Return the kind of weights, and that of keys and values; None for the dtype of the model."""
+    kind, separator, kv_dtype = weights.partition(KV)
+    return kind, kv_dtype if separator else None
+
+
+def _load(settings: PerplexitySettings, weights: str) -> LoadedModel:
+    kind, kv_dtype = _parts_of(weights)
+    quantization = kind if kind in QUANTIZATIONS else None
+    return load_model(
+        settings.model,
+        dtype=settings.dtype if quantization is not None else kind,
+        device=settings.device,
+        kernels=settings.kernels,
+        quantization=quantization,
+        trust_remote_code=settings.trust_remote_code,
+        kv_dtype=kv_dtype,
+    )
+
+
+def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> PerplexityRecord:
+    count = len(found.losses)
+    differences = (found.losses - base.losses).double()
+    error = float(differences.std() / math.sqrt(count)) if count > 1 else 0.0
+    return PerplexityRecord(
+        weights=kind,
+        kernels=loaded.kernels,
+        num_tokens=count,
+        perplexity=math.exp(float(found.losses.double().mean())),
+        ratio=math.exp(float(differences.mean())),
+        ratio_error=math.exp(float(differences.mean())) * error,
+        num_other_tokens=int((found.likeliest != base.likeliest).sum()),
+        kernels_reason=loaded.why_torch,
+    )
+
+
+@torch.inference_mode()
+def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int], window: int) -> Reading:
+    """Predict every token of a text except the first.
+
+    Args:
+        model: the model.
+        ids: the text.
+        start: tokens before every window.
+        window: maximum tokens per window, `start` included.
+    """
+    room = window - len(start)
+    step = max(1, room // 2)
+    losses, likeliest = [], []
+    slot = model.open()
+    try:
+        known = 1  # tokens that are predicted, or need not be
+        for begin in range(0, max(1, len(ids) - step), step):
+            part = ids[begin : begin + room]
+            first = known - begin - 1  # its logits predict the first token without a prediction
+            for logits, coming in _windows_rows(model, slot, [*start, *part], first=len(start) + first):
+                losses.append(-logits.log_softmax(dim=-1)[torch.arange(len(coming)), coming])
+                likeliest.append(logits.argmax(dim=-1))
+            known = begin + len(part)
+            model.truncate(slot, 0)
+    finally:
+        model.close(slot)
+    return Reading(torch.cat(losses).cpu(), torch.cat(likeliest).cpu())
+
+
+def _windows_rows(
+    model: LanguageModel, slot: Any, tokens: Sequence[int], *, first: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield logits from row `first` on, except the last row, and the tokens after them."""
+    for begin in range(0, len(tokens), ROWS):
+        part = tokens[begin : begin + ROWS]
+        requested = [row for row in range(len(part)) if first <= begin + row < len(tokens) - 1]
+        logits = model.run(Pass([Extend(slot, part, range(-1, len(part) - 1), logits_at=requested)])).logits.tensor()
+        model.commit(slot, range(len(part)))
+        if requested:
+            yield logits, torch.tensor([tokens[begin + row + 1] for row in requested], device=logits.device)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"text '{path}' cannot be read: {reason}") from error

@@ -1,0 +1,234 @@
+"""Runs of a suite: its prompt sets, default methods, and continuation of a run that was interrupted.
+
+A set is read from a file of the user. Ids and categories get the set's name before them, as in `spec-bench/writing`.
+Questions of Spec-Bench may have several turns; later ones are run after the model's own answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.json_files import parse_json
+from draftree.execution import load_for
+from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
+from draftree.lab.bench.records import Record, RecordFile, Results, read_results
+from draftree.lab.bench.workload import SHIPPED, Task, Workload, read_workload
+from draftree.loading.auto_draft import auto_candidates
+from draftree.loading.load import LoadedModel
+from draftree.loading.prepared import prepared_folder
+
+SHIPPED_SET, SPEC_BENCH, HUMANEVAL = "shipped", "spec-bench", "humaneval"
+SETS = (SHIPPED_SET, SPEC_BENCH, HUMANEVAL)
+FIELDS = {SPEC_BENCH: ("question_id", "turns"), HUMANEVAL: ("task_id", "prompt")}
+"""Fields that every line of a file in this format has."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """One set of a suite.
+
+    Attributes:
+        name: "shipped", "spec-bench" or "humaneval".
+        file: its file; None for the shipped prompts.
+    """
+
+    name: str
+    file: Path | None = None
+
+
+def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]]:
+    """Return the prompts of all sets as one workload, and the facts of each set for submissions.
+
+    Raises:
+        ConfigurationError: no set, a file that cannot be read, or one in another format.
+    """
+    if not sets:
+        raise ConfigurationError("there is no prompt set: leave --no-shipped out, or name --spec-bench or --humaneval")
+    tasks: list[Task] = []
+    facts: list[dict[str, Any]] = []
+    for one in sets:
+        path = one.file or SHIPPED
+        if one.name in FIELDS:
+            require_format(path, one.name)
+        workload = read_workload(path)
+        tasks += [
+            replace(task, id=f"{one.name}/{task.id}", category=f"{one.name}/{task.category}") for task in workload.tasks
+        ]
+        facts.append({"name": one.name, "file": workload.name, "sha256": workload.sha256})
+    whole = hashlib.sha256("".join(str(fact["sha256"]) for fact in facts).encode()).hexdigest()
+    return Workload("+".join(one.name for one in sets), whole, tuple(tasks)), facts
+
+
+def require_format(path: Path, name: str) -> None:
+    """Check that every line of a file has the fields of a format.
+
+    Raises:
+        ConfigurationError: one has not; the message gives its number.
+    """
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError):
+        return  # `read_workload` reports it
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = parse_json(line)
+        except ValueError:
+            return  # likewise
+        missing = [field for field in FIELDS[name] if not isinstance(entry, dict) or field not in entry]
+        if missing:
+            raise ConfigurationError(
+                f"prompts file {path.name}, line {number} has no '{missing[0]}', so it is not in the format of {name}: "
+                f"every line has {' and '.join(FIELDS[name])}"
+            )
+
+
+def digest_of(tasks: Iterable[Task]) -> str:
+    """Return the sha256 of ids, categories and texts: equal for the same prompts, whatever the tokenizer."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        content: list[Any] = [task.id, task.category, task.prompt]
+        content += [None if task.messages is None else list(task.messages), *([list(task.turns)] if task.turns else [])]
+        digest.update((json.dumps(content, ensure_ascii=False, sort_keys=True) + "\n").encode())
+    return digest.hexdigest()
+
+
+WITHOUT_TRAINING = ("ngram", "suffix", "lookahead")
+CHAINS = ("ngram", "suffix,width=1")
+"""For targets that score chains only."""
+SAME = (
+    "model",
+    "draft_models",
+    "dtype",
+    "device",
+    "kernels",
+    "quantization",
+    "threads",
+    "processes",
+    "methods",
+    "max_tokens",
+    "temperature",
+    "seed",
+    "repeats",
+    "suite",
+    "machine",
+    "versions",
+)
+"""Fields of the header that a continued run shares with its beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSettings(BenchSettings):
+    """A suite: the settings of a benchmark, and its prompt sets.
+
+    Attributes:
+        sets: prompt sets, in this order; `prompts` is not used.
+    """
+
+    sets: tuple[PromptSet, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteRun:
+    """A suite that is ready to run, or to be continued.
+
+    Attributes:
+        benchmark: all of it.
+        done: records of an earlier run by the number of their group.
+    """
+
+    benchmark: Benchmark
+    done: Mapping[int, list[Record]]
+
+    @property
+    def left(self) -> list[int]:
+        """Numbers of the groups that are still to run."""
+        return [number for number in range(len(self.benchmark.groups)) if number not in self.done]
+
+    def run(self) -> Iterator[list[Record]]:
+        """Yield the records of each group that is left."""
+        groups = self.benchmark.groups
+        return self.benchmark.runner.run([groups[number] for number in self.left], numbers=self.left)
+
+    def begin(self, lines: RecordFile) -> None:
+        """Write the header and the records of the earlier run."""
+        lines.add("header", self.benchmark.header)
+        for number in sorted(self.done):
+            for record in self.done[number]:
+                lines.add("record", record)
+
+
+def default_drafts(loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the drafters of a suite without named ones: lookups, and the trained head of the package if it has one."""
+    trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
+    return (*(WITHOUT_TRAINING if loaded.model.supports_trees else CHAINS), *reversed(trained))
+
+
+def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = prepared_folder) -> Benchmark:
+    """Check everything, then load everything.
+
+    Raises:
+        ConfigurationError: unknown methods, bad prompts files, or several prompts at a time.
+        ModelError: a model cannot be found or used.
+    """
+    if settings.batch != 1:
+        raise ConfigurationError("a suite runs one prompt at a time: speeds of prompts in one batch are not separate")
+    workload, facts = read_sets(settings.sets)
+    chosen = workload.choose(settings.categories, settings.limit)
+    target = None
+    if not settings.drafts:
+        fetch(settings.model)
+        target = load_for(settings)
+        own = {one.name: getattr(settings, one.name) for one in fields(settings)}
+        settings = SuiteSettings(**{**own, "drafts": default_drafts(target)})
+    ready = prepare(settings, fetch=fetch, workload=chosen, target=target)
+    tasks = [prompt.task for group in ready.groups for prompt in group]
+    ready.header["suite"] = {
+        "sets": facts,
+        "categories": list(settings.categories),
+        "prompts_sha256": digest_of(tasks),
+    }
+    return ready
+
+
+def resumed(ready: Benchmark, journal: Path) -> SuiteRun:
+    """Return the run with what an earlier one has in its journal; groups that were not completed are run again.
+
+    Raises:
+        ConfigurationError: the journal is of another run, is complete, or cannot be read.
+    """
+    if not journal.exists():
+        return SuiteRun(ready, {})
+    earlier = read_results(journal)
+    other = [name for name in SAME if as_json(earlier.header.get(name)) != as_json(ready.header.get(name))]
+    if other:
+        raise ConfigurationError(
+            f"'{journal}' is of a run with another {other[0]}: run it with the same arguments, on the same machine and "
+            "with the same versions, or choose another path"
+        )
+    if earlier.is_complete:
+        raise ConfigurationError(f"'{journal}' is complete, and files are never overwritten: choose another path")
+    return SuiteRun(ready, complete_groups(earlier, ready))
+
+
+def complete_groups(earlier: Results, ready: Benchmark) -> dict[int, list[Record]]:
+    """Return the records of groups that have all of them."""
+    groups: dict[int, list[Record]] = {}
+    for record in earlier.records:
+        groups.setdefault(record.group, []).append(record)
+    runner = ready.runner
+    each = len(runner.methods) * runner.repeats
+    wanted = [each * sum(len(prompt.task.ids) for prompt in group) for group in ready.groups]
+    return {number: own for number, own in groups.items() if len(own) == wanted[number]}
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as a results file has it."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,245 @@
+"""Workloads: prompts from a JSON lines file, each with a category, and the later turns of conversations.
+
+A line is one of: ours (`id`, `category`, and `prompt` or `messages`; only the last is required), a Spec-Bench
+question (`question_id`, `category`, `turns`, the messages of the user), a HumanEval task (`task_id`, `prompt`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
+from draftree.core.json_files import JsonError, parse_json_object
+from draftree.text.tokenizer import Tokenizer
+
+SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
+DEFAULT_CATEGORY = "prompts"
+CODE_CATEGORY = "code-completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt of a workload.
+
+    Attributes:
+        id: unique in its file.
+        category: kind of the task.
+        prompt: a text to continue; None for messages.
+        messages: a conversation to answer; None for a prompt.
+        turns: later messages of the user, each sent after the model's answer to what was before it.
+        first_turn: id of the task that began the conversation; None if this is the first turn.
+    """
+
+    id: str
+    category: str
+    prompt: str | None = None
+    messages: tuple[dict[str, str], ...] | None = None
+    turns: tuple[str, ...] = ()
+    first_turn: str | None = None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of this task and of its later turns."""
+        return (self.id, *(f"{self.id}/{number}" for number in range(2, len(self.turns) + 2)))
+
+    @property
+    def text(self) -> str:
+        """The prompt, or the contents of the messages, for models without a chat template."""
+        if self.prompt is not None:
+            return self.prompt
+        return "\n\n".join(message["content"] for message in self.messages or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts of a file.
+
+    Attributes:
+        name: the file's name without its folder.
+        sha256: hash of the file.
+        tasks: tasks in the file's order.
+    """
+
+    name: str
+    sha256: str
+    tasks: tuple[Task, ...]
+
+    @property
+    def categories(self) -> dict[str, int]:
+        """Number of tasks per category, in the file's order."""
+        return dict(Counter(task.category for task in self.tasks))
+
+    def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
+        """Return the tasks of these categories (none: all), the first `limit` of each.
+
+        Raises:
+            ConfigurationError: unknown category.
+        """
+        known = self.categories
+        for category in categories:
+            if category not in known:
+                raise ConfigurationError(
+                    f"category '{category}' does not occur in {self.name}: {suggestion(category, known)}"
+                )
+        taken: Counter[str] = Counter()
+        chosen = []
+        for task in self.tasks:
+            if (not categories or task.category in categories) and (limit is None or taken[task.category] < limit):
+                taken[task.category] += 1
+                chosen.append(task)
+        return Workload(self.name, self.sha256, tuple(chosen))
+
+
+def read_workload(path: Path = SHIPPED) -> Workload:
+    """Read a prompts file.
+
+    Raises:
+        ConfigurationError: no such file, a malformed line (the message gives its number), or no prompts.
+    """
+    try:
+        content = path.read_bytes()
+        # not splitlines: a prompt may contain other separators than line breaks
+        lines = content.decode("utf-8-sig").split("\n")
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"prompts file '{path}' does not exist: check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"prompts file '{path}' is not UTF-8 text: it must hold JSON lines") from error
+    except OSError as error:
+        raise ConfigurationError(f"prompts file '{path}' cannot be read: {error.strerror}") from error
+    tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not tasks:
+        raise ConfigurationError(f"prompts file '{path}' holds no prompts: write one JSON object per line")
+    for task_id, count in Counter(one for task in tasks for one in task.ids).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"prompts file '{path}' has {count} prompts with the id '{task_id}': ids are unique"
+            )
+    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(tasks))
+
+
+def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Return token ids of a task, and the form of its prompt: "chat" or "plain"."""
+    if task.messages is not None and tokenizer.has_chat_template:
+        return tokenizer.apply_chat_template(task.messages), "chat"
+    return tokenizer.encode(task.text), "plain"
+
+
+def _task(line: str, number: int, file: str) -> Task:
+    where = f"prompts file {file}, line {number}"
+    try:
+        fields = parse_json_object(line)
+    except JsonError as error:
+        raise ConfigurationError(f"{where}: {error}; every line must be one object") from error
+    given = [key for key in ("prompt", "messages", "turns") if key in fields]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"{where} has {' and '.join(given) or 'no prompt'}: give one of 'prompt', 'messages' or 'turns'"
+        )
+    try:
+        return _task_of(fields, given[0], number)
+    except (InvalidRequestError, ValueError) as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+
+
+def _task_of(fields: dict[str, Any], kind: str, number: int) -> Task:
+    task_id = str(next((fields[key] for key in ("id", "question_id", "task_id") if key in fields), number))
+    category = fields.get("category", CODE_CATEGORY if "task_id" in fields else DEFAULT_CATEGORY)
+    if not isinstance(category, str) or not category.strip():
+        raise ValueError("'category' must be a name")
+    if kind == "prompt":
+        return Task(task_id, category, prompt=_text(fields["prompt"], "'prompt'"))
+    if kind == "turns":
+        turns = fields["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("'turns' must be a list of texts")
+        first, *later = [_text(turn, f"turn {place}") for place, turn in enumerate(turns, start=1)]
+        return Task(task_id, category, messages=({"role": "user", "content": first},), turns=tuple(later))
+    messages = fields["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("'messages' must be a list of objects with 'role' and 'content'")
+    return Task(task_id, category, messages=tuple(_message(message) for message in messages))
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or set(message) != {"role", "content"}:
+        raise ValueError("a message has only 'role' and 'content'")
+    return {"role": _text(message["role"], "'role'"), "content": _text(message["content"], "'content'")}
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{what} must be a non-empty text")
+    return value
+
+
+MARGIN = 16
+"""Tokens by which the encoding of an answer may be longer than the tokens that were generated."""
+STAND_IN = "."
+"""Answer in the estimate of a conversation's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task with its tokens."""
+
+    task: Task
+    ids: tuple[int, ...]
+    form: str
+
+
+def following(tokenizer: Tokenizer, prompt: Prompt, answer: str) -> Prompt | None:
+    """Return the next turn of a conversation.
+
+    Args:
+        tokenizer: of the model.
+        prompt: the turn that was answered.
+        answer: its answer, which becomes part of the conversation.
+
+    Returns:
+        The next turn; None after the last one.
+    """
+    task = prompt.task
+    if not task.turns or task.messages is None:
+        return None
+    first = task.first_turn or task.id
+    users = sum(message["role"] == "user" for message in task.messages)
+    added = ({"role": "assistant", "content": answer}, {"role": "user", "content": task.turns[0]})
+    after = Task(
+        f"{first}/{users + 1}",
+        task.category,
+        messages=(*task.messages, *added),
+        turns=task.turns[1:],
+        first_turn=first,
+    )
+    ids, form = encode(after, tokenizer)
+    return Prompt(after, tuple(ids), form)
+
+
+def with_room(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, *, room: int, answer: int
+) -> tuple[list[Prompt], tuple[str, ...]]:
+    """Return the prompts without the turns for which the context is too short, and a note on them.
+
+    Args:
+        prompts: first turns.
+        tokenizer: of the model.
+        room: tokens that a prompt may have.
+        answer: tokens that an answer may have.
+    """
+    found: list[Prompt] = []
+    left_out: list[str] = []
+    for prompt in prompts:
+        fits, turn = 0, following(tokenizer, prompt, STAND_IN)
+        while turn is not None and len(turn.ids) + (fits + 1) * (answer + MARGIN) <= room:
+            fits, turn = fits + 1, following(tokenizer, turn, STAND_IN)
+        left_out += prompt.task.ids[fits + 1 :]
+        kept = replace(prompt.task, turns=prompt.task.turns[:fits])
+        found.append(replace(prompt, task=kept))
+    if not left_out:
+        return found, ()
+    return found, (f"{len(left_out)} later turns left out, longer than the context: {', '.join(left_out)}",)

@@ -1,0 +1,311 @@
+"""Engines under test: their interface to the benchmark, our own engine, and transformers.
+
+transformers does the same jobs by `model.generate`: plain, with prompt lookup, an assistant model, or early exit. A
+streamer records tokens and their times; it does nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError
+from draftree.core.trust import kernel_refusal
+from draftree.core.types import RoundRecord
+from draftree.lab.bench.methods import Method, OurMethod, PeerMethod
+from draftree.llm import LLM
+from draftree.loading.load import LoadedModel
+from draftree.loading.reading import quiet
+from draftree.loading.resolve import resolve_model
+from draftree.planners.base import Planner
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import compare_vocabularies
+
+OnRound = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One text.
+
+    Attributes:
+        token_ids: the generated tokens, including the one that ended the text.
+        text: the text without special tokens.
+        finish_reason: "stop" or "length".
+        seed: seed of the text.
+        stats: statistics named as in `CompletionStats`.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    seed: int
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunParams:
+    """Generation parameters of every text.
+
+    Attributes:
+        max_tokens: maximum tokens.
+        temperature: 0 selects the most likely token.
+        seed: seed of every text.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+
+class Writer(ABC):
+    """An engine with its model and all methods loaded."""
+
+    @abstractmethod
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
+        """Generate one text per prompt, concurrently; returns when the last is finished."""
+
+
+@final
+class OurWriter(Writer):
+    """Draftree: one `LLM` per method, all on one loaded model.
+
+    Args:
+        target: the model.
+        tokenizer: its tokenizer.
+        methods: ours; drafters are loaded here, one for each.
+        batch: maximum number of concurrent prompts.
+        on_round: returns the round callback of a method, by name; None for no callback.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        tokenizer: Tokenizer,
+        *,
+        methods: Sequence[Method],
+        batch: int,
+        on_round: Callable[[str], OnRound | None] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        callback_of = on_round or (lambda name: None)
+        self._llms = {
+            method.name: _llm(target, tokenizer, method.how, batch=batch, on_round=callback_of(method.name))
+            for method in methods
+        }
+
+    @property
+    def planners(self) -> dict[str, Planner[Any]]:
+        """The planner of every method, by name."""
+        return {name: llm.planner for name, llm in self._llms.items()}
+
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
+        """Call `LLM.generate` once, with a drafter that keeps nothing from earlier repeats."""
+        llm = self._llms[method.name]
+        llm.forget()
+        params = SamplingParams(
+            max_tokens=run_params.max_tokens,
+            temperature=run_params.temperature,
+            seed=run_params.seed,
+        )
+        return [
+            Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])
+            for done in llm.generate([list(prompt) for prompt in prompts], params)
+        ]
+
+
+def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_round: OnRound | None) -> LLM:
+    assert isinstance(how, OurMethod)
+    return LLM(
+        target,
+        how.draft,
+        verify=how.verify,
+        plan=how.plan,
+        tokenizer=tokenizer,
+        max_batch_size=batch,
+        trust_remote_code=target.runs_code,
+        generation_config="none",
+        on_round=on_round,
+    )
+
+
+@final
+class PeerWriter(Writer):
+    """transformers with its own copy of the model, as loaded by `from_pretrained`.
+
+    Args:
+        folder: the model's folder.
+        tokenizer: tokenizer of the texts.
+        methods: transformers' methods; each assistant is loaded once, in the same dtype.
+        dtype: dtype of all weights.
+        device: device of all weights.
+        eos_ids: tokens that end a text.
+        trust_remote_code: whether Python code in the folders of the models may run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        methods: Sequence[Method],
+        dtype: torch.dtype,
+        device: torch.device,
+        eos_ids: Sequence[int],
+        trust_remote_code: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_ids = list(eos_ids)
+        trusts = trust_remote_code
+        self._model = _load(folder, dtype, device, trust_remote_code=trusts)
+        names = {m.how.assistant for m in methods if isinstance(m.how, PeerMethod) and m.how.assistant is not None}
+        folders = {name: resolve_model(name) for name in sorted(names)}
+        self._assistants = {
+            name: _load(place, dtype, device, trust_remote_code=trusts) for name, place in folders.items()
+        }
+        self._tokenizers = {
+            name: _tokenizers(tokenizer, place, trust_remote_code=trusts) for name, place in folders.items()
+        }
+
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
+        """Call `model.generate` once."""
+        assert isinstance(method.how, PeerMethod)
+        clock = TokenClock()
+        ids, mask = self._padded(prompts)
+        torch.manual_seed(run_params.seed)
+        config, assistance = self._config(method.how, run_params), self._assistance(method.how)
+        with quiet():
+            clock.start()
+            self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
+        return [self._outcome(row, len(prompt), clock, run_params) for row, prompt in enumerate(prompts)]
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        longest = max(len(prompt) for prompt in prompts)
+        device = self._model.device
+        ids = [[self._pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+    @property
+    def _pad_id(self) -> int:
+        return self._eos_ids[0] if self._eos_ids else 0
+
+    def _config(self, how: PeerMethod, run_params: RunParams) -> Any:
+        from transformers import GenerationConfig
+
+        sampling: dict[str, Any] = {"do_sample": False}
+        if run_params.temperature > 0:
+            sampling = {"do_sample": True, "temperature": run_params.temperature, "top_k": 0, "top_p": 1.0}
+        if how.exit_layers is not None:
+            sampling["assistant_early_exit"] = how.exit_layers
+        if how.lookup_tokens is not None:
+            sampling["prompt_lookup_num_tokens"] = how.lookup_tokens
+        return GenerationConfig(
+            max_new_tokens=run_params.max_tokens,
+            eos_token_id=self._eos_ids or None,
+            pad_token_id=self._pad_id,
+            **sampling,
+        )
+
+    def _assistance(self, how: PeerMethod) -> dict[str, Any]:
+        if how.exit_layers is not None:
+            self._model.generation_config = _draft_length(how)
+        if how.assistant is None:
+            return {}
+        assistant = self._assistants[how.assistant]
+        assistant.generation_config = _draft_length(how)
+        return {"assistant_model": assistant, **self._tokenizers[how.assistant]}
+
+    def _outcome(self, row: int, prompt_tokens: int, clock: TokenClock, run_params: RunParams) -> Outcome:
+        steps = [step[row] for step in clock.steps]
+        written = [token for step in steps for token in step]
+        end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)
+        ids = written[:end]
+        prefill, decode = clock.times[0], clock.times[-1] - clock.times[0]
+        after_first = len(ids) - len(steps[0])
+        stats = {
+            "rounds": len(steps),
+            "acceptance_length": len(ids) / len(steps),
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": len(ids),
+            "prefill_seconds": prefill,
+            "decode_seconds": decode,
+            "tokens_per_second": after_first / decode if decode > 0 else len(ids) / prefill,
+        }
+        text = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return Outcome(tuple(ids), text, "length" if end is None else "stop", run_params.seed, stats)
+
+
+def _draft_length(how: PeerMethod) -> Any:
+    """Return the assistant's settings, from which transformers reads the draft length and in which it adapts it."""
+    from transformers import GenerationConfig
+
+    if how.assistant_tokens is None:
+        return GenerationConfig()
+    return GenerationConfig(
+        num_assistant_tokens=how.assistant_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+
+
+class TokenClock:
+    """A streamer that records tokens and their times.
+
+    Attributes:
+        steps: for each round, for each sequence, its new tokens.
+        times: seconds from `start` to each round's end.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[list[list[int]]] = []
+        self.times: list[float] = []
+        self._start = 0.0
+        self._prompt_seen = False
+
+    def start(self) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def put(self, tokens: Tensor) -> None:
+        """Receive tokens from transformers: the prompt first, then (sequences,) or (1, tokens) per round."""
+        if not self._prompt_seen:
+            self._prompt_seen = True
+            return
+        self.times.append(time.perf_counter() - self._start)
+        self.steps.append([[token] for token in tokens.tolist()] if tokens.dim() == 1 else tokens.tolist())
+
+    def end(self) -> None:
+        """Do nothing; transformers calls it after the last round."""
+
+
+def _load(folder: Path, dtype: torch.dtype, device: torch.device, *, trust_remote_code: bool) -> Any:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    if not trust_remote_code and (why := kernel_refusal(folder)):
+        raise ModelLoadError(f"model {why}")
+    try:
+        with quiet():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, trust_remote_code=trust_remote_code, weights_only=True
+            )
+    except Exception as error:  # the libraries raise various exceptions for damaged files
+        raise ModelLoadError(f"transformers could not read '{folder}': {error}".split("\n", 1)[0]) from error
+    model.generation_config = GenerationConfig()  # a model's own sampling defaults must not apply
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _tokenizers(own: Tokenizer, folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the tokenizers that `generate` needs for an assistant with another tokenizer, and refuses otherwise."""
+    other = Tokenizer.load(folder, trust_remote_code=trust_remote_code)
+    if other is None or compare_vocabularies(own.vocabulary(), other.vocabulary()).same:
+        return {}
+    return {"tokenizer": own.backend, "assistant_tokenizer": other.backend}

@@ -1,0 +1,458 @@
+"""Diagnosis of a model on this machine: kernels and reasons, self-check, memory, vocabularies, lower bounds of time.
+
+All results are plain records; formatting is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from draftree.assembly import Methods, build_parts, choose_methods
+from draftree.choices import decide
+from draftree.core.affinity import own_choice, require_affinity
+from draftree.core.errors import ConfigurationError, VocabularyMismatchError
+from draftree.core.paths import shown_name
+from draftree.core.processors import ProcessorFacts, ThreadChoice
+from draftree.drafters import AUTO_DRAFT
+from draftree.drafters.base import LoadedDraftModel
+from draftree.engine.memory import SlotEstimate, estimate_slots
+from draftree.engine.parts import Parts
+from draftree.execution import ExecutionSettings, load_for, require_positive
+from draftree.lab.bench.passes import Speeds, bytes_of_pass, cache_sizes, measure_speeds, time_passes, weights_of_pass
+from draftree.loading.choices import has_native_bfloat16, require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.in_blocks import GGUF
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.prepared import gguf_path, prepared_folder
+from draftree.loading.provenance import machine, versions
+from draftree.loading.targets import kernels_of_drafter
+from draftree.loading.tokenizers import load_tokenizer
+from draftree.models.base import LanguageModel
+from draftree.models.memory import Footprint, free_memory
+from draftree.models.native.build import NativeUnavailableError, find_compiler
+from draftree.models.native.library import library
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.vocab import VocabularyComparison, compare_vocabularies
+from draftree.verifiers.base import Guarantee
+from draftree.weights.block_kinds import BlockShare, block_shares
+from draftree.weights.gguf_file import forget_gguf, read_gguf
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorSettings(ExecutionSettings):
+    """The subject of a diagnosis.
+
+    Attributes:
+        model: name of the model, in any supported form.
+        draft: a drafter's spec; None for plain decoding.
+        verify: the verifier.
+        length: tokens per slot; None means 2048, or the context length if that is less.
+        measure: whether speeds and passes are measured.
+    """
+
+    model: str
+    draft: str | None = None
+    verify: str = "coupled"
+    length: int | None = None
+    measure: bool = False
+
+    def __post_init__(self) -> None:
+        require_positive(self, "threads", "length")
+        require_known(self.kernels, self.quantization)
+        require_affinity(self.affinity)
+        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
+        resolve_dtype(self.dtype, resolve_device(self.device))
+
+    def methods(self) -> Methods:
+        """Find and check the methods; loads nothing."""
+        return choose_methods(self.draft, self.verify, None)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """The machine and its kernels.
+
+    Attributes:
+        facts: processor, cores, instructions, memory, system.
+        versions: versions of Python and the relevant packages.
+        devices: torch's devices.
+        threads: CPU threads of passes.
+        processors: logical processors, physical cores and memory nodes that this process may use, and its quota.
+        choice: the choice of threads and processors, and its reasons.
+        caches: bytes of the processor's caches, nearest first.
+        free_bytes: free memory; None if the system does not report it.
+        compiler: path of the C compiler; None if there is none.
+        instructions: instruction set of the native kernels; None if they are unavailable.
+        why_not_native: the reason why they are unavailable.
+        native_bfloat16: whether the device has bfloat16 instructions.
+    """
+
+    facts: dict[str, Any]
+    versions: dict[str, Any]
+    devices: tuple[str, ...]
+    threads: int
+    processors: ProcessorFacts
+    choice: ThreadChoice
+    caches: tuple[int, ...]
+    free_bytes: int | None
+    compiler: str | None
+    instructions: str | None
+    why_not_native: str | None
+    native_bfloat16: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A loaded model.
+
+    Errors are relative to the spread of the logits, None without such a check. `blocks` are the kinds of blocks of a
+    model that runs on those of its GGUF file, empty for other models.
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    max_length: int
+    dtype: str
+    device: str
+    kernels: str
+    why_torch: str | None
+    quantization: str | None
+    supports_trees: bool
+    is_exact: bool
+    chain_error: float | None
+    tree_error: float | None
+    tolerance: float | None
+    footprint: Footprint
+    blocks: tuple[BlockShare, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelReport:
+    """A drafter's model and the comparison of its vocabulary; `vocabulary` is None without tokenizers."""
+
+    model: ModelReport
+    vocabulary: VocabularyComparison | None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftReport:
+    """A drafter.
+
+    Attributes:
+        spec: the requested spec.
+        nodes: nodes of its widest tree.
+        models: the models that it loads.
+        note: its decisions during construction.
+        problem: why it cannot draft for this target; None if it can.
+    """
+
+    spec: str
+    nodes: int
+    models: tuple[DraftModelReport, ...]
+    note: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """Time of a pass over `rows` tokens, and the lower bound from memory bandwidth and arithmetic."""
+
+    rows: int
+    seconds: float
+    floor_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The complete result; `speeds` and `passes` are present if they were measured."""
+
+    machine: MachineReport
+    model: ModelReport
+    draft: DraftReport | None
+    length: int
+    memory: SlotEstimate
+    speeds: Speeds | None
+    passes: tuple[PassReport, ...]
+    draft_pass_seconds: float | None
+    expectations: tuple[str, ...]
+
+
+CHEAP = 1.5
+"""Highest cost, in passes over one token, of a pass that is still worth trying with model-free drafts."""
+
+
+def expectations(
+    machine: MachineReport,
+    model: ModelReport,
+    *,
+    draft: DraftReport | None,
+    memory: SlotEstimate | None,
+    passes: Sequence[PassReport],
+    draft_pass_seconds: float | None,
+) -> Iterator[str]:
+    """Yield one sentence for each relevant fact."""
+    yield _on_exactness(model)
+    yield _on_kernels(machine, model)
+    if model.quantization is not None:
+        yield (
+            f"Weights of kind {model.quantization} make a different model: its text differs from that of {model.dtype} "
+            "weights; 'draftree bench perplexity' measures the loss"
+        )
+    if memory is not None and memory.num_slots == 0:
+        yield "No slot of this length fits into the free memory: lower --length, or free memory"
+    if draft is not None and draft.problem is not None:
+        yield f"The drafter cannot draft here: {draft.problem}"
+    if draft is not None and draft.nodes and not model.supports_trees:
+        yield "Only chains can be drafted: trees are not scored exactly by this family"
+    if passes:
+        yield from _on_speed(passes, draft=draft, draft_pass_seconds=draft_pass_seconds)
+    else:
+        yield "Add --measure for speeds: memory bandwidth, pass times, and the acceptance that a draft needs"
+
+
+def _on_exactness(model: ModelReport) -> str:
+    if model.is_exact:
+        return (
+            "The same seed gives bit-identical text for every draft and every batch, "
+            "under a verifier that preserves the text ('coupled')"
+        )
+    return "A pass over several tokens may round differently from one over one: near-ties can change the text of a seed"
+
+
+def _on_kernels(machine: MachineReport, model: ModelReport) -> str:
+    if model.kernels != "torch":
+        return f"Passes run in C with {machine.instructions}"
+    if model.why_torch is None:
+        return "Passes run through torch, as requested"
+    advice = "; with a C compiler passes take a third of the time" if machine.compiler is None else ""
+    return f"Passes run through torch, because {model.why_torch}{advice}"
+
+
+def _on_speed(
+    passes: Sequence[PassReport], *, draft: DraftReport | None, draft_pass_seconds: float | None
+) -> Iterator[str]:
+    one = passes[0]
+    yield (
+        f"Plain decoding: about {1 / one.seconds:.0f} tokens/s; no kernel can exceed {1 / one.floor_seconds:.0f} here"
+    )
+    wide = [entry for entry in passes[1:] if entry.seconds <= CHEAP * one.seconds]
+    if wide:
+        best = wide[-1]
+        extra = best.seconds / one.seconds - 1
+        yield (
+            f"A draft of {best.rows - 1} tokens that costs nothing pays if on average more than {extra:.2f} of them "
+            "are accepted per round"
+        )
+    else:
+        factor = passes[1].seconds / one.seconds
+        yield f"A pass over {passes[1].rows} tokens costs {factor:.2f} passes: drafts need high acceptance"
+    if draft is None or draft_pass_seconds is None:
+        return
+    share = draft_pass_seconds / one.seconds
+    yield f"A pass of the drafter's model costs {share:.2f} target passes, for each level of a draft"
+    if share >= 1:
+        yield "That is at least a target pass: this drafter cannot pay"
+
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+PREFIX = 128
+REPEATS = 10
+LENGTH = 2048
+
+
+def examine_machine(device: str = "auto") -> MachineReport:
+    """Examine the machine; builds the native library if it does not exist yet.
+
+    Raises:
+        ConfigurationError: no such device.
+    """
+    where = resolve_device(device)
+    compiler = instructions = reason = None
+    with contextlib.suppress(NativeUnavailableError):  # an existing library needs no compiler
+        compiler = shlex.join(find_compiler())
+    try:
+        instructions = library().instructions
+    except NativeUnavailableError as error:
+        reason = str(error)
+    processors, choice = own_choice()
+    cards = [f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(torch.cuda.device_count())]
+    return MachineReport(
+        facts=machine(where),
+        versions=versions(),
+        devices=("cpu", *cards),
+        threads=torch.get_num_threads(),
+        processors=processors,
+        choice=choice,
+        caches=tuple(cache_sizes()),
+        free_bytes=free_memory(where),
+        compiler=compiler,
+        instructions=instructions,
+        why_not_native=reason,
+        native_bfloat16=has_native_bfloat16(where),
+    )
+
+
+def examine(
+    settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = prepared_folder
+) -> Diagnosis:
+    """Load the models and examine them.
+
+    Args:
+        settings: the models and options.
+        found: the machine's report.
+        fetch: called with the name of every model before any is loaded.
+
+    Raises:
+        ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
+        ModelError: a model cannot be found or used.
+    """
+    methods = settings.methods()
+    for name in (settings.model, *methods.draft_models):
+        fetch(name)
+    trusts, target = settings.trust_remote_code, load_for(settings)
+    if settings.draft == AUTO_DRAFT:
+        choice = decide(target, settings.verify, None)
+        settings = replace(settings, draft=choice.draft)
+        methods = choose_methods(choice.draft, settings.verify, choice.plan)
+    tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
+    loaded: list[tuple[LoadedModel, DraftModelReport]] = []
+    parts, draft = Parts(target.model, methods.verifier, methods.planner), None
+    if methods.drafters:
+        parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
+    length = _length(settings, target.model)
+    memory = estimate_slots(parts, length)  # before measurements, which take memory of their own
+    speeds, draft_seconds = None, None
+    passes: tuple[PassReport, ...] = ()
+    if settings.measure:
+        speeds = measure_speeds(target.model.device, threads=torch.get_num_threads())
+        passes = _passes(target, speeds)
+        if loaded:
+            draft_seconds = sum(_pass_seconds(model.model, (1,))[0][1] for model, _ in loaded)
+    model = _model_report(target)
+    said = [*expectations(found, model, draft=draft, memory=memory, passes=passes, draft_pass_seconds=draft_seconds)]
+    if methods.drafters and methods.verifier.promise(1.0) is Guarantee.LOSSY:
+        said.append(
+            f"Verifier '{settings.verify}' is lossy above temperature 0: the text is not distributed as the model's own"
+        )
+    return Diagnosis(found, model, draft, length, memory, speeds, passes, draft_seconds, tuple(said))
+
+
+def _length(settings: DoctorSettings, model: LanguageModel) -> int:
+    if settings.length is None:
+        return min(LENGTH, model.max_length)
+    if settings.length > model.max_length:
+        raise ConfigurationError(
+            f"length {settings.length} was requested, but the context of '{settings.model}' is "
+            f"{model.max_length}: lower the length"
+        )
+    return settings.length
+
+
+def _examine_draft(
+    settings: DoctorSettings,
+    methods: Methods,
+    target: LoadedModel,
+    *,
+    tokenizer: Tokenizer | None,
+    loaded: list[tuple[LoadedModel, DraftModelReport]],
+) -> tuple[Parts, DraftReport]:
+    """Return the parts, without a drafter that does not fit, and the report on the drafter."""
+    trusts = settings.trust_remote_code
+
+    def load(name: str, quantization: str | None = None) -> LoadedDraftModel:
+        model = load_model(
+            name,
+            dtype=target.model.dtype,
+            device=settings.device,
+            kernels=kernels_of_drafter(target),
+            quantization=quantization,
+            trust_remote_code=trusts,
+        )
+        own = None if model.folder is None else load_tokenizer(model.folder, trust_remote_code=trusts)
+        vocabulary = None
+        if own is not None and tokenizer is not None:
+            vocabulary = compare_vocabularies(tokenizer.vocabulary(), own.vocabulary())
+        loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
+        return LoadedDraftModel(model.model, own, name)
+
+    parts, note, problem = Parts(target.model, methods.verifier, methods.planner), "", None
+    try:
+        parts = build_parts(
+            methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
+        )
+        note = parts.drafter.note if parts.drafter is not None else ""
+    except (ConfigurationError, VocabularyMismatchError) as error:
+        problem = str(error)
+    nodes = methods.planner.default_nodes
+    return parts, DraftReport(str(settings.draft), nodes, tuple(report for _, report in loaded), note, problem)
+
+
+def _model_report(loaded: LoadedModel) -> ModelReport:
+    model, check = loaded.model, loaded.model.self_check
+    return ModelReport(
+        name=shown_name(loaded.name),
+        family=_family(loaded),
+        vocab_size=model.vocab_size,
+        max_length=model.max_length,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        kernels=loaded.kernels,
+        why_torch=loaded.why_torch,
+        quantization=loaded.quantization,
+        supports_trees=model.supports_trees,
+        is_exact=model.is_exact,
+        chain_error=None if check is None else check.chain_error,
+        tree_error=None if check is None or not model.supports_trees else check.tree_error,
+        tolerance=None if check is None else check.tolerance,
+        footprint=model.footprint,
+        blocks=_blocks(loaded),
+    )
+
+
+def _blocks(loaded: LoadedModel) -> tuple[BlockShare, ...]:
+    path = gguf_path(loaded.name) if loaded.quantization == GGUF else None
+    if path is None:
+        return ()
+    found = block_shares(read_gguf(path))
+    forget_gguf()
+    return found
+
+
+def _family(loaded: LoadedModel) -> str:
+    if loaded.folder is None:
+        return ""
+    from transformers import AutoConfig
+
+    trusts = loaded.runs_code
+    return str(AutoConfig.from_pretrained(loaded.folder, local_files_only=True, trust_remote_code=trusts).model_type)
+
+
+def _passes(target: LoadedModel, speeds: Speeds) -> tuple[PassReport, ...]:
+    assert target.folder is not None
+    model = target.model
+    weights = weights_of_pass(target.folder, trust_remote_code=target.runs_code)
+    kind = {None: str(model.dtype).removeprefix("torch."), "int8": "int8"}.get(target.quantization, "int4")
+    weight_bytes = bytes_of_pass(target)
+    reports = []
+    for rows, seconds in _pass_seconds(model, ROWS):
+        read = weight_bytes + _prefix(model) * model.footprint.token
+        floor = speeds.floor_seconds(read_bytes=read, operations=2.0 * weights * rows, kind=kind)
+        reports.append(PassReport(rows, seconds, floor))
+    return tuple(reports)
+
+
+def _prefix(model: LanguageModel) -> int:
+    return min(PREFIX, model.max_length // 2)
+
+
+def _pass_seconds(model: LanguageModel, rows: tuple[int, ...]) -> list[tuple[int, float]]:
+    prefix = _prefix(model)
+    fitting = [count for count in rows if prefix + count <= model.max_length]
+    records = time_passes(model, fitting, prefix=prefix, repeats=REPEATS)
+    return [(record.rows, sorted(record.milliseconds)[REPEATS // 2] / 1e3) for record in records]

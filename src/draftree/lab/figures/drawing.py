@@ -1,0 +1,257 @@
+"""Chooses figures and writes them as SVG, PNG, PDF and CSV with one style. Needs the extra `plots`; no torch."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.extras import import_extra
+from draftree.core.svg import save_svg
+from draftree.drafters import NO_DRAFT
+from draftree.engine.trace import Trace, read_trace
+from draftree.lab.figures.base import FIGURES, Data, Figure, Material, read_lines
+
+DPI = 110
+INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}
+"""Colours by meaning: any two can be told apart with each kind of colour blindness (`tests/unit/figures`)."""
+SERIES = (
+    (INK["measured"], "o", "-"),
+    (INK["other"], "s", "--"),
+    (INK["good"], "^", "-."),
+    ("#b58900", "D", ":"),
+    (INK["theory"], "v", "-"),
+    ("#2a97b5", "P", "--"),
+)
+"""Colour, marker and line of the first, second, … line of a drawing: colour is not the only difference."""
+CELLS = ("#010101", "#fefefe")
+"""Ink on light and on dark cells of heat maps, which are the same in the dark scheme."""
+STYLE = {
+    "svg.hashsalt": "draftree",
+    "svg.fonttype": "none",
+    "pdf.fonttype": 42,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+}
+SHOWN = "⏎·…“”‘’–—αβγ→Σ"
+LAST = 0x250
+"""End of the Latin characters, which the font has."""
+WIDTH = 112
+"""Characters of a line of the notes at the width of a figure of 6.8 inches."""
+
+
+def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Path]:
+    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv; existing files of these names are replaced.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    notes = (data.measured, f"Losing case: {data.losing}.")
+    paths = write_sheet(
+        lambda sheet: figure.draw(sheet, data), folder / name, title=figure.title, notes=notes, size=figure.size
+    )
+    table = folder / f"{name}.csv"
+    write_rows(table, data.rows)
+    return [*paths, table]
+
+
+def write_sheet(
+    draw: Callable[[Any], None], path: Path, *, title: str, notes: Sequence[str], size: tuple[float, float]
+) -> list[Path]:
+    """Write a drawing as SVG, PNG and PDF; equal drawings give equal files.
+
+    Args:
+        draw: draws into a figure of matplotlib, without title and notes.
+        path: path of the files without their ending.
+        title: title of the figure.
+        notes: paragraphs below the drawing: what was measured on what.
+        size: width and height in inches.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    matplotlib = import_extra("plots", "figures need", error=ConfigurationError)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    svg, png, pdf = (path.with_name(f"{path.name}.{ending}") for ending in ("svg", "png", "pdf"))
+    with matplotlib.rc_context(STYLE):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Sheet
+
+        sheet = Sheet(figsize=size, layout="constrained")
+        FigureCanvasAgg(sheet)
+        draw(sheet)
+        width = int(WIDTH * size[0] / 6.8)
+        lines = [printable(line).replace("·", " ") for note in notes for line in textwrap.wrap(note, width)]
+        sheet.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
+        sheet.supxlabel("\n".join(lines), fontsize=7, color="#57606a", x=0.01, ha="left")
+        save_svg(sheet, svg)
+        sheet.savefig(png, dpi=DPI, metadata={"Software": None})
+        sheet.savefig(pdf, metadata={"CreationDate": None})
+    return [svg, png, pdf]
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as CSV, numbers with six digits."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+
+
+def printable(text: str) -> str:
+    """Return a text that matplotlib's own font can show: other characters as U+XXXX, line breaks and spaces marked."""
+    marked = text.replace("\n", "⏎").replace(" ", "·")
+    # "$" begins a formula
+    return "".join(c if c.isprintable() and (ord(c) < LAST or c in SHOWN) else f"U+{ord(c):X}" for c in marked).replace(
+        "$", r"\$"
+    )
+
+
+def legend(axes: Any, **given: Any) -> None:
+    """Add a legend with small text."""
+    axes.legend(fontsize=7.5, **given)
+
+
+def dodged(x: Sequence[float], place: int, number: int, *, step: float = 0.06) -> list[float]:
+    """Return the places of one of several lines, moved a little so that error bars do not hide one another.
+
+    Args:
+        x: places on the axis.
+        place: index of the line.
+        number: number of lines.
+        step: distance between two lines.
+    """
+    return [value + step * (place - (number - 1) / 2) for value in x]
+
+
+def ink_on(image: Any, value: float) -> str:
+    """Return the ink of a label on the cell of a heat map that has this value."""
+    red, green, blue, _ = image.cmap(image.norm(value))
+    return CELLS[0] if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else CELLS[1]
+
+
+def band(
+    axes: Any,
+    x: Sequence[float],
+    estimates: Sequence[Any],
+    *,
+    label: str,
+    colour: str,
+    marker: str = "o",
+    line: str = "-",
+) -> None:
+    """Draw estimates as points with error bars, joined by a line."""
+    errors = list(zip(*(estimate.errors for estimate in estimates), strict=True))
+    values = [estimate.value for estimate in estimates]
+    axes.errorbar(
+        x, values, yerr=errors, label=label, color=colour, marker=marker, linestyle=line, markersize=4, capsize=2,
+        linewidth=1.2,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What was drawn.
+
+    Attributes:
+        paths: written files.
+        skipped: for every figure that was not drawn the reason.
+    """
+
+    paths: list[Path] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def chosen_figures(names: Sequence[str]) -> dict[str, Figure]:
+    """Return figures by name; all without names.
+
+    Raises:
+        ConfigurationError: there is no such figure.
+    """
+    return {name: FIGURES.find(name)() for name in names or FIGURES.names()}
+
+
+def needed_runs(figures: Mapping[str, Figure], material: Material) -> list[str]:
+    """Return the runs that figures need and that the material lacks, for figures without missing results."""
+    wanted = [run for one in figures.values() if material.has((), one.results) for run in one.runs]
+    return [run for run in dict.fromkeys(wanted) if not material.traces.get(run)]
+
+
+def material_of(traces: Iterable[Path], results: Iterable[Path]) -> Material:
+    """Read traces and results files.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or two results files have one name.
+    """
+    lines: dict[str, Sequence[Mapping[str, Any]]] = {}
+    for path in results:
+        if path.name in lines:
+            raise ConfigurationError(f"two results files are named '{path.name}': leave one of them out")
+        lines[path.name] = read_lines(path)
+    return Material.of(map(read_trace, traces), lines)
+
+
+def draw_all(
+    figures: Mapping[str, Figure],
+    material: Material,
+    folder: Path,
+    *,
+    must: bool,
+    refused: Mapping[str, str] | None = None,
+    on_drawn: Callable[[str], object] = lambda name: None,
+) -> Drawn:
+    """Write the figures that the material has data for.
+
+    Args:
+        figures: by name.
+        material: traces and results.
+        folder: where the files are written.
+        must: whether a figure without data is an error, because it was named.
+        refused: for runs that could not be recorded the reason.
+        on_drawn: called with the name of each written figure.
+
+    Raises:
+        ConfigurationError: matplotlib is missing, or a named figure has no data.
+    """
+    drawn = Drawn()
+    for name, figure in figures.items():
+        reasons = refused or {}
+        missing = [reasons.get(run, run) for run in figure.runs if not material.traces.get(run)]
+        missing += [f"results of kind '{kind}'" for kind in figure.results if not material.has((), (kind,))]
+        try:
+            if missing:
+                raise ConfigurationError(f"there are no traces or results: {', '.join(missing)}")
+            _require_drafts(figure, material)
+            data = figure.data(material)
+        except ConfigurationError as error:
+            if must:
+                raise ConfigurationError(f"figure '{name}': {error}") from error
+            drawn.skipped[name] = str(error)
+            continue
+        drawn.paths += write_figure(figure, name, data, folder)
+        on_drawn(name)
+    return drawn
+
+
+def _require_drafts(figure: Figure, material: Material) -> None:
+    traces = [trace for run in figure.runs for trace in material.traces[run] if trace.header.draft != NO_DRAFT]
+    if traces and not any(step.tree.tokens for trace in traces for one in trace.rounds for step in one.steps):
+        raise ConfigurationError(
+            f"'{traces[0].header.draft}' drafted nothing in its runs: give more prompts or more --max-tokens"
+        )
+
+
+def with_traces(material: Material, traces: Iterable[Trace]) -> Material:
+    """Return the material with more traces."""
+    grouped = Material.of(traces).traces
+    names = dict.fromkeys((*material.traces, *grouped))
+    return Material({n: (*material.traces.get(n, ()), *grouped.get(n, ())) for n in names}, material.results)

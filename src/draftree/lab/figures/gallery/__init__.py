@@ -1,0 +1,3 @@
+"""The figures: one file each, found by name."""
+
+from __future__ import annotations

@@ -1,0 +1,230 @@
+"""Figures of results files: speed, rounds, temperatures, rules, tree passes. Needs the extra `plots`; no torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import ConfigurationError
+from draftree.lab.bench.records import DistributionRecord, Results
+from draftree.lab.bench.summary import PHASES, Report, Row
+from draftree.lab.bench.tables import WAYS, doubts, hit_rates, mean_kept, provenance_line
+from draftree.lab.figures.drawing import INK, SERIES, legend, write_sheet
+
+SIZE = (6.8, 4.2)
+PHASE_COLOURS = dict(zip(PHASES, (INK["other"], INK["good"], INK["measured"], "#b58900", INK["theory"]), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One figure.
+
+    Attributes:
+        name: name of its files.
+        title: title.
+        draw: draws into a figure of matplotlib.
+        sources: the results that it shows.
+    """
+
+    name: str
+    title: str
+    draw: Callable[[Any], None]
+    sources: Sequence[Results]
+
+
+def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
+    """Write every figure that these files have data for, as SVG, PNG and PDF; returns the paths.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed, or no file has data for a figure.
+    """
+    drawn: list[Path] = []
+    for plot in _plots(results):
+        notes = [note for source in plot.sources for note in (provenance_line(source), *doubts(source))]
+        drawn += write_sheet(plot.draw, folder / plot.name, title=plot.title, notes=notes, size=SIZE)
+    if not drawn:
+        raise ConfigurationError(
+            "these files have no data for plots: give runs of several temperatures, or results of "
+            "benchmarks/distributions.py or benchmarks/trees.py"
+        )
+    return drawn
+
+
+def _plots(results: Sequence[Results]) -> Iterable[Plot]:
+    with_distributions = [result for result in results if result.distributions]
+    distributions = [record for result in with_distributions for record in result.distributions]
+    for category in dict.fromkeys(record.category for record in distributions):
+        part = [record for record in distributions if record.category == category]
+        guesses = partial(_draw_guesses, records=part)
+        rules = partial(_draw_rules, records=part)
+        yield Plot(
+            f"guesses-{category}", f"Target token among the first guesses: {category}", guesses, with_distributions
+        )
+        yield Plot(f"rules-{category}", f"Acceptance of a node by rule: {category}", rules, with_distributions)
+    texts = [result for result in results if result.records]
+    for result in texts:
+        name = result.name.removesuffix(".jsonl")
+        report = Report(result)
+        yield Plot(
+            f"{name}-speed", "Decode speed-up over plain decoding", partial(_draw_speed, rows=report.rows()), [result]
+        )
+        rounds = partial(_draw_rounds, rounds=report.round_milliseconds())
+        yield Plot(f"{name}-rounds", "Time of a round by phase", rounds, [result])
+    by_temperature = _over_temperature(texts)
+    if len(by_temperature) > 1:
+        rows = {temperature: rows for temperature, (rows, _) in by_temperature.items()}
+        sources = [result for _, result in by_temperature.values()]
+        length = partial(_draw_temperature, groups=rows, label="tokens per round", value=_length)
+        speed = partial(_draw_temperature, groups=rows, label="speed-up over plain decoding", value=_speed)
+        yield Plot("temperature-length", "Acceptance length by temperature", length, sources)
+        yield Plot("temperature-speed", "Decode speed-up by temperature", speed, sources)
+    for result in results:
+        if any(tree.how in WAYS for tree in result.trees):
+            name = f"{result.name.removesuffix('.jsonl')}-scoring"
+            yield Plot(name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result), [result])
+
+
+def _over_temperature(texts: Sequence[Results]) -> dict[float, tuple[list[Row], Results]]:
+    """Return rows and their run by temperature, of the runs with the most common set of methods."""
+    methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
+    most = max(set(methods), key=methods.count, default=())
+    found = {
+        result.header["temperature"]: (Report(result).rows(), result)
+        for result, names in zip(texts, methods, strict=True)
+        if names == most
+    }
+    return dict(sorted(found.items()))
+
+
+def _length(row: Row) -> float:
+    return row.acceptance_length
+
+
+def _speed(row: Row) -> float:
+    return float("nan") if row.against_plain is None else row.against_plain.mean
+
+
+def _by_temperature(records: Sequence[DistributionRecord]) -> dict[float, list[DistributionRecord]]:
+    found: dict[float, list[DistributionRecord]] = {}
+    for record in sorted(records, key=lambda record: record.temperature):
+        found.setdefault(record.temperature, []).append(record)
+    return found
+
+
+def _draw_guesses(sheet: Any, *, records: Sequence[DistributionRecord]) -> None:
+    axes = sheet.subplots()
+    for (temperature, part), series in zip(_by_temperature(records).items(), _series(), strict=False):
+        rates = hit_rates(part)[:5]
+        cumulated = [sum(rates[: rank + 1]) for rank in range(len(rates))]
+        axes.plot(range(1, len(rates) + 1), cumulated, label=f"temperature {temperature:g}", **series)
+    axes.set(xlabel="first guesses of the drafter", ylabel="share with the target token", ylim=(0, 1))
+    axes.set_xticks(range(1, 6))
+    _finish(axes)
+
+
+def _draw_rules(sheet: Any, *, records: Sequence[DistributionRecord]) -> None:
+    axes = sheet.subplots()
+    groups = _by_temperature(records)
+    curves: list[tuple[str, Callable[[list[DistributionRecord]], float], str]] = [
+        ("coupled, 1", lambda part: mean_kept(part, "coupled"), "C0:"),
+        ("coupled, 4", lambda part: sum(hit_rates(part)[:4]), "C0-"),
+        ("token, 1", lambda part: mean_kept(part, "token"), "C1:"),
+        ("recursive, 4", lambda part: mean_kept(part, "recursive", 2), "C1-"),
+        ("multistep, 4", lambda part: mean_kept(part, "multistep", 2), "C2-"),
+        ("match, 1", lambda part: mean_kept(part, "match"), "C3:"),
+        ("match, 4", lambda part: mean_kept(part, "match", 2), "C3-"),
+        ("likeliest, 1", lambda part: mean_kept(part, "likeliest"), "C4:"),
+        ("likeliest, 4", lambda part: mean_kept(part, "likeliest", 2), "C4-"),
+    ]
+    for label, value, style in curves:
+        axes.plot(list(groups), [value(part) for part in groups.values()], style, label=label)
+    axes.set(xlabel="temperature", ylabel="probability that a child is accepted", ylim=(0, 1))
+    _finish(axes)
+
+
+def _draw_speed(sheet: Any, *, rows: Sequence[Row]) -> None:
+    """Draw bars of geometric means, with the quartiles of the prompts as intervals."""
+    axes = sheet.subplots()
+    rows = [row for row in rows if row.against_plain is not None and row.method["job"] != "plain"] or list(rows)
+    names = [_short(row.method["name"]) for row in rows]
+    ratios = [row.against_plain for row in rows]
+    values = [ratio.mean if ratio else 0.0 for ratio in ratios]
+    lows = [max(0.0, ratio.mean - ratio.low) if ratio else 0.0 for ratio in ratios]
+    highs = [max(0.0, ratio.high - ratio.mean) if ratio else 0.0 for ratio in ratios]
+    colours = [INK["measured"] if value >= 1 else INK["losing"] for value in values]
+    axes.barh(names, values, xerr=(lows, highs), color=colours, ecolor=INK["theory"], capsize=2, height=0.6)
+    axes.axvline(1.0, color=INK["theory"], linewidth=0.8)
+    for place, (row, value, high) in enumerate(zip(rows, values, highs, strict=True)):
+        axes.text(
+            value + high,
+            place,
+            f"  {value:.2f}, {row.acceptance_length:.2f} tokens per round",
+            va="center",
+            fontsize=7.5,
+        )
+    axes.grid(visible=False, axis="y")
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="speed-up; intervals: quartiles over prompts",
+        xlim=(0, 1.8 * max(map(sum, zip(values, highs, strict=True)))),
+    )
+
+
+def _draw_rounds(sheet: Any, *, rounds: dict[str, dict[str, float]]) -> None:
+    axes = sheet.subplots()
+    names = [_short(name) for name in rounds]
+    left = [0.0] * len(names)
+    for phase in PHASES:
+        values = [times[phase] for times in rounds.values()]
+        axes.barh(names, values, left=left, label=phase, color=PHASE_COLOURS[phase], height=0.6)
+        left = [start + value for start, value in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel="milliseconds per round")
+    axes.grid(visible=False, axis="y")
+    legend(axes, ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def _draw_temperature(sheet: Any, groups: dict[float, list[Row]], label: str, value: Callable[[Row], float]) -> None:
+    axes = sheet.subplots()
+    names = [row.method["name"] for row in next(iter(groups.values())) if row.method["job"] != "plain"]
+    for name, series in zip(names, _series(), strict=False):
+        points = {t: value(row) for t, rows in groups.items() for row in rows if row.method["name"] == name}
+        axes.plot(list(points), list(points.values()), label=_short(name), **series)
+    axes.set(xlabel="temperature", ylabel=label)
+    _finish(axes)
+
+
+def _draw_scoring(sheet: Any, *, result: Results) -> None:
+    axes = sheet.subplots()
+    shapes = list(dict.fromkeys(tree.shape for tree in result.trees if tree.how in WAYS))
+    for place, how in enumerate(WAYS):
+        values = [
+            sorted(tree.milliseconds)[len(tree.milliseconds) // 2]
+            for shape in shapes
+            for tree in result.trees
+            if (tree.shape, tree.how) == (shape, how)
+        ]
+        axes.bar([x + 0.2 * place for x in range(len(shapes))], values, 0.2, label=how)
+    axes.set_xticks([x + 0.3 for x in range(len(shapes))], shapes, rotation=20)
+    axes.set(ylabel="milliseconds", yscale="log")
+    _finish(axes)
+
+
+def _short(name: str) -> str:
+    """Return a name without the drafter's model, which is the same for all."""
+    head, _, rest = name.partition(",")
+    return rest if head.startswith("model:") and rest else name
+
+
+def _series() -> Iterator[dict[str, Any]]:
+    """Yield colour, marker and line of one line of a drawing after another."""
+    for colour, marker, line in itertools.cycle(SERIES):
+        yield {"color": colour, "marker": marker, "linestyle": line, "markersize": 4, "linewidth": 1.2}
+
+
+def _finish(axes: Any) -> None:
+    legend(axes, loc="center left", bbox_to_anchor=(1.0, 0.5))

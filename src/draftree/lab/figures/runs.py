@@ -1,0 +1,267 @@
+"""Runs of a model that figures need, and their recording as traces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from draftree.assembly import choose_methods
+from draftree.core.errors import ConfigurationError
+from draftree.core.paths import shown_name
+from draftree.drafters import NO_DRAFT
+from draftree.drafters.base import DRAFTERS
+from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
+from draftree.lab.figures.base import RUN
+from draftree.llm import LLM
+from draftree.loading.load import LoadedModel
+from draftree.sampling.params import SamplingParams
+from draftree.text.pieces import pieces_of
+
+LENGTHS = (1, 2, 3, 4, 5, 6)
+BATCHES = (1, 2, 4, 8)
+BATCH_LENGTHS = (0, 1, 3, 5)
+TEMPERATURES = (0.4, 0.8, 1.2)
+RULES = ("coupled", "match", "token", "block", "multistep", "recursive", "traversal", "typical", "soft")
+RULE_LENGTH = 4
+GRAMS = (3, 5, 7)
+CANDIDATES = (1, 5, 10, 20)
+SOFT_TEMPERATURE = 0.8
+"""Above 0: at 0 the target's distribution has one token, and soft matching is exact."""
+SOFT = ("coupled", "soft,tolerance=0.1", "soft,tolerance=0.3", "soft,tolerance=0.6")
+BEST_NODES = 64
+MERGED = ("suffix", "ngram", "lookahead", "model:stories15m")
+"""Drafters that are merged with the named one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user asked for.
+
+    Attributes:
+        model: name of the model.
+        draft: the drafter.
+        tree: shape of the wide tree of drafters that have one.
+        merged: drafters that are merged with it, in their order.
+        temperature: of all runs without a temperature of their own.
+        seed: of all texts.
+        max_tokens: of a text.
+    """
+
+    model: str
+    draft: str
+    tree: str = "8-2-2-1-1"
+    merged: tuple[str, ...] = MERGED
+    temperature: float = 0.0
+    seed: int = 0
+    max_tokens: int = 48
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """One run over all prompts.
+
+    Attributes:
+        run: name of the run, which several runs may share.
+        draft: drafter.
+        plan: planner.
+        verify: rule.
+        temperature: None for that of the user.
+        batch: concurrent texts.
+        max_texts: number of prompts; None for all.
+    """
+
+    run: str
+    draft: str
+    plan: str | None = None
+    verify: str = "coupled"
+    temperature: float | None = None
+    batch: int = 1
+    max_texts: int | None = None
+
+
+def specs_of(names: Iterable[str], asked: Asked) -> tuple[list[RunSpec], dict[str, str]]:
+    """Return the runs of these names, and the reason for each name that the drafter cannot take part in.
+
+    Raises:
+        ConfigurationError: the drafter is unknown.
+    """
+    choose_methods(_named(asked.draft), "coupled", None)
+    specs: list[RunSpec] = []
+    refused: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        try:
+            found = list(RUNS[name](asked))
+            for spec in found:
+                choose_methods(_named(spec.draft), spec.verify, spec.plan)
+            specs += found
+        except ConfigurationError as error:
+            refused[name] = str(error)
+    return specs, refused
+
+
+def with_tree(draft: str, shape: str) -> str:
+    """Return a drafter with the shape of its tree; as it is if it has no shape, or one already."""
+    (spec,) = DRAFTERS.parse(draft)
+    _, config = DRAFTERS.configure(spec)
+    if not hasattr(config, "tree") or "tree" in dict(spec.options):
+        return draft
+    return f"{draft},tree={shape}"
+
+
+def _lengths(asked: Asked, wanted: Iterable[int]) -> list[int]:
+    """Return the lengths that the drafter can draft; always the longest one up to the last wanted."""
+    most = choose_methods(_named(asked.draft), "coupled", None).traits.depth
+    return sorted({min(length, most) for length in wanted})
+
+
+def _named(draft: str) -> str | None:
+    return None if draft == NO_DRAFT else draft
+
+
+def _watch(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("watch", with_tree(asked.draft, asked.tree), "watch")
+
+
+def _best(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("best", with_tree(asked.draft, f"best-{BEST_NODES}"), "watch")
+
+
+def _merged(asked: Asked) -> Iterator[RunSpec]:
+    drafts = dict.fromkeys((*asked.draft.split("+"), *asked.merged))
+    yield RunSpec("merged", "+".join(drafts), "watch")
+
+
+def _plain(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("plain", NO_DRAFT)
+
+
+def _fixed(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("fixed", asked.draft, _rule_plan(asked))
+
+
+def _rule_plan(asked: Asked) -> str:
+    return f"fixed:{_lengths(asked, [RULE_LENGTH])[0]}"
+
+
+def _adaptive(asked: Asked) -> Iterator[RunSpec]:
+    yield RunSpec("adaptive", asked.draft, "adaptive")
+
+
+def _length(asked: Asked) -> Iterator[RunSpec]:
+    for length in _lengths(asked, LENGTHS):
+        yield RunSpec("length", asked.draft, f"fixed:{length}")
+
+
+def _batch(asked: Asked) -> Iterator[RunSpec]:
+    for length in _lengths(asked, BATCH_LENGTHS):
+        for batch in BATCHES:
+            draft, plan = (asked.draft, f"fixed:{length}") if length else (NO_DRAFT, None)
+            yield RunSpec("batch", draft, plan, batch=batch)
+
+
+def _rule(asked: Asked) -> Iterator[RunSpec]:
+    for temperature in TEMPERATURES:
+        for rule in RULES:
+            yield RunSpec("rule", asked.draft, _rule_plan(asked), rule, temperature, max_texts=8)
+
+
+def _soft(asked: Asked) -> Iterator[RunSpec]:
+    for rule in SOFT:
+        yield RunSpec("soft", asked.draft, _rule_plan(asked), rule, SOFT_TEMPERATURE)
+
+
+def _pair(asked: Asked) -> Iterator[RunSpec]:
+    """The drafter, and those of the merged ones that run a model."""
+    for draft in (asked.draft, *(one for one in asked.merged if one.startswith(("model:", "head:")))):
+        yield RunSpec("pair", draft, _rule_plan(replace(asked, draft=draft)))
+
+
+def _lookahead(asked: Asked) -> Iterator[RunSpec]:
+    for n in GRAMS:
+        for kept in CANDIDATES:
+            yield RunSpec("lookahead", f"lookahead,n={n},candidates={kept}", "fixed")
+
+
+RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
+    "watch": _watch,
+    "best": _best,
+    "merged": _merged,
+    "plain": _plain,
+    "fixed": _fixed,
+    "adaptive": _adaptive,
+    "length": _length,
+    "batch": _batch,
+    "rule": _rule,
+    "soft": _soft,
+    "lookahead": _lookahead,
+    "pair": _pair,
+}
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Records runs of one loaded model as traces in a folder.
+
+    Attributes:
+        asked: what the user asked for.
+        loaded: the model.
+        prompts: token ids of the prompts.
+        folder: folder of the traces; created with the first.
+        about: facts for the headers of the traces.
+        tokenizer: the model's tokenizer.
+    """
+
+    asked: Asked
+    loaded: LoadedModel
+    prompts: Sequence[Sequence[int]]
+    folder: Path
+    about: dict[str, Any]
+    tokenizer: Any = None
+
+    def path_of(self, spec: RunSpec) -> Path:
+        """Return the file of a run."""
+        facts = [spec.run, spec.draft, spec.plan or "", spec.verify, f"t{self._temperature(spec):g}", f"b{spec.batch}"]
+        return self.folder / (re.sub(r"[^\w.+=,-]+", "_", "-".join(filter(None, facts))) + ".jsonl")
+
+    def record(self, spec: RunSpec) -> Trace:
+        """Run all prompts, write the trace, and return it; a warm-up comes first and is not recorded.
+
+        Raises:
+            ConfigurationError: there is such a trace already.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path_of(spec)
+        if path.exists():
+            raise ConfigurationError(f"'{path}' already exists: choose another folder with --output")
+        with path.open("x", encoding="utf-8") as stream:
+            writer = TraceWriter(stream)
+            llm = LLM(
+                self.loaded, _named(spec.draft), verify=spec.verify, plan=spec.plan, tokenizer=self.tokenizer,
+                max_batch_size=spec.batch, trust_remote_code=self.loaded.runs_code, on_round=writer,
+                generation_config="none",
+            )  # fmt: skip
+            params = SamplingParams(
+                max_tokens=self.asked.max_tokens, temperature=self._temperature(spec), seed=self.asked.seed
+            )
+            prompts = [list(prompt) for prompt in self.prompts[: spec.max_texts]]
+            llm.generate(prompts[:1], replace(params, max_tokens=min(8, params.max_tokens or 8)), progress=False)
+            llm.forget()
+            llm.requests.records_picks = spec.plan == "watch"
+            writer.begin(self._header(spec, llm, params))
+            llm.generate(prompts, params, progress=False)
+            writer.end(pieces_of(llm.tokenizer))
+        return read_trace(path)
+
+    def _temperature(self, spec: RunSpec) -> float:
+        return self.asked.temperature if spec.temperature is None else spec.temperature
+
+    def _header(self, spec: RunSpec, llm: LLM, params: SamplingParams) -> TraceHeader:
+        plan = choose_methods(_named(spec.draft), spec.verify, spec.plan).plan
+        sampling = {"temperature": params.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
+        about = self.about | sampling | {"batch": spec.batch, RUN: spec.run}
+        planner = llm.planner
+        parts, seconds = planner.parts, planner.pass_seconds
+        return TraceHeader(shown_name(self.asked.model), spec.draft, spec.verify, plan, parts, seconds, about)

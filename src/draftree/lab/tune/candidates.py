@@ -1,0 +1,122 @@
+"""Drafters that `draftree tune` compares: without training, trained heads, the user's, and merges with `suffix`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftree.assembly import choose_methods
+from draftree.core.errors import ConfigurationError, DraftreeError
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.loading.auto_draft import auto_candidates
+from draftree.loading.load import LoadedModel
+from draftree.loading.targets import require_layers
+
+VERIFY = "coupled"
+WITHOUT_TRAINING = ("suffix", "ngram", "ngram+suffix", "lookahead", "lookahead+suffix")
+MERGED = "suffix"
+LENGTHS = (2, 6)
+"""Lengths of drafts of models that are tried besides the drafter's own."""
+SHAPES = ("best-8", "best-16")
+"""Trees of drafters that run a model."""
+PLANS = ("fixed", "heuristic", "threshold")
+"""Planners besides the default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A drafter and its planner.
+
+    Attributes:
+        draft: spec of the drafter; "none" for plain decoding.
+        plan: spec of the planner; None for the default.
+    """
+
+    draft: str
+    plan: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique name, as in benchmarks."""
+        return self.draft if self.plan is None else f"{self.draft}@{self.plan}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is plain decoding."""
+        return not drafts(self.draft)
+
+
+PLAIN = Candidate(NO_DRAFT)
+
+
+def own_candidates(specs: Sequence[str]) -> list[Candidate]:
+    """Return the drafters that the user names, each alone and merged with `suffix`; checks them.
+
+    Args:
+        specs: specs as `DRAFT` or `DRAFT@PLAN`.
+
+    Raises:
+        ConfigurationError: a spec is unknown, or stands for no drafter.
+    """
+    found: list[Candidate] = []
+    for spec in specs:
+        draft, _, plan = spec.partition("@")
+        if draft in (NO_DRAFT, AUTO_DRAFT):
+            raise ConfigurationError(f"draft '{spec}' is no drafter to measure: plain decoding is always measured")
+        choose_methods(draft, VERIFY, plan or None)
+        found.append(Candidate(draft, plan or None))
+        if MERGED not in parts_of(draft):
+            found.append(Candidate(f"{draft}+{MERGED}", plan or None))
+    return list(dict.fromkeys(found))
+
+
+def first_candidates(loaded: LoadedModel, own: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
+    """Return the drafters to measure first, and those that do not fit to the target, with the reason.
+
+    Args:
+        loaded: the target.
+        own: the user's, from `own_candidates`.
+    """
+    trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
+    listed = [*own, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))]
+    found: list[Candidate] = []
+    refused: dict[str, str] = {}
+    for candidate in dict.fromkeys(listed):
+        reason = reason_against(candidate, loaded)
+        if reason is None:
+            found.append(candidate)
+        else:
+            refused[candidate.name] = reason
+    return found, refused
+
+
+def reason_against(candidate: Candidate, loaded: LoadedModel) -> str | None:
+    """Return why a drafter does not fit to a target; None if it does."""
+    try:
+        traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
+        require_layers(traits.features, loaded)
+    except DraftreeError as error:
+        return str(error)
+    if traits.reads_predictions or traits.reads_grammars:
+        return "it drafts from a prediction or a grammar of the request"
+    if traits.branches and not loaded.model.supports_trees:
+        return "it drafts trees, and the model scores chains only"
+    return None
+
+
+def variants_of(candidate: Candidate, loaded: LoadedModel) -> list[Candidate]:
+    """Return the same drafter with other planners, and with other lengths and shapes if its first part runs a model."""
+    if candidate.is_plain:
+        return []
+    found = [Candidate(candidate.draft, plan) for plan in PLANS] if candidate.plan is None else []
+    first, plus, rest = candidate.draft.partition("+")
+    has_shape = first.partition(":")[0] in ("head", "model", "early-exit", "layer-skip")
+    if has_shape and ",k=" not in first and ",tree=" not in first:
+        options = [*(f",k={length}" for length in LENGTHS), *(f",tree={shape}" for shape in SHAPES)]
+        found.extend(Candidate(f"{first}{option}{plus}{rest}", candidate.plan) for option in options)
+    return [one for one in found if reason_against(one, loaded) is None]
+
+
+def parts_of(draft: str) -> list[str]:
+    """Return the names of the drafters in a spec."""
+    return [part.partition(",")[0].partition(":")[0] for part in draft.split("+")]

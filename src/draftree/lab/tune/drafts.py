@@ -1,0 +1,263 @@
+"""Search for the fastest drafter of a model on this machine, for given prompts.
+
+First all candidates are replayed on recorded texts of the target, which predicts their speed without its passes; then
+the best three, and those that cannot be replayed, are measured for real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from draftree.assembly import choose_methods
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import ConfigurationError
+from draftree.core.paths import expanded
+from draftree.execution import ExecutionSettings, load_for, require_positive
+from draftree.heads.shipped.catalogue import head_folder
+from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
+from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload
+from draftree.lab.tune.candidates import PLAIN, VERIFY, Candidate, first_candidates, own_candidates, variants_of
+from draftree.lab.tune.contest import FINALISTS, CandidateModels, Cell, Contest, Journal, Sample, Standing, sample_of
+from draftree.lab.tune.replays import NUM_BEST, Prediction, record_text, why_not_replayed
+from draftree.llm import LLM
+from draftree.loading.provenance import now
+from draftree.loading.resolve import resolve_model
+from draftree.loading.tuned import TunedDraft, conditions_of
+from draftree.models.replay.text import RecordedText
+from draftree.sampling.params import SamplingParams
+from draftree.weights.catalogue import CATALOGUE
+
+WARM_UP_TOKENS = 8
+MIN_TEXTS = 8
+"""Texts of the last candidates, if there are fewer prompts."""
+REPLAY_SHARE = 0.5
+"""Share of the time that replays may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTuneSettings(ExecutionSettings):
+    """Settings of a search.
+
+    Attributes:
+        model: name of the model, in any supported form.
+        prompts: a prompts file as for 'draftree bench'; None for the prompts of the package.
+        drafts: further drafters, as `DRAFT` or `DRAFT@PLAN`.
+        temperatures: temperatures of the texts, in turn.
+        limit: prompts per category; None uses all.
+        max_tokens: tokens per text.
+        minutes: duration after which no new text is begun.
+        seed: seed of the sampled texts.
+        replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
+    """
+
+    model: str
+    prompts: Path | None = None
+    drafts: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    limit: int | None = None
+    max_tokens: int = 96
+    minutes: float = 10.0
+    seed: int = 0
+    replay: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive(self, "limit", "threads")
+        if self.max_tokens < 2:
+            raise ConfigurationError(f"max_tokens is {self.max_tokens}: it must be at least 2 to measure decoding")
+        if not self.minutes > 0:
+            raise ConfigurationError(f"minutes is {self.minutes}: it must be positive")
+        if not self.temperatures or min(self.temperatures) < 0:
+            raise ConfigurationError(f"temperatures are {self.temperatures}: give at least one, none below 0")
+
+
+class DraftSearch:
+    """A search that can be continued. Loads the model.
+
+    Args:
+        settings: the settings of the search.
+        fetch: called with the name of every model before it is loaded.
+        clock: returns seconds.
+
+    Raises:
+        ConfigurationError: a bad prompts file, or an unknown drafter.
+        ModelError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        settings: DraftTuneSettings,
+        *,
+        fetch: Callable[[str], object] = resolve_model,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        own = own_candidates(settings.drafts)
+        workload = read_workload(settings.prompts or SHIPPED).choose((), settings.limit)
+        models = [name for one in own for name in choose_methods(one.draft, VERIFY, one.plan).draft_models]
+        for name in dict.fromkeys((settings.model, *models)):
+            fetch(name)
+        self._settings, self._loaded = settings, load_for(settings)
+        self._tokenizer = tokenizer_of(self._loaded)
+        room = self._loaded.model.max_length - settings.max_tokens
+        prompts, self.notes = prompts_of(workload, self._tokenizer, room)
+        self._prompts = across_categories(prompts)
+        self._first, self.refused = first_candidates(self._loaded, own)
+        self._models = CandidateModels(self._loaded, self._tokenizer, trust_remote_code=settings.trust_remote_code)
+        self._conditions = conditions_of(self._loaded)
+        facts = self._facts(workload.sha256)
+        self.journal = Journal(self._loaded.model.fingerprint, facts)
+        kept = self.journal.read()
+        self.prediction = self._predicting(facts, clock)
+        self.num_known = len(kept) + (0 if self.prediction is None else self.prediction.num_known)
+        self.contest = Contest(
+            self._write,
+            self._cell,
+            samples=kept,
+            keep=self.journal.add,
+            num_texts=max(MIN_TEXTS, len(prompts)),
+            is_exact=self._loaded.model.is_exact,
+            seconds=60 * settings.minutes,
+            clock=clock,
+            finalists=FINALISTS if self.prediction is None else NUM_BEST,
+        )
+
+    def _predicting(self, facts: dict[str, Any], clock: Clock) -> Prediction | None:
+        """Return the stage of replays; None if it was not requested, or is not possible for the target."""
+        settings = self._settings
+        if not settings.replay:
+            return None
+        reason = why_not_replayed(PLAIN, self._loaded)
+        if reason is not None:
+            self.notes += (f"all drafters are measured for real, none is replayed: {reason}",)
+            return None
+        longest = sorted(len(prompt.ids) for prompt in self._prompts)
+        return Prediction(
+            self._loaded,
+            self._tokenizer,
+            record=self._record,
+            cell=self._cell,
+            journal=Journal(self._loaded.model.fingerprint, {**facts, "stage": "replay"}),
+            temperatures=settings.temperatures,
+            prefix=longest[len(longest) // 2] + settings.max_tokens // 2,
+            seconds=60 * settings.minutes * REPLAY_SHARE,
+            clock=clock,
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all texts must be equal to those of plain decoding."""
+        return self._loaded.model.is_exact
+
+    @property
+    def num_candidates(self) -> int:
+        """Number of drafters that are measured first."""
+        return len(self._first)
+
+    @property
+    def current(self) -> Contest:
+        """The stage that runs: replays until the first text is measured for real."""
+        return self.contest if self.prediction is None or self.contest.num_samples else self.prediction.contest
+
+    @property
+    def num_samples(self) -> int:
+        """Number of texts so far, replayed ones included."""
+        replayed = 0 if self.prediction is None else self.prediction.contest.num_samples
+        return self.contest.num_samples + replayed
+
+    @property
+    def predicted(self) -> list[Standing]:
+        """Results of the replays; empty without them."""
+        return [] if self.prediction is None else self.prediction.contest.standings()
+
+    def run(self) -> Iterator[Cell]:
+        """Replay, then measure; yields after every text. Measurements are kept if the iteration stops early."""
+        first, unreplayed = self._first, {one.name for one in self._first}
+        if self.prediction is not None:
+            yield from self.prediction.run(self._first)
+            unreplayed = set(self.prediction.unreplayed)
+            first = [*self.prediction.contest.alive, *(one for one in self._first if one.name in unreplayed)]
+        yield from self.contest.run(first, lambda one: variants_of(one, self._loaded) if one.name in unreplayed else [])
+
+    def forget(self) -> None:
+        """Remove all measurements."""
+        self.journal.remove()
+        if self.prediction is not None:
+            self.prediction.journal.remove()
+
+    def result(self) -> TunedDraft | None:
+        """Return the fastest drafter; None before the first text. Plain decoding if no drafter is faster."""
+        best = self.contest.best()
+        return None if best is None else self._result(best)
+
+    def _result(self, best: Standing) -> TunedDraft:
+        return TunedDraft(
+            model=self._settings.model,
+            fingerprint=self._loaded.model.fingerprint,
+            draft=with_full_paths(best.candidate.draft),
+            plan=best.candidate.plan,
+            speedup=round(best.speedup, 4),
+            spread=(round(best.low, 4), round(best.high, 4)),
+            texts=best.texts,
+            temperatures=self._settings.temperatures,
+            conditions=self._conditions,
+            date=now(),
+        )
+
+    def _facts(self, prompts: str) -> dict[str, Any]:
+        settings = self._settings
+        shared = (prompts, settings.limit, settings.max_tokens, settings.temperatures, settings.seed)
+        return {"settings": shared, **self._conditions}
+
+    def _cell(self, number: int) -> Cell:
+        """Return a cell: prompts in turn, and temperatures in turn, shifted when the prompts begin again."""
+        repeat, prompt = divmod(number, len(self._prompts))
+        temperatures = self._settings.temperatures
+        temperature = temperatures[
+            (number + repeat * (len(self._prompts) % len(temperatures) == 0)) % len(temperatures)
+        ]
+        return Cell(number, prompt, temperature, self._settings.seed + repeat)
+
+    def _params(self, cell: Cell) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self._settings.max_tokens, temperature=cell.temperature, seed=cell.seed, ignore_eos=True
+        )
+
+    def _record(self, cell: Cell, layers: Sequence[int]) -> RecordedText:
+        return record_text(self._llm(PLAIN), self._prompts[cell.prompt].ids, self._params(cell), layers)
+
+    def _write(self, candidate: Candidate, cell: Cell) -> Sample:
+        (done,) = self._llm(candidate).generate([list(self._prompts[cell.prompt].ids)], self._params(cell))
+        return sample_of(done)
+
+    def _llm(self, candidate: Candidate) -> LLM:
+        """Return the model with a drafter, without state of earlier texts."""
+        params = SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0, ignore_eos=True)
+        return self._models.get(candidate, self._prompts[0].ids, params)
+
+
+def across_categories(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return the prompts with categories in turn, so that few prompts are of many categories."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.task.category, []).append(prompt)
+    return [prompt for row in zip_longest(*groups.values()) for prompt in row if prompt is not None]
+
+
+def with_full_paths(draft: str) -> str:
+    """Return a spec whose paths do not depend on the working folder."""
+    parts = []
+    for part in draft.split("+"):
+        head, comma, options = part.partition(",")
+        name, colon, argument = head.partition(":")
+        if name in ("head", "model") and colon and expanded(argument).exists() and not is_name(name, argument):
+            argument = str(expanded(argument).resolve())
+        parts.append(f"{name}{colon}{argument}{comma}{options}")
+    return "+".join(parts)
+
+
+def is_name(kind: str, argument: str) -> bool:
+    """Return whether an argument names something of the package, which precedes a folder of that name."""
+    return argument in CATALOGUE if kind == "model" else head_folder(argument) != Path(argument)

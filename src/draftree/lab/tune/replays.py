@@ -1,0 +1,358 @@
+"""Replays of candidates on recorded texts: their rounds are exact, their seconds are predicted.
+
+The drafter, the planner and the engine run for real; passes of the target take their measured time by rows. A draft
+model may be faster here than beside the target, which uses the same caches: the best candidates are measured for real.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from draftree.assembly import choose_methods
+from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.errors import ConfigurationError, DraftreeError
+from draftree.lab.tune.candidates import VERIFY, Candidate, variants_of
+from draftree.lab.tune.contest import FIRST_RUNG, CandidateModels, Cell, Contest, Journal, Sample, sample_of
+from draftree.llm import LLM
+from draftree.loading.loaded import LoadedModel
+from draftree.models.base import Extend, LanguageModel, Pass
+from draftree.models.replay.model import ReplayModel
+from draftree.models.replay.text import RecordedText, ReplayClock, ReplayCosts
+from draftree.models.source import EncoderDecoder
+from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+REPEATS = 5
+CHUNK_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """Seconds of passes and picks by rows, interpolated between the measured numbers.
+
+    Attributes:
+        passes: seconds of a pass by rows.
+        picks: for each temperature seconds of the picks by rows.
+    """
+
+    passes: Mapping[int, float]
+    picks: Mapping[float, Mapping[int, float]] = field(default_factory=dict)
+
+    def pass_seconds(self, rows: int) -> float:
+        """Return the seconds of a pass over so many tokens."""
+        return interpolated(self.passes, rows)
+
+    def pick_seconds(self, rows: int, temperature: float) -> float:
+        """Return the seconds of the picks of so many rows; 0 at a temperature that was not measured."""
+        known = self.picks.get(temperature)
+        return 0.0 if known is None else interpolated(known, rows)
+
+
+def interpolated(known: Mapping[int, float], rows: int) -> float:
+    """Return a value between the measured ones; beyond the last by its ratio per row."""
+    counts = sorted(known)
+    place = bisect.bisect_left(counts, rows)
+    if place == len(counts):
+        return known[counts[-1]] * rows / counts[-1]
+    if counts[place] == rows or place == 0:
+        return known[counts[place]]
+    low, high = counts[place - 1], counts[place]
+    share = (rows - low) / (high - low)
+    return (1 - share) * known[low] + share * known[high]
+
+
+def record_text(llm: LLM, prompt: Sequence[int], params: SamplingParams, layers: Sequence[int] = ()) -> RecordedText:
+    """Write a text and return it with the states of these layers.
+
+    Args:
+        llm: the target without a drafter.
+        prompt: token ids.
+        params: with a seed.
+        layers: layers whose input is recorded, counted from 0; the number of layers is the output of the last one.
+    """
+    assert params.seed is not None, "a text that is replayed has a seed"
+    (done,) = llm.generate([list(prompt)], params, progress=False)
+    tokens = tuple(done.token_ids)
+    wanted = tuple(sorted(set(layers)))
+    hidden = states_of(llm.model, (*prompt, *tokens[:-1]), wanted) if wanted else None
+    is_ended = done.finish_reason == "stop"
+    return RecordedText(tuple(prompt), tokens, params, params.seed, is_ended, wanted, hidden)
+
+
+def states_of(model: LanguageModel, tokens: Sequence[int], layers: tuple[int, ...]) -> Tensor:
+    """Return hidden states of a text, shape (tokens, layers, hidden), by passes over up to 512 tokens."""
+    model.reserve(model.num_open + 1, len(tokens))
+    slot = model.open()
+    found = []
+    try:
+        for start in range(0, len(tokens), CHUNK_ROWS):
+            chunk = list(tokens[start : start + CHUNK_ROWS])
+            job = Extend(slot, chunk, range(-1, len(chunk) - 1), logits_at=())
+            hidden = model.run(Pass([job], capture=layers)).hidden
+            assert hidden is not None, "the pass captured layers"
+            found.append(hidden.clone())
+            model.commit(slot, range(len(chunk)))
+    finally:
+        model.close(slot)
+    return torch.cat(found)
+
+
+def measure_round_costs(
+    model: LanguageModel,
+    *,
+    max_rows: int,
+    prefix: int,
+    temperatures: Sequence[float],
+    clock: Clock = SYSTEM_CLOCK,
+) -> MeasuredCosts:
+    """Measure passes and picks by rows after a prefix; the numbers of rows take turns, and medians count.
+
+    Args:
+        model: the target.
+        max_rows: most tokens of a pass.
+        prefix: tokens before the pass.
+        temperatures: temperatures of the picks.
+        clock: of the measurement.
+    """
+    widths = [rows for rows in ROWS if rows < max_rows] + [max_rows]
+    prefix = max(1, min(prefix, model.max_length - max_rows))
+    tokens = [(7 + 31 * place) % model.vocab_size for place in range(prefix + max_rows)]
+    model.reserve(model.num_open + 1, prefix + max_rows)
+    slot = model.open_probe()
+    passes: dict[int, list[float]] = {rows: [] for rows in widths}
+    picks: dict[float, dict[int, list[float]]] = {one: {rows: [] for rows in widths} for one in temperatures}
+    controls = {one: controls_of(model, one) for one in temperatures}
+    try:
+        model.run(Pass([Extend(slot, tokens[:prefix], range(-1, prefix - 1), logits_at=())]))
+        model.commit(slot, range(prefix))
+        for repeat in range(-1, REPEATS):
+            for rows in widths:
+                for temperature in temperatures:
+                    chain = tokens[prefix : prefix + rows]
+                    model.synchronize()
+                    start = clock()
+                    logits = model.run(Pass([Extend(slot, chain, range(-1, rows - 1))])).logits
+                    model.synchronize()
+                    between = clock()
+                    paths = [chain[1:stop] for stop in range(1, rows + 1)]
+                    own = DistributionRows(History(tokens[: prefix + 1]), controls[temperature], paths)
+                    with Distributions(logits, [own]) as distributions:
+                        distributions.picks()
+                        distributions.finite([range(rows)])
+                    end = clock()
+                    model.commit(slot, ())
+                    if repeat >= 0:  # the first passes of a shape are slower
+                        passes[rows].append(between - start)
+                        picks[temperature][rows].append(end - between)
+    finally:
+        model.close(slot)
+    return MeasuredCosts(medians(passes), {one: medians(by_rows) for one, by_rows in picks.items()})
+
+
+def medians(seconds: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    """Return the median of each number of rows."""
+    return {rows: statistics.median(each) for rows, each in seconds.items()}
+
+
+def controls_of(model: LanguageModel, temperature: float) -> Controls:
+    """Return controls with a temperature only."""
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
+    return build_controls(params, vocab_size=model.vocab_size, seed=0)
+
+
+def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
+    """Return why a candidate cannot be replayed; None if nothing is known against it before it is built."""
+    model = loaded.model
+    if isinstance(model, EncoderDecoder):
+        return "the target is an encoder-decoder model"
+    if model.applies_controls:
+        return "the target runs on another machine"
+    if candidate.is_plain:
+        return None
+    traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
+    if traits.wants_picks:
+        return "it learns from the target's picks beside the text"
+    if traits.ahead or traits.alternates:
+        return "it drafts while the target verifies"
+    return None
+
+
+def layers_of(candidates: Sequence[Candidate], loaded: LoadedModel) -> tuple[int, ...]:
+    """Return the layers of the target whose states these candidates need, counted from 0."""
+    needed: set[int] = set()
+    for candidate in candidates:
+        if not candidate.is_plain:
+            features = choose_methods(candidate.draft, VERIFY, candidate.plan).traits.features
+            needed |= {layer if layer >= 0 else loaded.model.num_layers + 1 + layer for layer in features}
+    return tuple(sorted(needed))
+
+
+def rows_of(candidates: Sequence[Candidate]) -> int:
+    """Return the most tokens of a pass with these candidates."""
+    nodes = [choose_methods(one.draft, VERIFY, one.plan).planner.default_nodes for one in candidates]
+    return 1 + max(nodes, default=1)
+
+
+class Replays:
+    """Candidates on a replayed target.
+
+    Args:
+        loaded: the recorded target.
+        tokenizer: its tokenizer.
+        costs: seconds of its passes.
+        trust_remote_code: whether Python code in folders of drafters may run.
+        clock: measures drafts and planning.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer | None,
+        costs: ReplayCosts,
+        *,
+        trust_remote_code: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        charged = ReplayClock(clock)
+        self._model = ReplayModel(loaded.model, costs, charged)
+        self._models = CandidateModels(
+            replace(loaded, model=self._model), tokenizer, trust_remote_code=trust_remote_code, clock=charged
+        )
+
+    def why_not(self, candidate: Candidate, text: RecordedText) -> str | None:
+        """Return why a candidate cannot be replayed, by replaying a text; None if it can."""
+        try:
+            self.write(candidate, text)
+        except DraftreeError as error:
+            self._models.drop(candidate)
+            return str(error)
+        return None
+
+    def write(self, candidate: Candidate, text: RecordedText) -> Sample:
+        """Replay a text with a candidate; the sample has predicted seconds.
+
+        Raises:
+            ConfigurationError: the drafter needs more of the target than a replay has.
+            UnsupportedModelError: likewise, found during drafting.
+        """
+        self._model.text = text
+        llm = self._models.get(candidate, text.prompt, text.params)
+        (done,) = llm.generate([list(text.prompt)], text.params, progress=False)
+        if tuple(done.token_ids) != text.tokens:
+            raise ConfigurationError(f"the replay of {candidate.name} wrote another text: please report this")
+        return sample_of(done)
+
+
+NUM_BEST = 3
+"""Candidates that are measured for real after the replays."""
+
+
+class Prediction:
+    """Replays of all candidates, text by text; the slower half is dropped after each rung. Mutated by `run`.
+
+    Args:
+        loaded: the target.
+        tokenizer: its tokenizer.
+        record: writes the text of a cell plainly, with states of layers, and returns it.
+        cell: the cell of a number.
+        journal: predictions of an earlier run, which are not repeated.
+        temperatures: temperatures of the texts.
+        prefix: typical number of tokens before a pass.
+        seconds: duration after which no new text is begun.
+        clock: returns seconds.
+
+    Attributes:
+        contest: predictions so far.
+        unreplayed: for every candidate that cannot be replayed the reason; these are measured for real.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        record: Callable[[Cell, Sequence[int]], RecordedText],
+        cell: Callable[[int], Cell],
+        journal: Journal,
+        temperatures: Sequence[float],
+        prefix: int,
+        seconds: float,
+        clock: Clock,
+    ) -> None:
+        self._loaded, self._tokenizer = loaded, tokenizer
+        self._record, self._cell = record, cell
+        self._temperatures, self._prefix, self._clock = tuple(dict.fromkeys(temperatures)), prefix, clock
+        self.journal, known = journal, journal.read()
+        self.num_known = len(known)
+        self.unreplayed: dict[str, str] = {}
+        self._layers: tuple[int, ...] = ()
+        self._text: tuple[int, RecordedText] | None = None
+        self._replays: Replays | None = None
+        self._max_rows = 1
+        self.contest = Contest(
+            self._write,
+            cell,
+            samples=known,
+            keep=journal.add,
+            num_texts=FIRST_RUNG,
+            is_exact=False,
+            seconds=seconds,
+            clock=clock,
+            finalists=NUM_BEST,
+            slower="slower in replays",
+        )
+
+    def run(self, first: Sequence[Candidate]) -> Iterator[Cell]:
+        """Replay; yields after every text. The best ones are `contest.alive` afterwards.
+
+        Args:
+            first: the candidates, without plain decoding.
+        """
+        for one in first:
+            reason = why_not_replayed(one, self._loaded)
+            if reason is not None:
+                self.unreplayed[one.name] = reason
+        left = [one for one in first if one.name not in self.unreplayed]
+        family = [*left, *(variant for one in left for variant in variants_of(one, self._loaded))]
+        self._layers, self._max_rows = layers_of(family, self._loaded), rows_of(family)
+        for one in left:
+            reason = self._built().why_not(one, self._recorded(self._cell(0)))
+            if reason is not None:
+                self.unreplayed[one.name] = reason
+        left = [one for one in left if one.name not in self.unreplayed]
+        yield from self.contest.run(left, lambda one: variants_of(one, self._loaded))
+        self._replays = self._text = None  # draft models of the candidates that were dropped
+
+    def _write(self, candidate: Candidate, cell: Cell) -> Sample:
+        return self._built().write(candidate, self._recorded(cell))
+
+    def _built(self) -> Replays:
+        """Return the replays; the first call measures the target's passes."""
+        if self._replays is None:
+            costs = measure_round_costs(
+                self._loaded.model,
+                max_rows=self._max_rows,
+                prefix=self._prefix,
+                temperatures=self._temperatures,
+                clock=self._clock,
+            )
+            self._replays = Replays(
+                self._loaded, self._tokenizer, costs, trust_remote_code=self._loaded.runs_code, clock=self._clock
+            )
+        return self._replays
+
+    def _recorded(self, cell: Cell) -> RecordedText:
+        """Return the text of a cell; only the last one is kept, with its states."""
+        if self._text is None or self._text[0] != cell.number:
+            self._text = cell.number, self._record(cell, self._layers)
+        return self._text[1]

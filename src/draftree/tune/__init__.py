@@ -1,1 +1,0 @@
-"""Tuning: one-time measurements of a model that improve its drafting, stored for later runs."""
