@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from draftree import LLM, BeamSearchParams
-from draftree.beam.loop import BeamSearch
+from draftree.beam.search import BeamSearch
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import LanguageModel
 

@@ -13,8 +13,8 @@ from typing import Any
 from beam_methods import method_of, prompt_of
 
 from draftree import LLM, BeamSearchParams
-from draftree.beam.loop import BeamSearch
-from draftree.beam.state import TextSearch
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import SequenceSearch
 from draftree.core.svg import save_svg
 from draftree.core.tree import ROOT
 from draftree.models.base import Extend, LanguageModel, Pass
@@ -48,7 +48,7 @@ def live_beams(model: LanguageModel, prompt: list[int], width: int, tokens: int)
     """Return the texts of the beams after each step."""
     found: dict[int, list[tuple[int, ...]]] = {}
 
-    def note(text: TextSearch) -> None:
+    def note(text: SequenceSearch) -> None:
         found[text.num_steps] = [beam.tokens for beam in text.live]
 
     params = BeamSearchParams(beam_width=width, max_new_tokens=tokens, ignore_eos=True)

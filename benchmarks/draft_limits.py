@@ -34,8 +34,8 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
-from draftree.heads.shipped.catalogue import head_folder
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import TargetParts
+from draftree.heads.shipped import head_folder
 from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
 from draftree.train.batches import Batch, first_chain
 from draftree.train.boost import trainee_of

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import LLM, BeamSearchParams
-from draftree.beam.trace import BeamTrace
-from draftree.beam.tree_svg import tree_svg
+from draftree.beam.trace import BeamTrace, tree_svg
 
 FOLDER = Path(__file__).resolve().parent / "guides/images"
 PROMPT = "Once upon a time, there was a little"

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftree.heads.config import HeadConfig
-from draftree.heads.folders import write_head
-from draftree.heads.kinds import head_class
+from draftree.heads.folders import head_class, write_head
 from draftree.heads.vocabulary import DraftVocabulary
 
 __all__ = ["HEAD", "HEAD_CONFIG", "present"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.drafters import DRAFTERS
-from draftree.heads.kinds import CLASSES
+from draftree.heads.folders import CLASSES
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 from generator.markdown import code, page, table

@@ -11,12 +11,11 @@ from typing import Unpack, final
 
 from draftree.arguments import Messages, Prompt
 from draftree.async_prompts import AsyncPromptEncoder
-from draftree.beam.forest import CHUNK
-from draftree.beam.loop import BeamSearch
-from draftree.beam.opening import BeamPrompt
+from draftree.beam.forest import CHUNK, BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import TextSearch
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import SequenceSearch
 from draftree.beams import beam_opening, decoder_of
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
 from draftree.engine.engine import Engine
@@ -63,7 +62,7 @@ class BeamWork(Background):
         self._search = BeamSearch(
             engine.parts.target, end_ids=end_ids, decode_after=decoder_of(tokenizer), has_room=self._has_room
         )
-        self._promises: dict[TextSearch, Future[BeamResult]] = {}
+        self._promises: dict[SequenceSearch, Future[BeamResult]] = {}
         self._num_finished = 0
 
     @property

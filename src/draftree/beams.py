@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from draftree.arguments import Messages, Prompt, prompt_list
-from draftree.beam.opening import BeamPrompt
+from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
@@ -24,7 +24,7 @@ from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from draftree.beam.state import Decode, OnStep
+    from draftree.beam.sequence import Decode, OnStep
 
 AnyPrompt = Prompt | Messages | np.ndarray
 BeamParams = BeamSearchParams | Sequence[BeamSearchParams] | None
@@ -74,8 +74,8 @@ class BeamSearching:
             UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
         """
         # not imported by starts that search nothing
-        from draftree.beam.drafting.choice import beam_drafter
-        from draftree.beam.loop import BeamSearch
+        from draftree.beam.drafting import beam_drafter
+        from draftree.beam.search import BeamSearch
 
         start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]

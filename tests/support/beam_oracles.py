@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
+from draftree.beam.search import BeamSearch
 from draftree.loading.load import wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.table import Table

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from draftree.heads.base import Head
+from draftree.heads.base import Head, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.kinds import head_class
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.folders import head_class
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
 

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.heads.base import FeatureHead
+from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.folders import write_head
-from draftree.heads.kinds import head_class
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.folders import head_class, write_head
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
 

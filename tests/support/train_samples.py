@@ -11,8 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftree.core.noise import Noise, gumbel
-from draftree.heads.base import FeatureHead
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.train.data.texts import Text, TopRows

@@ -1,4 +1,4 @@
-"""Selection of candidates on tensors, without waiting for the device.
+"""Live beams, and the selection of their continuations on tensors without waiting for the device.
 
 The order is total: score descending, then rank of the parent beam, then token id.
 """
@@ -6,12 +6,69 @@ The order is total: score descending, then rank of the parent beam, then token i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.beam.forest import Tip
 from draftree.core.transfer import on_host
+
+Columns = tuple[list[float], list[int], list[float]]
+"""Scores, places and log-probabilities of the candidates of a group."""
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """A text in progress.
+
+    Attributes:
+        tips: end of the beam in the forest of each model.
+        draft_tips: end of the beam in the forests of the drafter.
+        tokens: generated tokens.
+        score: cumulative log-probability.
+        logprobs: what each token added to it.
+        ranks: for each token the rank of the beam that it continued.
+        state: state of the strategy.
+        trie_node: node of the trie that the text has reached.
+        attention: for each token the weights of cross-attention with which it was predicted, if they are wanted.
+    """
+
+    tips: list[Tip]
+    tokens: tuple[int, ...] = ()
+    score: float = 0.0
+    logprobs: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    state: Any = None
+    trie_node: int = 0
+    draft_tips: list[Tip] = field(default_factory=list)
+    attention: tuple[np.ndarray, ...] = ()
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether every model has scored it."""
+        return all(tip.row is not None for tip in self.tips)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A continuation on the host.
+
+    Attributes:
+        parent: the beam that it continues.
+        rank: rank of the parent in its group.
+        token: the token.
+        score: cumulative log-probability.
+        logprob: what the token added to the score.
+    """
+
+    parent: Beam
+    rank: int
+    token: int
+    score: float
+    logprob: float
 
 
 class Candidates(NamedTuple):
@@ -98,3 +155,24 @@ def drawn(logprobs: Tensor, scores: Tensor, count: int, generator: torch.Generat
     count = min(count, int((weights > 0).sum()))
     places = torch.multinomial(weights, count, generator=generator).to(totals.device)
     return at_places(totals, logprobs, places)
+
+
+def keep_top(logprobs: Tensor, *, top_k: int, top_p: float, least: int = 1) -> Tensor:
+    """Return log-probabilities with -inf at tokens outside of the filters; the others stay unchanged.
+
+    Args:
+        logprobs: shape (rows, vocab).
+        top_k: number of most likely tokens; 0 keeps all. Tokens equal to the last of them are kept too.
+        top_p: the most likely tokens that together have this probability, the one that crosses it included.
+        least: tokens of a row that are kept in any case.
+    """
+    vocab = logprobs.shape[-1]
+    if top_k:
+        lowest = logprobs.topk(min(max(top_k, least), vocab), dim=-1).values[:, -1:]
+        logprobs = logprobs.masked_fill(logprobs < lowest, -math.inf)
+    if top_p < 1.0:
+        ascending, order = logprobs.sort(dim=-1)
+        tail = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+        tail[:, -min(least, vocab) :] = False
+        logprobs = logprobs.masked_fill(tail.scatter(-1, order, tail), -math.inf)
+    return logprobs

@@ -1,21 +1,238 @@
-"""Live beams as nodes of tentative trees: what is stored, what is committed, and when a tree is split.
+"""The token trees of a sequence's live beams: what is stored, what is committed, and when a tree is split.
 
-The tree of a text is in one slot. The common prefix of the live beams is committed, and nodes of no live beam are
+The tree of a sequence is in one slot. The common prefix of the live beams is committed, and nodes of no live beam are
 dropped, when that pays. If the live nodes exceed the capacity, or the model accepts chains only, some beams move to a
 fork of the slot, where their own nodes are computed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from draftree.beam.opening import BeamPrompt, beam_prompt, open_slot
-from draftree.beam.trunk import Row, Tip, Trunk
+from draftree.core.errors import InvalidRequestError
+from draftree.core.transfer import to_device
 from draftree.core.tree import ROOT, TokenTree
-from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel
+from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel, Slot
+from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source
+from draftree.sampling.decoding_rules import DecodingRules
+
+
+@dataclass(frozen=True, slots=True)
+class BeamPrompt:
+    """The beginning of a text.
+
+    Attributes:
+        tokens: the prompt of a causal model, or the decoder's prompt; at least one token.
+        source: what the decoder decodes from; None for causal models.
+        source_length: number of positions of the source.
+        rules: settings of the generation configuration that hold for the text; None for none.
+        forced: tokens with which every text begins, with a score of 0.
+    """
+
+    tokens: Sequence[int]
+    source: Source | None = None
+    source_length: int = 0
+    rules: DecodingRules | None = None
+    forced: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The tokens that were given: those of the source, or the prompt."""
+        return tuple(self.tokens) if self.source is None else self.source.tokens
+
+    @property
+    def length(self) -> int:
+        """Number of tokens to which the lengths of texts relate: those of the source, or of the prompt."""
+        return len(self.tokens) if self.source is None else self.source_length
+
+
+def beam_prompt(prompt: Sequence[int] | BeamPrompt) -> BeamPrompt:
+    """Return token ids as the beginning of a causal model's text."""
+    return prompt if isinstance(prompt, BeamPrompt) else BeamPrompt(tuple(prompt))
+
+
+def open_slot(model: LanguageModel, prompt: BeamPrompt) -> Slot:
+    """Return a slot of the target or of an ensemble's model, on the source if there is one."""
+    if prompt.source is None:
+        return model.open()
+    assert isinstance(model, EncoderDecoder), "only encoder-decoder models are searched with a source"
+    return model.open_on(prompt.source)
+
+
+def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
+    """Check that a model reads the prompt's source, or needs none.
+
+    Args:
+        model: the model.
+        prompt: the prompt.
+        name: parameter that gave the model.
+
+    Raises:
+        InvalidRequestError: the model needs a source and there is none, or the other way round.
+    """
+    if isinstance(model, EncoderDecoder) != (prompt.source is not None):
+        reads, given = ("no source", "has one") if prompt.source is not None else ("a source", "has none")
+        raise InvalidRequestError(
+            f"{name}: {type(model).__name__} reads {reads}, and the prompt {given}; encoder-decoder models and causal "
+            "models are searched separately",
+            param=name,
+        )
+    if isinstance(model, EncoderDecoder) and prompt.source is not None and not isinstance(prompt.source, HiddenSource):
+        wanted = model.feature_shape
+        shape = prompt.source.features.shape if isinstance(prompt.source, FeatureSource) else None
+        if wanted != shape:
+            wanted_kind, kind = ("token ids" if one is None else f"features of shape {one}" for one in (wanted, shape))
+            raise InvalidRequestError(f"{name}: the model reads {wanted_kind}, and the source is {kind}", param=name)
+
+
+class Row(NamedTuple):
+    """The results of a pass for one node.
+
+    Attributes:
+        logits: logits of the pass, shape (rows, vocab).
+        place: row of the node.
+        attention: weights of the node's cross-attention, float32 of shape (source length,); None if not wanted.
+    """
+
+    logits: Tensor
+    place: int
+    attention: np.ndarray | None = None
+
+
+def gathered(rows: Sequence[Row]) -> Tensor:
+    """Return rows as one tensor, shape (rows, vocab); read only."""
+    first = rows[0].logits
+    places = [row.place for row in rows]
+    if any(row.logits is not first for row in rows):
+        return torch.stack([row.logits[row.place] for row in rows])
+    return first if places == list(range(len(first))) else first[to_device(places, first.device)]
+
+
+@dataclass(slots=True, eq=False)
+class Trunk:
+    """One slot and its tree; nodes from `num_stored` on are computed by the next pass.
+
+    Attributes:
+        slot: the slot.
+        tokens: token of each node.
+        parents: parent of each node.
+        num_stored: number of nodes that are computed.
+        children: node by parent and token.
+        wanted: nodes whose logits the next pass returns.
+        rows: logits of the nodes that are scored.
+    """
+
+    slot: Slot
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    num_stored: int = 0
+    children: dict[tuple[int, int], int] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def child(self, parent: int, token: int, *, is_wanted: bool) -> int:
+        """Return the node of a token after `parent`; a new one is computed by the next pass."""
+        node = self.children.get((parent, token))
+        if node is None:
+            node = self.children[parent, token] = len(self.tokens)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            if is_wanted:
+                self.wanted.add(node)
+        return node
+
+    def grown(self, node: int, tokens: Sequence[int]) -> int:
+        """Append a path after a node, of which only the last token's logits are wanted; returns its end."""
+        for token in tokens:
+            node = self.child(node, token, is_wanted=False)
+        if node not in self.rows:
+            self.wanted.add(node)
+        return node
+
+    def live(self, tips: Sequence[int]) -> list[int]:
+        """Return the nodes of the paths to these tips, ascending."""
+        found: set[int] = set()
+        for tip in tips:
+            node = tip
+            while node != ROOT and node not in found:
+                found.add(node)
+                node = self.parents[node]
+        return sorted(found)
+
+    def scored_below(self, tips: Sequence[int]) -> list[int]:
+        """Return the scored nodes after these tips, ascending."""
+        below, found = set(tips), []
+        for node in range(min(tips) + 1, self.num_stored):
+            if self.parents[node] in below and node in self.rows and node not in below:
+                below.add(node)
+                found.append(node)
+        return found
+
+    def common(self, live: Sequence[int], tips: Sequence[int]) -> list[int]:
+        """Return the path from the root that the paths to all tips share; stored nodes only, and no tip."""
+        path: list[int] = []
+        ends = set(tips)
+        children: dict[int, list[int]] = {}
+        for node in live:
+            children.setdefault(self.parents[node], []).append(node)
+        node = ROOT
+        while len(below := children.get(node, [])) == 1:
+            node = below[0]
+            if node >= self.num_stored or node in ends:
+                break
+            path.append(node)
+        return path
+
+    def tail(self, node: int, depth: int) -> list[int]:
+        """Return the tokens of the path to a node, without the first `depth`."""
+        tokens = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1][depth:]
+
+    def keep(self, nodes: Sequence[int], end: int) -> Mapping[int, int]:
+        """Drop all other nodes; `end` becomes the root. Returns the new number of each node.
+
+        Args:
+            nodes: ascending; the parents of each are among them, or `end`.
+            end: last node that has been committed, or the root.
+        """
+        place = {end: ROOT} | {node: index for index, node in enumerate(nodes)}
+        self.parents = [place[self.parents[node]] for node in nodes]
+        self.tokens = [self.tokens[node] for node in nodes]
+        self.num_stored = sum(node < self.num_stored for node in nodes)
+        self.children = {pair: node for node, pair in enumerate(zip(self.parents, self.tokens, strict=True))}
+        self.wanted = {place[node] for node in self.wanted if node in place and node != end}
+        self.rows = {place[node]: row for node, row in self.rows.items() if node in place and node != end}
+        return place
+
+    def own_rows(self) -> None:
+        """Copy the logits that are kept, so that those of whole passes are freed and may be overwritten."""
+        if self.rows:
+            nodes = list(self.rows)
+            copied = torch.stack([row.logits[row.place] for row in self.rows.values()])
+            self.rows = {node: Row(copied, index, self.rows[node].attention) for index, node in enumerate(nodes)}
+
+
+@dataclass(slots=True)
+class Tip:
+    """End of a live beam: a node of a trunk."""
+
+    trunk: Trunk
+    node: int
+
+    @property
+    def row(self) -> Row | None:
+        """Its logits; None if it is not scored."""
+        return self.trunk.rows.get(self.node)
+
 
 CHUNK = 512
 """Maximum number of tokens of a text that one pass computes: longer prompts take several passes."""

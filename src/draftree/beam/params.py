@@ -6,19 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from draftree.beam.conflicts import conflicts
-from draftree.beam.param_checks import (
-    allowed_trie,
-    flag,
-    length_bounds,
-    model_list,
-    one_of,
-    optional_model,
-    phrases,
-    prefix_function,
-)
+import numpy as np
+
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.param_checks import (
@@ -30,7 +22,168 @@ from draftree.sampling.param_checks import (
     TokenIds,
     Whole,
     names_are_checked,
+    refuse,
+    require_length,
 )
+
+MAX_PHRASES = 4096
+
+_BOUND = Number(-1e6, 1e6, "four numbers min_a, min_b, max_a, max_b")
+
+
+def one_of(values: Sequence[Any]) -> Callable[[str, Any], Any]:
+    """Return a check for one of these values."""
+
+    def check(name: str, value: Any) -> Any:
+        for allowed in values:
+            if type(value) is type(allowed) and value == allowed:
+                return allowed
+        raise refuse(name, value, "one of " + ", ".join(map(repr, values)))
+
+    return check
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check for a bool."""
+    if not isinstance(value, bool | np.bool_):
+        raise refuse(name, value, "True or False")
+    return bool(value)
+
+
+def phrases(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Check for a list of lists of token ids, none empty."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise refuse(name, value, "a list of phrases, each a list of at least one token id")
+    require_length(name, value, MAX_PHRASES, "phrases")
+    found = tuple(map(partial(TokenIds(), name), value))
+    if not all(found):
+        raise refuse(name, value, "a list of phrases, each a list of at least one token id")
+    return found
+
+
+def prefix_function(name: str, value: Any) -> Any:
+    """Check for a function or None."""
+    if value is not None and not callable(value):
+        raise refuse(name, value, "a function of the prompt's index and the tokens so far")
+    return value
+
+
+def allowed_trie(name: str, value: Any) -> TokenTrie | None:
+    """Check for a trie or None."""
+    if value is not None and not isinstance(value, TokenTrie):
+        raise refuse(name, value, "a TokenTrie")
+    return value
+
+
+def length_bounds(name: str, value: Any) -> tuple[float, float, float, float] | None:
+    """Check for four numbers, or None."""
+    if value is None:
+        return None
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or len(value) != 4:
+        raise refuse(name, value, "four numbers min_a, min_b, max_a, max_b")
+    min_a, min_b, max_a, max_b = (_BOUND(name, item) for item in value)
+    return (min_a, min_b, max_a, max_b)
+
+
+def optional_model(name: str, value: Any) -> Any:
+    """Check for a `LanguageModel` or None; of an `LLM` or a `LoadedModel` the model is taken."""
+    if value is None:
+        return None
+    from draftree.models.base import LanguageModel  # here, so that the command line's help does not wait for torch
+
+    for found in (value, getattr(value, "model", None)):
+        if isinstance(found, LanguageModel):
+            return found
+    raise refuse(name, value, "an LLM or a LanguageModel")
+
+
+def model_list(name: str, value: Any) -> tuple[Any, ...]:
+    """Check for a list of models."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or any(item is None for item in value):
+        raise refuse(name, value, "a list of LLMs or LanguageModels")
+    return tuple(optional_model(name, item) for item in value)
+
+
+def conflicts(params: BeamSearchParams) -> list[tuple[bool, str, str]]:
+    """Return whether each rule is broken, the parameter that it concerns, and what is allowed."""
+    width, groups, is_sampled = params.beam_width, params.num_beam_groups, params.sampling != "none"
+    constrained = bool(params.force_words_ids)
+    return [
+        (params.num_return_sequences > width, "num_return_sequences", f"it must be at most beam_width={width}"),
+        (
+            params.min_new_tokens > params.max_new_tokens and not params.max_len_ratio,
+            "min_new_tokens",
+            f"it must be at most max_new_tokens={params.max_new_tokens}",
+        ),
+        (
+            params.patience != 1.0 and params.early_stopping != "fcfs",
+            "patience",
+            "it counts finished texts with early_stopping='fcfs' only: set that, or leave patience at 1",
+        ),
+        (
+            bool(params.unk_penalty) and params.unk_token_id is None,
+            "unk_penalty",
+            "it needs unk_token_id: give the id of the unknown token",
+        ),
+        (width % groups > 0, "num_beam_groups", f"it must divide beam_width={width}"),
+        (
+            groups == 1 and params.diversity_penalty != 0.0,
+            "diversity_penalty",
+            "it acts between groups: set num_beam_groups to 2 or more",
+        ),
+        (
+            params.diversity_discount != 0.0 and not params.diversity_penalty,
+            "diversity_discount",
+            "it weights diversity_penalty: set that too",
+        ),
+        (
+            (params.top_k != 0 or params.top_p != 1.0) and not is_sampled,
+            "top_k" if params.top_k else "top_p",
+            "it acts on draws: set sampling to 'beam' or 'independent'",
+        ),
+        (
+            sum((groups > 1, params.sibling_penalty != 0.0, is_sampled, constrained)) > 1,
+            "num_beam_groups" if groups > 1 else "sibling_penalty" if params.sibling_penalty else "sampling",
+            "num_beam_groups, sibling_penalty, sampling and force_words_ids exclude each other: keep one",
+        ),
+        (
+            params.prefix_allowed_tokens_fn is not None and params.allowed_trie is not None,
+            "allowed_trie",
+            "it excludes prefix_allowed_tokens_fn: keep one",
+        ),
+        (params.ordered and not constrained, "ordered", "it orders force_words_ids: give those"),
+        (params.strict and not constrained, "strict", "it concerns force_words_ids: give those"),
+        (
+            not params.count_prefix and not params.prefix_token_ids,
+            "count_prefix",
+            "it concerns prefix_token_ids: give those",
+        ),
+        (
+            params.prefix_bias_beta != 0.0 and not (params.prefix_token_ids and params.count_prefix),
+            "prefix_bias_beta",
+            "it needs prefix_token_ids, whose log-probabilities count",
+        ),
+        (
+            params.lm_weight != 1.0 and params.lm_model is None,
+            "lm_weight",
+            "it weights lm_model: give that",
+        ),
+        (
+            params.match_source_len and params.length_bounds is not None,
+            "length_bounds",
+            "it excludes match_source_len: keep one",
+        ),
+        (
+            params.sampling == "independent" and params.eos_rule != "top_k",
+            "eos_rule",
+            "every beam is sampled by its parameters: leave it at 'top_k'",
+        ),
+    ]
+
 
 PrefixFunction = Callable[[int, Sequence[int]], Sequence[int]]
 LENGTH_BASES = ("generated", "generated_without_end", "prompt_and_generated")

@@ -1,26 +1,254 @@
-"""Passes of models over forests, log-probabilities of beams, and the one read of a step."""
+"""Forward passes over the trees of beams, the log-probabilities of beams with the rules that change them, and the one
+read of a step.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.beam.candidates import Candidates
-from draftree.beam.forest import CHUNK, Forest
-from draftree.beam.group import Beam, Columns
-from draftree.beam.hooks import Hooks
-from draftree.beam.quick import is_quick, quick_columns
-from draftree.beam.shaping import combined, next_logprobs, shape
-from draftree.beam.state import TextSearch
-from draftree.beam.trunk import gathered
-from draftree.core.transfer import to_host
+from draftree.beam.candidates import Beam, Candidates, Columns
+from draftree.beam.forest import CHUNK, Forest, gathered
+from draftree.beam.sequence import Hooks, SequenceSearch
+from draftree.beam.strategies import BeamStrategy
+from draftree.core.transfer import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
-from draftree.sampling.logits import Logits
+from draftree.sampling.logits import Logits, Top
+from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
+
+if TYPE_CHECKING:
+    from draftree.sampling.decoding_rules import DecodingRules
+
+
+def restrict(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+    """Apply penalties and bans that precede forced tokens to the rows of these beams, shape (beams, vocab)."""
+    rules = text.opening.rules
+    if rules is None or _is_given(text):
+        return
+    histories = [(*text.prompt, *beam.tokens) for beam in beams]
+    tokens = to_device(histories, logprobs.device)
+    if rules.repetition_penalty != 1.0:
+        own = logprobs.gather(1, tokens)
+        factor = rules.repetition_penalty
+        logprobs.scatter_(1, tokens, torch.where(own < 0, own * factor, own / factor))
+    if rules.no_repeat_ngram_size and not text.params.no_repeat_ngram_size:
+        ban_repeated_ngrams(logprobs, tokens, size=rules.no_repeat_ngram_size)
+    source = () if text.opening.source is None else text.opening.source.tokens
+    if 0 < rules.source_ngram_size <= len(source):
+        read = to_device([source] * len(beams), logprobs.device)
+        ban_ngrams_of_source(logprobs, tokens, read, size=rules.source_ngram_size)
+    _ban_words(logprobs, rules, histories)
+    least = max(rules.min_length - len(text.prompt), rules.min_new_tokens)
+    if text.num_tokens < least and text.ends:
+        logprobs[:, text.end_ids] = -math.inf
+
+
+def _ban_words(logprobs: Tensor, rules: DecodingRules, histories: Sequence[tuple[int, ...]]) -> None:
+    vocab = logprobs.shape[-1]
+    places = [
+        (row, word[-1])
+        for word in rules.bad_words
+        for row, tokens in enumerate(histories)
+        if len(word) <= max(1, len(tokens)) and word[-1] < vocab and tokens[len(tokens) - len(word) + 1 :] == word[:-1]
+    ]
+    if places:
+        rows, tokens = zip(*places, strict=True)
+        logprobs[to_device(rows, logprobs.device), to_device(tokens, logprobs.device)] = -math.inf
+
+
+def force(logprobs: Tensor, text: SequenceSearch) -> None:
+    """Write forced and suppressed tokens into rows of a text's beams, shape (beams, vocab)."""
+    rules, step = text.opening.rules, text.num_tokens
+    if rules is None or _is_given(text):
+        return
+    forced = text.opening.forced
+    if step < len(forced):
+        only(logprobs, forced[step : step + 1], 0.0)
+    if rules.forced_last is not None and text.is_last and text.params.force_eos == "none":
+        only(logprobs, (rules.forced_last,), 0.0)
+    suppressed = (*rules.suppressed, *(rules.suppressed_first if step == len(forced) else ()))
+    if suppressed:
+        inside = sorted({token for token in suppressed if token < logprobs.shape[-1]})
+        logprobs[:, to_device(inside, logprobs.device)] = -math.inf
+
+
+def only(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:
+    """Write -inf over all tokens but these; they keep their log-probabilities, or get this value."""
+    ids = to_device(list(tokens), logprobs.device)
+    kept = logprobs[:, ids] if value is None else torch.full_like(logprobs[:, ids], value)
+    logprobs.fill_(-math.inf)
+    logprobs[:, ids] = kept
+
+
+def _is_given(text: SequenceSearch) -> bool:
+    """Whether the next token is one of `prefix_token_ids`, which settings do not restrict."""
+    return text.num_tokens < len(text.params.prefix_token_ids) and not text.params.prefix_bias_beta
+
+
+def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Return log-probabilities of the next token.
+
+    Args:
+        logits: shape (rows, vocab), float32 or float64; unchanged.
+        temperatures: one for each row.
+    """
+    if set(temperatures) != {1.0}:
+        logits = logits / to_device(temperatures, logits.device, dtype=logits.dtype)[:, None]
+    return logits.log_softmax(dim=-1)
+
+
+def shape(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+    """Write the penalties and bans of a text's parameters into the rows of these beams, shape (beams, vocab)."""
+    params, step = text.params, text.num_tokens
+    restrict(logprobs, text, beams)
+    vocab = logprobs.shape[-1]
+    if params.unk_penalty and params.unk_token_id is not None:
+        logprobs[:, params.unk_token_id] -= params.unk_penalty
+    if params.suppress_tokens:
+        logprobs[
+            :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
+        ] = -math.inf
+    if step < len(params.prefix_token_ids) and params.prefix_bias_beta:
+        _favour(logprobs, text, beams)
+    elif step < len(params.prefix_token_ids):
+        only(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
+    elif text.is_last and params.force_eos != "none":
+        only(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
+    elif step < text.minimum and text.ends:
+        logprobs[:, text.end_ids] = -math.inf
+    if params.no_repeat_ngram_size:
+        before = text.prompt if params.ngram_scope == "all" else ()
+        tokens = to_device([(*before, *beam.tokens) for beam in beams], logprobs.device)
+        ban_repeated_ngrams(logprobs, tokens, size=params.no_repeat_ngram_size)
+    _allow(logprobs, text, beams)
+    force(logprobs, text)
+
+
+def _favour(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+    """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
+    prefix, step, share = text.params.prefix_token_ids, text.num_tokens, text.params.prefix_bias_beta
+    rows = [row for row, beam in enumerate(beams) if beam.tokens == tuple(prefix[:step])]
+    if not rows:
+        return
+    at = to_device(rows, logprobs.device)
+    logprobs[at] += math.log1p(-share)
+    own = logprobs[at, prefix[step]]
+    logprobs[at, prefix[step]] = torch.logaddexp(own, torch.full_like(own, math.log(share)))
+
+
+def combined(own: Tensor, others: Sequence[Tensor], fused: Tensor | None, weight: float) -> Tensor:
+    """Return log-probabilities of an ensemble with shallow fusion.
+
+    Args:
+        own: log-probabilities of the model, shape (rows, vocab).
+        others: those of the other models, same shape; the mean of the probabilities is taken.
+        fused: those of a language model, same shape; None without one.
+        weight: factor of `fused`.
+    """
+    if others:
+        stacked = torch.stack([own, *(other.to(own) for other in others)])
+        own = stacked.logsumexp(dim=0) - math.log(len(stacked))
+    return own if fused is None else own + weight * fused.to(own)
+
+
+def _allow(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+    """Keep what the trie or the function allows."""
+    params, vocab = text.params, logprobs.shape[-1]
+    if params.allowed_trie is not None:
+        nodes = [beam.trie_node for beam in beams]
+        rows, tokens = params.allowed_trie.allowed(nodes, vocab)
+        ending = params.allowed_trie.inner_ends(nodes)
+        if len(ending):
+            # one end token, so that no text is found twice
+            ends = text.end_ids[logprobs[ending][:, text.end_ids].argmax(dim=1)].cpu()
+            rows, tokens = torch.cat([rows, torch.from_numpy(ending)]), torch.cat([tokens, ends])
+    elif params.prefix_allowed_tokens_fn is not None:
+        allowed = [
+            [int(token) for token in params.prefix_allowed_tokens_fn(text.index, [*text.prompt, *beam.tokens])]
+            for beam in beams
+        ]
+        pairs = [(row, token) for row, own in enumerate(allowed) for token in own if 0 <= token < vocab]
+        rows, tokens = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+    else:
+        return
+    rows, tokens = rows.to(logprobs.device), tokens.to(logprobs.device)
+    kept = logprobs[rows, tokens]
+    logprobs.fill_(-math.inf)
+    logprobs[rows, tokens] = kept
+
+
+def is_quick(text: SequenceSearch) -> bool:
+    """Whether the next candidates of a search depend on the plain log-probabilities of one model only."""
+    params, step = text.params, text.num_tokens
+    changes = (
+        not isinstance(text.strategy, BeamStrategy),
+        params.temperature != 1.0,
+        params.models,
+        params.lm_model is not None,
+        params.unk_penalty,
+        params.suppress_tokens,
+        step < len(params.prefix_token_ids),
+        text.is_last and params.force_eos != "none",
+        step < text.minimum and text.ends,
+        params.no_repeat_ngram_size,
+        params.allowed_trie is not None,
+        params.prefix_allowed_tokens_fn is not None,
+        text.opening.rules is not None,
+        params.reads_attention,
+    )
+    return not any(changes)
+
+
+def quick_columns(
+    logits: Logits, texts: Sequence[SequenceSearch], beams: Sequence[Sequence[Beam]]
+) -> tuple[list[list[Columns]], list[bool]]:
+    """Return the candidates of the scored beams of plain searches.
+
+    Args:
+        logits: of the last pass; rows of earlier passes are searched by the same implementation.
+        texts: searches for which `is_quick` holds.
+        beams: scored beams of each text.
+
+    Returns:
+        As `scoring.read`.
+    """
+    rows = [row for own in beams for beam in own if (row := beam.tips[0].row) is not None]
+    with logits.computing():
+        logits = logits.replaced(gathered(rows))
+    width = logits.width
+    counts = [text.strategy.num_candidates(text.params.beam_width, len(text.ends)) for text in texts]
+    top = logits.top([None] * logits.num_rows, min(max(counts), width))
+    found, is_nan, first = [], [], 0
+    for text, own, count in zip(texts, beams, counts, strict=True):
+        places = slice(first, first + len(own))
+        first = places.stop
+        columns, nan = _best(top, places, [beam.score for beam in own], count, width, text)
+        found.append([columns])
+        is_nan.append(nan)
+    return found, is_nan
+
+
+def _best(
+    top: Top, rows: slice, scores: Sequence[float], count: int, width: int, text: SequenceSearch
+) -> tuple[Columns, bool]:
+    """Return the best candidates of some rows: by score, rank of the parent, token."""
+    tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
+    logprobs = np.array([row[:count] for row in top.scores[rows]]) - np.array(top.totals[rows])[:, None]
+    logprobs = np.minimum(logprobs, 0.0)  # a score bounds its continuations, rounding included
+    totals = (logprobs + np.array(scores)[:, None]).ravel()
+    places = (tokens + width * np.arange(len(tokens))[:, None]).ravel()
+    order = np.lexsort((places, -totals))
+    if text.params.eos_rule != "any":
+        order = order[:count]
+    columns = (totals[order].tolist(), places[order].tolist(), logprobs.ravel()[order].tolist())
+    return columns, bool(np.isnan(logprobs).any())
 
 
 @dataclass(slots=True)
@@ -81,7 +309,7 @@ def logprobs_of(beams: Sequence[Sequence[Beam]], place: int, temperatures: Seque
     return next_logprobs(gathered(rows), each)
 
 
-def combined_logprobs(text: TextSearch, own: Tensor, beams: Sequence[Beam]) -> Tensor:
+def combined_logprobs(text: SequenceSearch, own: Tensor, beams: Sequence[Beam]) -> Tensor:
     """Return log-probabilities with those of the ensemble and of shallow fusion.
 
     Args:
@@ -96,7 +324,10 @@ def combined_logprobs(text: TextSearch, own: Tensor, beams: Sequence[Beam]) -> T
 
 
 def candidates_of(
-    scored: Mapping[TextSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], logits: Logits, hooks: Hooks | None
+    scored: Mapping[SequenceSearch, list[list[Beam]]],
+    flat: Sequence[Sequence[Beam]],
+    logits: Logits,
+    hooks: Hooks | None,
 ) -> tuple[list[list[Columns]], list[bool]]:
     """Return the candidates of each group of each text, and whether a row has NaN.
 
@@ -112,9 +343,9 @@ def candidates_of(
     # decided for each text alone: batch mates change no rounding
     quick = [text for text in scored if hooks is None and on_host and is_quick(text)]
     rest = [text for text in scored if text not in quick]
-    found: dict[TextSearch, tuple[list[Columns], bool]] = {}
+    found: dict[SequenceSearch, tuple[list[Columns], bool]] = {}
 
-    def note(texts: Sequence[TextSearch], columns: tuple[list[list[Columns]], list[bool]]) -> None:
+    def note(texts: Sequence[SequenceSearch], columns: tuple[list[list[Columns]], list[bool]]) -> None:
         found.update(zip(texts, zip(*columns, strict=True), strict=True))
 
     if quick:
@@ -125,7 +356,7 @@ def candidates_of(
 
 
 def _whole_rows(
-    scored: Mapping[TextSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], hooks: Hooks | None
+    scored: Mapping[SequenceSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], hooks: Hooks | None
 ) -> tuple[list[list[Columns]], list[bool]]:
     """Return the candidates from log-probabilities of the whole vocabulary, read at once."""
     logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
-from draftree.beam.trace import BeamTrace
-from draftree.beam.tree_svg import tree_svg
+from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.cli.beam_material import (
     AllowedTexts,
     Ensemble,

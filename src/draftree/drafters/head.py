@@ -26,16 +26,13 @@ from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_sha
 from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.drafters.tree_builder.learning_stepper import LearningStepper
-from draftree.heads.base import FeatureHead, Head
-from draftree.heads.blocks import BlockHead
-from draftree.heads.calibration import read_calibration
+from draftree.heads.base import BlockHead, FeatureHead, Head, TargetParts
+from draftree.heads.calibration import read_calibration, read_rates
 from draftree.heads.config import EAGLE, EAGLE3, MTP, HeadConfig
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.native_passes import passes_of
 from draftree.heads.peagle import ParallelEagle, PEagleHead
-from draftree.heads.rates import read_rates
-from draftree.heads.shipped.catalogue import head_folder
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.shipped import head_folder
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
 from draftree.models.native.model import NativeModel

@@ -25,13 +25,12 @@ from transformers import (
 from transformers.generation import GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
-from draftree.beam.hooks import Hooks
-from draftree.beam.loop import BeamSearch
-from draftree.beam.opening import BeamPrompt
+from draftree.beam.candidates import Candidate
+from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import TextSearch
-from draftree.beam.strategies.base import Candidate
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import Hooks, SequenceSearch
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.transfer import to_device
 from draftree.dropin.encoded import sources_of
@@ -112,7 +111,7 @@ class CallHooks(Hooks):
 
         self._counts_rows = not all(isinstance(one, _BY_ROW) for one in self._processors)
 
-    def _processed_among_all(self, text: TextSearch, shown: Tensor, logprobs: Tensor) -> Tensor:
+    def _processed_among_all(self, text: SequenceSearch, shown: Tensor, logprobs: Tensor) -> Tensor:
         """Call the processors with rows for all beams of all prompts; the first own row stands for the others."""
         width = text.params.beam_width
         first, count = text.index * width, len(shown)
@@ -122,12 +121,12 @@ class CallHooks(Hooks):
         found: Tensor = self._processors(all_shown, all_logprobs)  # type: ignore[arg-type]
         return found[first : first + count]
 
-    def _shown(self, text: TextSearch, generated: Sequence[tuple[int, ...]]) -> Tensor:
+    def _shown(self, text: SequenceSearch, generated: Sequence[tuple[int, ...]]) -> Tensor:
         row = self._rows[text.index]
         own = to_device(generated, row.device).reshape(len(generated), -1)
         return torch.cat((row.expand(len(generated), -1), own), dim=1)
 
-    def process(self, text: TextSearch, logprobs: Tensor) -> Tensor:
+    def process(self, text: SequenceSearch, logprobs: Tensor) -> Tensor:
         """Call the processors; a function of allowed tokens gets the index of the prompt."""
         shown = self._shown(text, [beam.tokens for beam in text.live])
         if self._counts_rows:
@@ -141,7 +140,7 @@ class CallHooks(Hooks):
             logprobs = logprobs + mask
         return logprobs
 
-    def ends(self, text: TextSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
+    def ends(self, text: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
         """Call the criteria once for all candidates."""
         if not self._criteria:
             return [False] * len(candidates)

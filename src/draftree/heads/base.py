@@ -1,25 +1,76 @@
 """Interfaces of learned heads.
 
 A row is a pair of the state before a position t and the token at t; it predicts the token at t + 1. The state before a
-position of the text comes from the target's hidden states of token t - 1 (`FeatureHead.project`). The state before a
-drafted node comes from the head's own state of the node's parent (`FeatureHead.recycle`), since the target has not read
-the parent yet. The parent of a node of the first level is the row of the last written token.
+position of the sequence comes from the target's hidden states of token t - 1 (`FeatureHead.project`). The state before
+a drafted node comes from the head's own state of the node's parent (`FeatureHead.recycle`), since the target has not
+read the parent yet. The parent of a node of the first level is the row of the last written token.
 
 The code of the layers is the same in training and decoding. The two differ in `Attend`: which rows attend to which.
-Tensors may have leading dimensions before the rows, such as a batch of texts in training.
+Tensors may have leading dimensions before the rows, such as a batch of sequences in training.
+
+A block head drafts all levels in one pass (`peagle`, `dflash`, `dspark`, `medusa`). A context row is a pair of the
+target's hidden states of token t - 1 and the token at t. The last context row of a sequence has its last written token,
+the anchor. A pass reads the new context rows of several sequences, whose keys and values are kept, and one block of
+rows per sequence, whose keys and values are dropped. It returns one state per level: level 0 predicts the token after
+the anchor. A head may add a bias to the logits of a level that depends on the token before (`follow`), so that the
+children of different nodes differ.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.config import HeadConfig
-from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
+from draftree.models.base import LanguageModel
+from draftree.models.embeddings import EmbeddingFacts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetParts:
+    """Parts of a target, read only. Heads use them without copies.
+
+    Attributes:
+        embedding: the embedding as passes use it, not scaled, shape (vocabulary, target hidden).
+        output: the output head, shape (vocabulary, target hidden).
+        facts: scales, cap and bias of both.
+        finish: the final norm: outputs of the last layer, shape (..., target hidden), to the head's input.
+        num_layers: number of the target's layers.
+    """
+
+    embedding: Tensor
+    output: Tensor
+    facts: EmbeddingFacts
+    finish: Callable[[Tensor], Tensor]
+    num_layers: int
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> TargetParts:
+        """Return the parts of a loaded model.
+
+        Raises:
+            UnsupportedModelError: the model does not expose them.
+        """
+        facts = model.embedding_facts()
+        output = model.output_head()
+        embedding = output if facts.is_tied else model.input_embedding()
+        return cls(embedding, output, facts, model.final_norm, model.num_layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of rows of the output head, the width of the target's logits."""
+        return self.output.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """Width of the target's hidden states."""
+        return self.output.shape[1]
 
 
 class Attend(Protocol):
@@ -138,3 +189,122 @@ class FeatureHead(Head):
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """Return logits of the next tokens, shape (..., rows, draft vocabulary), float32, or float64 for float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """New context rows of several texts, those of one text after those of another.
+
+    Attributes:
+        features: hidden states of the token before each row, shape (rows, features, target hidden).
+        tokens: token of each row, shape (rows,), int64.
+        positions: position of each token in its text, from 1, shape (rows,), int64.
+        counts: number of rows of each text, at least 1.
+    """
+
+    features: Tensor
+    tokens: Tensor
+    positions: Tensor
+    counts: Sequence[int]
+
+    @property
+    def anchors(self) -> list[int]:
+        """Index of the last row of each text."""
+        ends, total = [], 0
+        for count in self.counts:
+            total += count
+            ends.append(total - 1)
+        return ends
+
+
+class BlockAttend(Protocol):
+    """Attention of one pass. Every layer calls `context` and then `block`."""
+
+    def context(
+        self, layer: int, query: Tensor | None, key: Tensor, value: Tensor, *, window: int = 0
+    ) -> Tensor | None:
+        """Keep keys and values of the context rows; attend to them and to those of earlier passes, causally.
+
+        Args:
+            layer: index of the layer.
+            query: shape (rows, heads, head_dim); None for heads whose context rows do not attend.
+            key: shape (rows, kv_heads, head_dim).
+            value: shape (rows, kv_heads, head_dim).
+            window: number of last positions that a row sees; 0 for all.
+
+        Returns:
+            Shape (rows, heads, head_dim); None without queries.
+        """
+
+    def block(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
+    ) -> Tensor:
+        """Attend from the rows of each block to all context rows of its text and to the block.
+
+        Args:
+            layer: index of the layer.
+            query: shape (texts, rows of a block, heads, head_dim).
+            key: shape (texts, rows of a block, kv_heads, head_dim).
+            value: shape (texts, rows of a block, kv_heads, head_dim).
+            is_causal: whether a row sees only itself and earlier rows of the block.
+            window: number of last positions of context that a row sees; 0 for all.
+
+        Returns:
+            Shape of `query`.
+        """
+
+
+class BlockHead(Head):
+    """Head that drafts all levels in one pass."""
+
+    has_bias: bool = False
+    """Whether `follow` returns a bias."""
+    first_slot: int = 0
+    """Slot of a block that predicts level 0: 0 or 1."""
+
+    @property
+    @abstractmethod
+    def num_levels(self) -> int:
+        """Number of levels of a pass."""
+
+    @abstractmethod
+    def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
+        """Return the states of each block, shape (texts, slots, hidden); slot `first_slot` + l predicts level l."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """Return logits without bias, float32, shape (texts, slots, draft vocabulary), from states of `run`."""
+
+    def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
+        """Return the memory before level 0, shape (texts, width); None for heads without a memory.
+
+        Args:
+            states: as `run` returned them.
+            anchors: last token of each text, shape (texts,).
+        """
+        return None
+
+    def follow(self, memory: Tensor | None, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the bias of nodes at the level of `states`, after the tokens of their parents.
+
+        Args:
+            memory: memory of the parents, shape (nodes, width); None for heads without a memory.
+            tokens: tokens of the parents, shape (nodes,), int64; the anchor at level 0.
+            states: states of the level, shape (nodes, hidden).
+
+        Returns:
+            The bias, shape (nodes, draft vocabulary), float32, and the memory of the nodes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bias: has_bias is False")
+
+    def confidence(self, tokens: Tensor, states: Tensor) -> Tensor | None:
+        """Return the estimated probability that the draft of a level is accepted, shape (nodes,).
+
+        Args:
+            tokens: as in `follow`.
+            states: as in `follow`.
+
+        Returns:
+            None for heads without the estimate.
+        """
+        return None

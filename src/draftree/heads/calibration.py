@@ -1,28 +1,16 @@
-"""Calibrated confidence of a head: the probability that a drafted token is the target's pick, given its score.
-
-The score of a token is its share of the softmax of a node's perturbed scores. The map is
-p = sigmoid(slope * logit(share) + offset), with a pair for each level, and other pairs for greedy than for sampled
-texts. The slope is positive, so the order of a node's children stays. It is fitted on texts that training has not seen
-and lies beside the head. A head without a map may estimate the acceptance of each level itself (DSpark): the estimate
-then sets the offset of each node, with slope 1. Planners and trees of the best nodes use the result; the target's picks
-do not depend on it.
-
-Source: Platt scaling; EAGLE-2 (arXiv 2406.16858) uses the scores as they are; the estimate is that of DSpark,
-github.com/deepseek-ai/DeepSpec.
-"""
+"""What a head's folder says about acceptance: calibrated confidence, and the rates that training measured."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.json_files import MALFORMED, read_json
-
-__all__ = ["CONFIDENCE", "Calibration", "read_calibration", "with_confidence", "write_calibration"]
 
 CONFIDENCE = "confidence.json"
 FORMAT = 1
@@ -129,3 +117,55 @@ def read_calibration(folder: Path) -> Calibration | None:
 
 def _pairs(values: Sequence[Sequence[float]]) -> tuple[tuple[float, float], ...]:
     return tuple((float(slope), float(offset)) for slope, offset in values)
+
+
+RECIPE = "recipe.json"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceRates:
+    """Acceptance of each level, given that the level before was accepted; empty if unknown.
+
+    Attributes:
+        greedy: on greedy texts.
+        sampled: on texts sampled with a temperature.
+    """
+
+    greedy: tuple[float, ...] = ()
+    sampled: tuple[float, ...] = ()
+
+
+def read_rates(folder: Path) -> AcceptanceRates:
+    """Return the rates of a head's folder; unknown ones if no training of this package has written a recipe there.
+
+    The file only describes a head, and other programs write files of this name, so content of another form is unknown
+    too.
+    """
+    try:
+        unseen = read_json(folder / RECIPE)["unseen"]
+        by_temperature = {float(temperature): _rates(facts) for temperature, facts in unseen.items()}
+    except (OSError, *MALFORMED):
+        return AcceptanceRates()
+    sampled = [rates for temperature, (rates, _) in by_temperature.items() if temperature > 0]
+    weights = [reached for temperature, (_, reached) in by_temperature.items() if temperature > 0]
+    return AcceptanceRates(by_temperature.get(0.0, ((), ()))[0], _mean(sampled, weights))
+
+
+def _rates(facts: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the rate of each level and the number of drafts that reached it."""
+    counts = facts["rounds"]["all"]
+    rates, reached = (tuple(float(value) for value in counts[name]) for name in ("conditional", "reached"))
+    if len(rates) != len(reached) or not all(0 <= rate <= 1 for rate in rates) or not all(map(math.isfinite, reached)):
+        raise ValueError("rates and counts belong together")
+    return rates, reached
+
+
+def _mean(rates: Sequence[Sequence[float]], weights: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the mean rate of each level over several temperatures, weighted by the drafts that reached it."""
+    found = []
+    for values, counts in zip(zip(*rates, strict=False), zip(*weights, strict=False), strict=True):
+        total = sum(counts)
+        if not total > 0:
+            break
+        found.append(sum(rate * count for rate, count in zip(values, counts, strict=True)) / total)
+    return tuple(found)

@@ -16,12 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.blocks import BlockAttend, BlockHead, BlockRows
+from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.decoder_parts import Products, Shared
-from draftree.heads.layers import Norm, Perceptron
-from draftree.heads.rotary import Rotary, rotate
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.layers import Norm, Perceptron, Products, Rotary, Shared, rotate
 from draftree.heads.vocabulary import DraftVocabulary
 
 Angles = tuple[Tensor, Tensor]

@@ -20,11 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.base import Attend, FeatureHead
+from draftree.heads.base import Attend, FeatureHead, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.layers import Layer, Norm
-from draftree.heads.rotary import Rotary, Rotation
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.layers import Layer, Norm, Rotary, Rotation
 from draftree.heads.vocabulary import DraftVocabulary
 
 

@@ -5,9 +5,10 @@ A folder has the first layout of `LAYOUTS` that recognises it. Our own heads are
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,120 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError, ModelError, ModelLoadError, ModelNotFoundError
+from draftree.core.errors import (
+    ConfigurationError,
+    ModelError,
+    ModelLoadError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 from draftree.heads.base import Head
-from draftree.heads.config import HeadConfig
-from draftree.heads.kinds import head_class
+from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE, HeadConfig
 from draftree.heads.layouts import dflash, dspark, eagle, medusa, mtp, speculators
-from draftree.heads.layouts.base import Layout
-from draftree.heads.layouts.checks import require_tensors
-from draftree.heads.layouts.folder import CONFIG, SAFE, HeadFolder
-from draftree.heads.shipped.packing import expanded
-from draftree.heads.tensors import MASK, OFFSETS, maps_of, vocabulary_of, widest_dtype
+from draftree.heads.layouts.base import CONFIG, SAFE, HeadFolder, Layout
+from draftree.heads.vocabulary import MASK, OFFSETS, maps_of, vocabulary_of, widest_dtype
+
+CLASSES = {
+    EAGLE: "draftree.heads.eagle:EagleHead",
+    EAGLE3: "draftree.heads.eagle:Eagle3Head",
+    PEAGLE: "draftree.heads.peagle:PEagleHead",
+    MTP: "draftree.heads.mtp:MtpHead",
+    DFLASH: "draftree.heads.dflash:DFlashHead",
+    DSPARK: "draftree.heads.dflash:DFlashHead",
+    MEDUSA: "draftree.heads.medusa:MedusaHead",
+}
+"""Kind to module and class; a class takes a configuration and a vocabulary."""
+
+
+def head_class(kind: str) -> type[Head]:
+    """Return the class of a kind.
+
+    Raises:
+        UnsupportedModelError: no class runs this kind.
+    """
+    if kind not in CLASSES:
+        raise UnsupportedModelError(f"heads of kind '{kind}' cannot be run: {', '.join(sorted(CLASSES))} can")
+    module, _, name = CLASSES[kind].partition(":")
+    found: type[Head] = getattr(importlib.import_module(module), name)
+    return found
+
+
+MAX_NAMED = 12
+"""Number of names that a message lists."""
+
+
+def require_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], layout: str) -> None:
+    """Check that names and shapes are those of a head's parameters, no more and no less.
+
+    Args:
+        found: tensors by our names.
+        wanted: parameters of the head; only names and shapes are used.
+        layout: name of the layout, for the message.
+
+    Raises:
+        ModelLoadError: names are missing or unexpected, shapes differ, or a tensor is not of floating-point numbers.
+    """
+    missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    if missing or unexpected:
+        parts = [f"missing: {_listed(missing)}"] if missing else []
+        parts += [f"unexpected: {_listed(unexpected)}"] if unexpected else []
+        raise ModelLoadError(f"it does not have the tensors of layout '{layout}': {'; '.join(parts)}")
+    differing = [
+        f"{name} has {_by(found[name].shape)} instead of {_by(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if found[name].shape != tensor.shape
+    ]
+    if differing:
+        raise ModelLoadError(
+            f"it does not have the shapes of layout '{layout}': {_listed(differing, '; ')}: its config.json and its "
+            "tensors contradict each other"
+        )
+    other = sorted(name for name in wanted if not found[name].is_floating_point())
+    if other:
+        raise ModelLoadError(f"{_listed(other)} are not floating-point numbers: use weights that are not packed")
+
+
+def _listed(names: list[str], separator: str = ", ") -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return separator.join(names[:MAX_NAMED]) + more
+
+
+def _by(shape: Iterable[int]) -> str:
+    return "x".join(str(size) for size in shape) or "one number"
+
+
+SCALE = ".int8_scale"
+"""Added to the name of a tensor for its scales."""
+LARGEST = 127
+
+
+def packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return a matrix as int8 with float32 scales of its rows, by their names in the file.
+
+    Args:
+        name: name of the matrix.
+        tensor: shape (rows, columns), finite.
+    """
+    scales = (tensor.float().abs().amax(dim=1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    rounded = (tensor.float() / scales[:, None]).round().clamp(-LARGEST, LARGEST)
+    return {name: rounded.to(torch.int8), name + SCALE: scales}
+
+
+def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a file with packed ones in bfloat16 and without scales.
+
+    Raises:
+        ModelLoadError: scales do not fit to a tensor.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
+    for key in tensors.keys() - found.keys():
+        name, scales = key.removesuffix(SCALE), tensors[key]
+        rows = found.get(name)
+        if rows is None or rows.dtype != torch.int8 or scales.shape != rows.shape[:1]:
+            raise ModelLoadError(f"the scales '{key}' do not fit to a tensor '{name}' in 8 bits: get the head again")
+        found[name] = (rows.float() * scales[:, None].float()).to(torch.bfloat16)
+    return found
+
 
 LAYOUTS: tuple[Layout, ...] = (speculators, medusa, dflash, dspark, mtp, eagle)
 """In the order in which they are tried; those with a name in the configuration first."""

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.heads.blocks import BlockAttend, BlockHead, BlockRows
+from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 
 

@@ -1,25 +1,136 @@
 """MTP: a decoder layer of the target's own kind that reads the target's last hidden state and the next token.
 
 `eh_proj([enorm(embedding), hnorm(state)])`, one decoder layer with experts if the target has them, a norm, and the
-target's output head. The states after the norm are recycled.
+target's output head. The states after the norm are recycled. The layer is the class that transformers has for the
+target: its attention calls ours, which passes queries, keys and values to `Attend`. Keys and values of other widths
+than queries are padded, so that all have one width.
 
 Sources: DeepSeek-V3, arXiv 2412.19437; layouts and order of inputs as in transformers 5 (`MtpModel`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.heads.base import Attend, FeatureHead
+from draftree.core.errors import ModelLoadError
+from draftree.heads.base import Attend, FeatureHead, TargetParts
 from draftree.heads.config import HeadConfig
-from draftree.heads.decoder_parts import Shared
-from draftree.heads.mtp_layers import LayerParts, run_layer
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.layers import Shared
 from draftree.heads.vocabulary import DraftVocabulary
+from draftree.models.torch.attention import NAME, LayerCall, announced, register
+
+FULL = "full_attention"
+SPARSE = "sparse"
+
+
+@final
+class LayerParts:
+    """Decoder layer, norm class and rotary positions of a model of transformers.
+
+    Args:
+        values: configuration of the model, as in its `config.json`.
+
+    Attributes:
+        config: configuration with one layer of full attention.
+        layer: the layer, with random weights.
+        norm: class of its norms.
+        rotary: rotary positions, without weights.
+
+    Raises:
+        ModelLoadError: transformers does not have the model, or its layers cannot be used.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        register()
+        self.config = _config(values)
+        model = _model(self.config)
+        example = model.get_decoder().layers[-1]
+        self.norm = next(type(part) for name, part in example.named_modules() if "norm" in name)
+        self.layer: nn.Module = type(example)(self.config, 0)
+        rotary = getattr(model.get_decoder(), "rotary_emb", None)
+        if rotary is None:
+            raise ModelLoadError(f"layers of '{self.config.model_type}' have no rotary positions: not supported")
+        with torch.device("cpu"):  # it has no weights, so it is made when weights are not
+            self.rotary: nn.Module = type(rotary)(self.config)
+
+
+def _config(values: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    known = dict(values)
+    try:
+        whole: Any = AutoConfig.for_model(known.pop("model_type"), **known)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"the configuration of the layer of an MTP head cannot be used: {error}") from error
+    config = copy.deepcopy(whole.get_text_config())
+    config.num_hidden_layers = 1
+    for name, only in (("layer_types", FULL), ("mlp_layer_types", SPARSE)):
+        kinds = getattr(config, name, None)
+        if kinds is not None:
+            setattr(config, name, [only if only in kinds else kinds[-1]])
+    if hasattr(config, "first_k_dense_replace"):
+        config.first_k_dense_replace = 0  # the layers of MTP are those with experts
+    config._attn_implementation = NAME
+    return config
+
+
+def _model(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loader: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        return loader.from_config(config, attn_implementation=NAME)
+
+
+@final
+class LayerPass:
+    """Handler of the layer's attention.
+
+    Args:
+        attend: attention of the rows.
+    """
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+
+    def note_mask(self, window: int | None) -> None:
+        """Ignore masks: `attend` has its own."""
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend; arguments have shape (texts, heads, rows, head_dim), the result (texts, rows, heads, head_dim).
+
+        Raises:
+            ModelLoadError: the layer needs attention that heads do not have.
+        """
+        if call.window is not None or call.softcap is not None or call.sinks is not None:
+            raise ModelLoadError("the layer of this MTP head has a window, a cap or sinks: not supported")
+        width = max(query.shape[-1], value.shape[-1])
+        scale = call.scaling * width**0.5
+        rows = [F.pad(part, (0, width - part.shape[-1])).transpose(1, 2) for part in (query * scale, key, value)]
+        mixed = self._attend(0, *rows)
+        return mixed[..., : value.shape[-1]]
+
+
+def run_layer(layer: nn.Module, states: Tensor, angles: Any, positions: Tensor, attend: Attend) -> Tensor:
+    """Return the output of a decoder layer.
+
+    Args:
+        layer: the layer.
+        states: shape (texts, rows, hidden).
+        angles: rotary positions, as the layer expects them.
+        positions: shape (texts, rows).
+        attend: attention of the rows.
+    """
+    with announced(LayerPass(attend)):
+        found = layer(states, attention_mask=None, position_embeddings=angles, position_ids=positions)
+    return found[0] if isinstance(found, tuple) else found
+
 
 HIDDEN_FIRST = "mtp_hidden_states_first"
 """Value of a configuration with which the state comes before the embedding."""

@@ -1,19 +1,34 @@
-"""Passes of a head that drafts level by level, over rows in slots: in torch, or in C beside the target's own."""
+"""Decoding with heads that draft level by level: forward passes over rows in slots, and their PyTorch implementation.
+
+The slots are those of models (`models/kv`): rows with the target's own hidden states become prefix, rows of drafted
+nodes are tentative. A slot also keeps the state before every row of its prefix, so that a row can be run again with
+another token where two sequences part.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from draftree.core.hidden import rows_of
+from draftree.core.threads import single_threaded
 from draftree.heads.base import FeatureHead
-from draftree.models.kv.pool import Leftovers
-from draftree.models.kv.slots import KVMemory, KVSlot
-from draftree.sampling.logits import Logits
-from draftree.sampling.subset_logits import TokenSubset
+from draftree.models.base import Commit, Extend
+from draftree.models.kv.pool import Leftovers, SlotPool
+from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape
+from draftree.models.memory import LOGIT_BYTES, Footprint
+from draftree.models.torch.attention import LayerCall
+from draftree.models.torch.dynamic import SlotPass, plan_pass
+from draftree.sampling.logits import Logits, TensorLogits
+from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 STATES = -1
@@ -175,3 +190,205 @@ def joined_before(jobs: Sequence[RowJob]) -> Tensor:
     """Return what is before the rows of all jobs."""
     assert len({job.is_projected for job in jobs}) == 1, "the jobs of a pass are of one kind"
     return jobs[0].before if len(jobs) == 1 else torch.cat([job.before for job in jobs])
+
+
+@final
+class TorchPasses(HeadPasses):
+    """Passes that call the head's module.
+
+    Args:
+        head: the head, bound to its target.
+        device: device of its weights.
+    """
+
+    def __init__(self, head: FeatureHead, device: torch.device) -> None:
+        super().__init__(head, device, Leftovers.MASKED)
+
+    @property
+    def kernels(self) -> str:
+        """Always "torch"."""
+        return "torch"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the parameters in bytes."""
+        return self.parameter_bytes
+
+    @torch.inference_mode()
+    def project(self, features: Tensor) -> Tensor:
+        """Return the states before the tokens that follow."""
+        return self.head.project(features.to(self.device))
+
+    @torch.inference_mode()
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states before the children of rows."""
+        return self.head.recycle(states)
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor) -> Logits:
+        """Return logits of states."""
+        found = self.head.logits(states)
+        return TensorLogits(found) if self.tokens is None else SubsetLogits(found, self.tokens)
+
+    @torch.inference_mode()
+    def run(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
+    ) -> RowResult:
+        """Run a pass over new rows."""
+        given = joined_before(jobs)
+        before = self.project(given) if jobs[0].is_projected else given
+        starts = [0, *accumulate(len(job.tokens) for job in jobs)]
+        order = sorted(range(len(jobs)), key=lambda index: slots[index].index)
+        ordered = [jobs[index] for index in order]
+        tokens = torch.tensor([token for job in ordered for token in job.tokens], device=self.device)
+        positions = torch.tensor([position for job in ordered for position in job.positions], device=self.device)
+        own = before if len(jobs) == 1 else torch.cat([before[starts[i] : starts[i + 1]] for i in order])
+        attend = self._attend(memory, [slots[index] for index in order], [nodes[index] for index in order])
+        states = self.head.run(tokens, own, positions, attend)
+        if order != list(range(len(jobs))):
+            ends = dict(zip(order, accumulate(len(job.tokens) for job in ordered), strict=True))
+            states = torch.cat([states[ends[i] - len(job.tokens) : ends[i]] for i, job in enumerate(jobs)])
+        requested = requested_rows(jobs)
+        return RowResult(before, states, requested, self.logits(rows_of(states, requested)))
+
+    def _attend(
+        self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]
+    ) -> ChainRows | ManyRows:
+        scaling = self.head.config.head_dim**-0.5
+        slot = slots[0]
+        if len(slots) == 1 and slot.depths[-1] == slot.num_tentative:
+            return ChainRows(memory, slot.index, slot.length + nodes[0][0], scaling)
+        return ManyRows(plan_pass(memory, slots, nodes, self.device), scaling)
+
+
+@final
+class ChainRows:
+    """Attention of the last rows of one slot whose tentative rows are a chain: each sees all rows before it.
+
+    Args:
+        memory: keys and values.
+        slot: index of the slot.
+        place: index of the first row in the slot.
+        scaling: factor of scores.
+    """
+
+    def __init__(self, memory: KVMemory, slot: int, place: int, scaling: float) -> None:
+        self._memory, self._slot, self._place, self._scaling = memory, slot, place, scaling
+        self._mask: Tensor | None = None
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store keys and values, then attend; shapes as in `Attend`."""
+        keys, values = self._memory.keys[layer][self._slot], self._memory.values[layer][self._slot]
+        rows, first, end = len(query), self._place, self._place + len(query)
+        keys[:, first:end], values[:, first:end] = key.transpose(0, 1), value.transpose(0, 1)
+        keys, values = keys[None, :, :end], values[None, :, :end]
+        group = query.shape[1] // keys.shape[1]
+        if rows > 1 and self._mask is None:
+            hidden = torch.full((rows, end), -math.inf, dtype=query.dtype, device=query.device).triu_(first + 1)
+            self._mask = hidden.repeat(group, 1)
+        # the queries of one key head become rows; four axes select the faster kernel
+        grouped = query.transpose(0, 1).reshape(1, -1, group * rows, query.shape[-1])
+        mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask, scale=self._scaling)
+        return mixed.view(query.shape[1], rows, -1).transpose(0, 1)
+
+
+@final
+class ManyRows:
+    """Attention of rows of several slots or trees.
+
+    Args:
+        current: handler of the attention calls.
+        scaling: factor of scores.
+    """
+
+    def __init__(self, current: SlotPass, scaling: float) -> None:
+        self._current, self._scaling = current, scaling
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store keys and values, then attend; shapes as in `Attend`."""
+        call = LayerCall(layer, self._scaling, window=None, softcap=None, sinks=None)
+        parts = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
+        return self._current.attend(call, *parts)[0]
+
+
+@final
+class HeadDecoder:
+    """Slots of a head, and passes over them. All methods run without gradients.
+
+    Args:
+        passes: passes of the head.
+    """
+
+    def __init__(self, passes: HeadPasses) -> None:
+        self._passes = passes
+        config = passes.head.config
+        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
+        shapes = {STATES: LayerShape(1, config.hidden, 0), **dict.fromkeys(range(config.num_layers), shape)}
+        self.pool = SlotPool(shapes, dtype=passes.dtype, device=passes.device, leftovers=passes.leftovers)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of weights, of a row in a slot, and of activations in bytes."""
+        config = self._passes.head.config
+        return Footprint(
+            weights=self._passes.weight_bytes,
+            token=self.pool.memory.token_bytes,
+            logits=config.vocab_size * LOGIT_BYTES,
+            row=(8 * config.hidden + 3 * config.intermediate) * self._passes.dtype.itemsize,
+        )
+
+    def project(self, features: Tensor) -> Tensor:
+        """Return the states before the tokens that follow, shape (rows, hidden), from hidden states of the target."""
+        return self._passes.project(features)
+
+    def logits(self, states: Tensor) -> Logits:
+        """Return logits of states, as wide as the target's vocabulary."""
+        return self._passes.logits(states)
+
+    def recycle(self, states: Tensor) -> Tensor:
+        """Return the states before the children of rows."""
+        return self._passes.recycle(states)
+
+    def read(self, jobs: Sequence[RowJob]) -> RowResult:
+        """Append rows with states from the target to prefixes.
+
+        Args:
+            jobs: one at most for each slot, without tentative rows; each row follows the one before.
+        """
+        found = self.extend(jobs)
+        memory, row = self.pool.memory, 0
+        with torch.inference_mode(), single_threaded():
+            for job in jobs:
+                slot, count = job.slot, len(job.tokens)
+                memory.keys[STATES][slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
+                row += count
+        self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])
+        return found
+
+    @property
+    def most_children(self) -> int:
+        """Maximum number of children of a node in `read_and_grow`; 0 if there is no `read_and_grow`."""
+        return self._passes.most_children
+
+    def read_and_grow(
+        self, jobs: Sequence[RowJob], shape: TreeWidths, searches: Sequence[TreeSearch]
+    ) -> list[FoundTree]:
+        """Append rows as `read` does, and return trees after the last row of each job, whose rows are not kept."""
+        slots = [job.slot for job in jobs]
+        # rows of the trees need room: they are appended and dropped
+        lengths = [len(job.tokens) + shape.sizes(search).read for job, search in zip(jobs, searches, strict=True)]
+        self.pool.append(slots, [Extend(slot, (), range(-1, n - 1)) for slot, n in zip(slots, lengths, strict=True)])
+        nodes = [range(len(job.tokens)) for job in jobs]
+        found = self._passes.trees(self.pool.memory, slots, nodes, jobs, shape, searches)
+        self.pool.commit([Commit(slot, rows) for slot, rows in zip(slots, nodes, strict=True)])
+        return found
+
+    def extend(self, jobs: Sequence[RowJob]) -> RowResult:
+        """Append tentative rows."""
+        slots = [job.slot for job in jobs]
+        nodes = self.pool.append(slots, [Extend(job.slot, job.tokens, job.parents) for job in jobs])
+        return self._passes.run(self.pool.memory, slots, nodes, jobs)
+
+    def before(self, slot: KVSlot, row: int) -> Tensor:
+        """Return the state before a row of a prefix, shape (1, hidden)."""
+        return self.pool.memory.keys[STATES][slot.index, 0, row : row + 1].clone()

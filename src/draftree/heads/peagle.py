@@ -13,10 +13,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from draftree.heads.blocks import BlockAttend, BlockHead, BlockRows
+from draftree.heads.base import BlockAttend, BlockHead, BlockRows, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.eagle import Eagle3Head
-from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError
-from draftree.heads.shipped.catalogue import ShippedHead, config_facts, shipped_heads
+from draftree.heads.shipped import ShippedHead, config_facts, shipped_heads
 from draftree.loading.load import LoadedModel
 from draftree.loading.trained import trained_for
 from draftree.loading.tuned import tuned_for

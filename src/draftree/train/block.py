@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.core.errors import ConfigurationError
-from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockRows
 from draftree.heads.calibration import write_calibration
 from draftree.heads.folders import write_head
 from draftree.train.batches import Batch

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from draftree.core.errors import ConfigurationError
+from draftree.heads.base import TargetParts
 from draftree.heads.config import DSPARK, EAGLE3, HeadConfig
 from draftree.heads.dflash import BlockLayer, DFlashHead
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.folders import read_head
 from draftree.heads.layers import Layer
-from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.fresh_head import HeadShape, fill_fresh, head_config
 from draftree.train.head import HeadOptions, scaled

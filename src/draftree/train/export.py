@@ -9,14 +9,13 @@ from pathlib import Path
 from draftree.core.errors import ModelLoadError
 from draftree.core.json_files import JsonError, read_json
 from draftree.heads.folders import is_head, read_head
-from draftree.heads.writing import sglang, speculators
-from draftree.heads.writing.common import ExportTarget, require_empty
+from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 
 MODEL_TOKENS = 4
 """Tokens that a whole model drafts in a round, in the printed flags."""
-WRITERS = {speculators.NAME: speculators.export, sglang.NAME: sglang.export}
+WRITERS = {SPECULATORS: export_for_vllm, SGLANG: export_for_sglang}
 
 
 def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_as: str | None = None) -> list[str]:
@@ -80,7 +79,7 @@ def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[s
     """Copy a whole model: servers read the layout of transformers."""
     require_empty(output)
     shutil.copytree(folder, output, dirs_exist_ok=True, ignore=shutil.ignore_patterns("draftree.json"))
-    if to == speculators.NAME:
+    if to == SPECULATORS:
         asked = {"method": "draft_model", "model": str(output), "num_speculative_tokens": MODEL_TOKENS}
         return [f"vllm serve {target} --speculative-config '{json.dumps(asked)}'"]
     return [

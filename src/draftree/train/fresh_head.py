@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
+from draftree.heads.base import TargetParts
 from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
-from draftree.heads.target_parts import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 
 __all__ = ["HeadShape", "fill_fresh", "fresh_head", "head_config"]

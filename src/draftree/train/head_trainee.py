@@ -13,8 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from draftree.heads.base import FeatureHead
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import Batch, collate, cut, first_chain, is_usable, pack
 from draftree.train.data.reading import DataFolder, TrainingData

@@ -12,7 +12,7 @@ import torch
 from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
 from draftree.execution import require_positive
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model

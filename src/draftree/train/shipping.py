@@ -16,15 +16,13 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.json_files import JsonError, read_json
-from draftree.heads.base import Head
+from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
-from draftree.heads.folders import read_head
+from draftree.heads.folders import packed, read_head
 from draftree.heads.layouts import speculators
-from draftree.heads.layouts.folder import CONFIG, SAFE
-from draftree.heads.shipped.catalogue import MANIFEST, MAX_BYTES, config_facts, manifest_json
-from draftree.heads.shipped.packing import packed
-from draftree.heads.target_parts import TargetParts
-from draftree.heads.tensors import EMBEDDING, OUTPUT, maps_of
+from draftree.heads.layouts.base import CONFIG, SAFE
+from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
+from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.loading.load import LoadedModel, load_model
 from draftree.train.finishing import CARD, RECIPE, card, write
 from draftree.weights.catalogue import CATALOGUE

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.json_files import MALFORMED
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.acceptance import LEAST_LOG
 from draftree.train.batches import first_chain

@@ -11,15 +11,12 @@ import pytest
 
 from beam_oracles import target
 from draftree import LLM
-from draftree.beam.drafting.base import MAX_DEPTH, BeamDrafter, Draft, Pace
-from draftree.beam.drafting.model_beams import ModelBeams
-from draftree.beam.drafting.runners_up import RunnersUp
-from draftree.beam.drafting.several import SeveralDrafters
-from draftree.beam.loop import BeamSearch
+from draftree.beam.drafting import MAX_DEPTH, BeamDrafter, Draft, ModelBeams, Pace, RunnersUp, SeveralDrafters
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.scoring import SearchStats
-from draftree.beam.state import TextSearch
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import SequenceSearch
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError, NonFiniteLogitsError
 from draftree.core.tree import TokenTree
@@ -37,7 +34,7 @@ class RandomDrafts(BeamDrafter):
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def propose(self, depths: Mapping[TextSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
         return [[(beam, self._tree(depth)) for beam in text.live] for text, depth in depths.items()]
 
     def _tree(self, depth: int) -> TokenTree:
@@ -166,16 +163,16 @@ def test_what_was_scored_is_kept() -> None:
         def __init__(self) -> None:
             self.inner, self.calls = ModelBeams(TableLM(table)), 0
 
-        def start(self, text: TextSearch, **given: Any) -> None:
+        def start(self, text: SequenceSearch, **given: Any) -> None:
             self.inner.start(text, **given)
 
-        def forests(self, text: TextSearch) -> Any:
+        def forests(self, text: SequenceSearch) -> Any:
             return self.inner.forests(text)
 
-        def finish(self, text: TextSearch) -> None:
+        def finish(self, text: SequenceSearch) -> None:
             self.inner.finish(text)
 
-        def propose(self, depths: Mapping[TextSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
             self.calls += 1
             found = self.inner.propose(depths, stats)
             return [own[:2] if self.calls % 2 else [] for own in found]

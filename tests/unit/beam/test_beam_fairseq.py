@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.strategies.phrases import OrderedPhrases, UnorderedPhrases
+from draftree.beam.search import BeamSearch
+from draftree.beam.strategies import OrderedPhrases, UnorderedPhrases
 from draftree.models.table import TableLM, listed
 
 END, A, B = 0, 1, 2

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from beam_oracles import search
-from draftree.beam import loop
-from draftree.beam.loop import BeamSearch
+from draftree.beam import search as beam_search
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.search import BeamSearch
 from draftree.models.base import Commit, Edit, Pass, PassResult, Slot
 from draftree.models.table import TableLM, hashed
 
@@ -66,7 +66,7 @@ def test_long_prompts_are_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) ->
     prompt = [token % 7 for token in range(50)]
     table = hashed(7, 1)
     expected = search(TableLM(table), prompt, beam_width=3, max_new_tokens=6)
-    monkeypatch.setattr(loop, "CHUNK", 8)
+    monkeypatch.setattr(beam_search, "CHUNK", 8)
     model = Counted(table)
     assert search(model, prompt, beam_width=3, max_new_tokens=6) == expected
     assert model.passes == 7 + 5

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from beam_oracles import logprobs, search
-from draftree.beam import forest as forests
+from draftree.beam import forest
 from draftree.core.errors import InvalidRequestError
 from draftree.models.table import Table, TableLM, hashed, listed
 
@@ -62,7 +62,7 @@ def test_long_prompts_and_small_trees_with_two_models(monkeypatch: pytest.Monkey
     prompt = [token % 7 for token in range(30)]
     one, two = hashed(7, 4, scale=0.3), hashed(7, 5, scale=0.3)
     expected = search(TableLM(mixture(one, two)), prompt, ends=[0], **GIVEN)
-    monkeypatch.setattr(forests, "CHUNK", 8)
+    monkeypatch.setattr(forest, "CHUNK", 8)
     found = search(TableLM(one), prompt, ends=[0], models=[TableLM(two)], capacity=3, **GIVEN)
     assert [text.tokens for text in found.hypotheses] == [text.tokens for text in expected.hypotheses]
 

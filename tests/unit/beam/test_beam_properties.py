@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from beam_oracles import rescored
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
+from draftree.beam.search import BeamSearch
 from draftree.models.table import TableLM, hashed
 
 VOCAB, END = 9, 0

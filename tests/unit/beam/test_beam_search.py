@@ -13,10 +13,10 @@ from torch import Tensor
 from beam_oracles import all_texts, narrow, search
 from draftree.beam import scoring
 from draftree.beam.candidates import best
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import TextSearch
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import SequenceSearch
 from draftree.core.errors import GenerationError, InvalidRequestError, NonFiniteLogitsError
 from draftree.models.table import Table, TableLM, hashed, listed
 
@@ -210,7 +210,7 @@ def alone(prompt: list[int]) -> BeamResult:
     return search(TableLM(TABLE), prompt, ends=[END], **WIDTHS)
 
 
-def ended(beams: BeamSearch) -> list[TextSearch]:
+def ended(beams: BeamSearch) -> list[SequenceSearch]:
     found = []
     while not beams.is_idle:
         found += beams.step()

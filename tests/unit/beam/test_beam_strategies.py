@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from beam_oracles import logprobs, rescored, search
-from draftree.beam.strategies.phrases import UnorderedPhrases
+from draftree.beam.strategies import UnorderedPhrases
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.models.table import TableLM, hashed, listed

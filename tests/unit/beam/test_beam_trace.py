@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from draftree.beam.loop import BeamSearch
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
-from draftree.beam.state import TextSearch
-from draftree.beam.trace import ROOT, BeamTrace, Status
-from draftree.beam.tree_svg import label_of, tree_svg
+from draftree.beam.search import BeamSearch
+from draftree.beam.sequence import SequenceSearch
+from draftree.beam.trace import ROOT, BeamTrace, Status, label_of, tree_svg
 from draftree.models.table import TableLM, hashed
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,7 +23,7 @@ class Watching(BeamTrace):
 
     live: list[list[tuple[int, ...]]]
 
-    def __call__(self, text: TextSearch) -> None:
+    def __call__(self, text: SequenceSearch) -> None:
         super().__call__(text)
         self.live = [*getattr(self, "live", []), [beam.tokens for beam in text.live]]
 

@@ -22,7 +22,7 @@ HEAVY = {"transformers", "huggingface_hub", "accelerate", "scipy", "pandas", "ma
 """Packages that no later start needs; the first six are imported by transformers, sympy by torch, pydantic by typer."""
 UNUSED = {
     "draftree.lab.analysis",
-    "draftree.beam.loop",
+    "draftree.beam.search",
     "draftree.lab.bench.benchmark",
     "draftree.loading.block_start",
     "draftree.loading.lowering_seq2seq",

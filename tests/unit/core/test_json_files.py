@@ -14,9 +14,8 @@ from draftree.core.errors import DraftreeError
 from draftree.core.json_files import MAX_JSON_BYTES, JsonError, parse_json, read_json, read_json_lines
 from draftree.core.trust import code_named_in
 from draftree.engine.trace import read_trace
-from draftree.heads.calibration import CONFIDENCE, read_calibration
-from draftree.heads.rates import read_rates
-from draftree.heads.shipped.catalogue import MANIFEST, read_manifest
+from draftree.heads.calibration import CONFIDENCE, read_calibration, read_rates
+from draftree.heads.shipped import MANIFEST, read_manifest
 from draftree.lab.bench.records import read_results
 from draftree.lab.bench.suite.submission import read_submission
 from draftree.lab.bench.workload import read_workload

@@ -18,7 +18,7 @@ from draftree.drafters.tree_builder.block_stepper import BlockPass, BlockStepper
 from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
-from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockRows
 from draftree.heads.calibration import Calibration, with_confidence, write_calibration
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.folders import write_head

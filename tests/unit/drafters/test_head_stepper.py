@@ -13,10 +13,8 @@ from torch import Tensor
 from draftree.core.tree import path
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, HeadStepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS
-from draftree.heads.base import FeatureHead
-from draftree.heads.passes import RowJob, RowResult
-from draftree.heads.target_parts import TargetParts
-from draftree.heads.torch_passes import TorchPasses
+from draftree.heads.base import FeatureHead, TargetParts
+from draftree.heads.passes import RowJob, RowResult, TorchPasses
 from head_samples import VARIANTS, VOCAB, head_config, random_head, random_parts, reference_logits
 from head_texts import HeadText, grown, hidden_states
 

@@ -14,8 +14,8 @@ from draftree.core.types import Budget
 from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.calibration import Calibration
-from draftree.heads.decoding import HeadDecoder
 from draftree.heads.native_passes import NativePasses
+from draftree.heads.passes import HeadDecoder
 from draftree.sampling.params import SamplingParams
 from head_samples import head_config, random_head, random_parts
 from head_texts import HeadText

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from block_samples import FLASH, MEDUSA, PARALLEL, SPARK, VOCABULARY, WIDTH, config_of, random_head, random_parts
 from draftree.drafters.tree_builder.block_stepper import BlockPass, KeptRows
-from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockRows, TargetParts
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.medusa import MedusaHead
 from draftree.heads.peagle import ParallelEagle, PEagleHead
-from draftree.heads.target_parts import TargetParts
 from draftree.models.torch.cache_argument import cache_name
 from head_samples import causal
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.base import FeatureHead
-from draftree.heads.kinds import head_class
+from draftree.heads.folders import head_class
 from draftree.heads.vocabulary import DraftVocabulary
 from head_samples import HIDDEN, LAYERS, VOCAB, causal, head_config, random_head, random_parts
 

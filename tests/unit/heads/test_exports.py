@@ -29,8 +29,7 @@ from block_samples import (
 from draftree.core.errors import ConfigurationError
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import read_head
-from draftree.heads.writing import sglang, speculators
-from draftree.heads.writing.common import ExportTarget
+from draftree.heads.writers import ExportTarget, export_for_sglang, export_for_vllm
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -172,10 +171,10 @@ def target_of(config: HeadConfig) -> ExportTarget:
 
 
 def exported(
-    values: dict[str, Any], folder: Path, writer: Any = speculators, **others: Any
+    values: dict[str, Any], folder: Path, writer: Any = export_for_vllm, **others: Any
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor], list[str]]:
     config = config_of(values, **others)
-    lines = writer.export(random_head(config), target_of(config), folder / "out")
+    lines = writer(random_head(config), target_of(config), folder / "out")
     return json.loads((folder / "out/config.json").read_text()), load_file(folder / "out/model.safetensors"), lines
 
 
@@ -204,9 +203,9 @@ def test_hidden_states_are_numbered_as_each_layout_does(tmp_path: Path) -> None:
     assert values["eagle_aux_hidden_state_layer_ids"] == [2, 3, LAYERS]
     values, _, _ = exported(FLASH, tmp_path / "b")
     assert values["aux_hidden_state_layer_ids"] == [2, 3, 5]
-    values, _, _ = exported(EAGLE_3, tmp_path / "c", sglang)
+    values, _, _ = exported(EAGLE_3, tmp_path / "c", export_for_sglang)
     assert values["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 2, 4], "use_aux_hidden_state": True}
-    values, _, _ = exported(FLASH, tmp_path / "d", sglang)
+    values, _, _ = exported(FLASH, tmp_path / "d", export_for_sglang)
     assert values["dflash_config"] == {"mask_token_id": 47, "target_layer_ids": [1, 2, 4]}
     assert (values["architectures"], values["num_target_layers"], values["block_size"]) == (
         ["DFlashDraftModel"], LAYERS, 4,
@@ -214,8 +213,8 @@ def test_hidden_states_are_numbered_as_each_layout_does(tmp_path: Path) -> None:
 
 
 def test_maps_are_offsets_and_masks_of_the_target(tmp_path: Path) -> None:
-    for writer in (speculators, sglang):
-        values, tensors, _ = exported(EAGLE_3, tmp_path / writer.NAME, writer)
+    for writer in (export_for_vllm, export_for_sglang):
+        values, tensors, _ = exported(EAGLE_3, tmp_path / writer.__name__, writer)
         ids = torch.arange(DRAFTED) + tensors["d2t"]
         assert tensors["d2t"].dtype == torch.int64
         assert tensors["t2d"].dtype == torch.bool
@@ -230,8 +229,8 @@ def test_maps_are_offsets_and_masks_of_the_target(tmp_path: Path) -> None:
 
 def test_a_shared_output_is_written_as_the_targets_rows(tmp_path: Path) -> None:
     config = config_of(EAGLE_3, own_output=False)
-    for writer in (speculators, sglang):
-        _, tensors, _ = exported(EAGLE_3, tmp_path / writer.NAME, writer, own_output=False)
+    for writer in (export_for_vllm, export_for_sglang):
+        _, tensors, _ = exported(EAGLE_3, tmp_path / writer.__name__, writer, own_output=False)
         expected = target_of(config).output[torch.arange(DRAFTED) * 2]
         torch.testing.assert_close(tensors["lm_head.weight"], expected)
     _, tensors, _ = exported(FLASH, tmp_path / "flash")
@@ -239,7 +238,7 @@ def test_a_shared_output_is_written_as_the_targets_rows(tmp_path: Path) -> None:
 
 
 def test_names_for_sglang_are_those_of_its_modules(tmp_path: Path) -> None:
-    values, tensors, lines = exported(EAGLE_3, tmp_path, sglang)
+    values, tensors, lines = exported(EAGLE_3, tmp_path, export_for_sglang)
     products = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     products += [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
     norms = ["input_layernorm.weight", "hidden_norm.weight", "post_attention_layernorm.weight"]
@@ -259,7 +258,7 @@ def test_names_for_sglang_are_those_of_its_modules(tmp_path: Path) -> None:
 def test_an_export_to_speculators_is_read_back_with_equal_logits(values: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(values)
     head = random_head(config)
-    speculators.export(head, target_of(config), tmp_path / "out")
+    export_for_vllm(head, target_of(config), tmp_path / "out")
     found = read_head(tmp_path / "out")
     assert found.config.changed(target_name="", target_architecture="", depth=config.depth) == config
     assert found.vocabulary == head.vocabulary
@@ -272,7 +271,7 @@ def test_an_export_to_speculators_is_read_back_with_equal_logits(values: dict[st
 def test_an_export_to_sglang_is_read_back_with_equal_tensors(values: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(values)
     head = random_head(config)
-    sglang.export(head, target_of(config), tmp_path / "out")
+    export_for_sglang(head, target_of(config), tmp_path / "out")
     found = read_head(tmp_path / "out")
     assert found.config.features == config.features
     assert found.vocabulary == head.vocabulary
@@ -287,20 +286,20 @@ def test_one_switch_for_all_biases_of_attention(tmp_path: Path) -> None:
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
-    (speculators, EAGLE_1, {}, "the layout has eagle3"),
-    (speculators, MEDUSA, {}, "the layout has eagle3"),
-    (speculators, EAGLE_3, {"hidden": 8, "own_embedding": True}, "width differs"),
-    (speculators, PARALLEL, {"fc_norm": True}, "of EAGLE-3 only"),
-    (speculators, SPARK, {"markov_type": "rnn"}, "vanilla"),
-    (speculators, FLASH, {"anchor_predicts": True}, "for DSpark only"),
-    (speculators, FLASH, {"windows": (8, 4)}, "several widths"),
-    (sglang, SPARK, {}, "it reads eagle3, dflash"),
-    (sglang, EAGLE_3, {"features": (2, 3)}, "3 hidden states"),
-    (sglang, EAGLE_3, {"features": (0, 2, 3)}, "embedding as a hidden state"),
-    (sglang, EAGLE_3, {"norm_output": True}, "variant of norms"),
-    (sglang, EAGLE_3, {"num_layers": 2}, "more than one layer"),
-    (sglang, EAGLE_3, {"qk_norm": True}, "norms of queries"),
-    (sglang, FLASH, {"own_output": True, "draft_vocab_size": DRAFTED}, "vocabulary is reduced"),
+    (export_for_vllm, EAGLE_1, {}, "the layout has eagle3"),
+    (export_for_vllm, MEDUSA, {}, "the layout has eagle3"),
+    (export_for_vllm, EAGLE_3, {"hidden": 8, "own_embedding": True}, "width differs"),
+    (export_for_vllm, PARALLEL, {"fc_norm": True}, "of EAGLE-3 only"),
+    (export_for_vllm, SPARK, {"markov_type": "rnn"}, "vanilla"),
+    (export_for_vllm, FLASH, {"anchor_predicts": True}, "for DSpark only"),
+    (export_for_vllm, FLASH, {"windows": (8, 4)}, "several widths"),
+    (export_for_sglang, SPARK, {}, "it reads eagle3, dflash"),
+    (export_for_sglang, EAGLE_3, {"features": (2, 3)}, "3 hidden states"),
+    (export_for_sglang, EAGLE_3, {"features": (0, 2, 3)}, "embedding as a hidden state"),
+    (export_for_sglang, EAGLE_3, {"norm_output": True}, "variant of norms"),
+    (export_for_sglang, EAGLE_3, {"num_layers": 2}, "more than one layer"),
+    (export_for_sglang, EAGLE_3, {"qk_norm": True}, "norms of queries"),
+    (export_for_sglang, FLASH, {"own_output": True, "draft_vocab_size": DRAFTED}, "vocabulary is reduced"),
 ]
 
 
@@ -317,8 +316,8 @@ def test_another_target_and_a_full_folder_are_refused(tmp_path: Path) -> None:
     config = config_of(EAGLE_3)
     other = ExportTarget("org/other", "LlamaForCausalLM", LAYERS, WIDTH, torch.zeros(VOCABULARY + 1, WIDTH))
     with pytest.raises(ConfigurationError, match="org/other"):
-        speculators.export(random_head(config), other, tmp_path / "out")
+        export_for_vllm(random_head(config), other, tmp_path / "out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/kept").write_text("")
     with pytest.raises(ConfigurationError, match="not an empty folder"):
-        speculators.export(random_head(config), target_of(config), tmp_path / "out")
+        export_for_vllm(random_head(config), target_of(config), tmp_path / "out")

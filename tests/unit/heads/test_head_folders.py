@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftree.core.errors import ModelError, ModelLoadError, ModelNotFoundError, UnsupportedModelError
-from draftree.heads.folders import read_config, read_head, write_head
-from draftree.heads.kinds import head_class
+from draftree.heads.folders import head_class, read_config, read_head, write_head
 from head_samples import HIDDEN, VARIANTS, VOCAB, head_config, random_head
 
 

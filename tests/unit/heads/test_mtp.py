@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
+from draftree.heads.base import TargetParts
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.mtp import MtpHead
-from draftree.heads.target_parts import TargetParts
 from draftree.models.embeddings import EmbeddingFacts
 from head_samples import causal
 

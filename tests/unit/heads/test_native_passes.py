@@ -14,11 +14,8 @@ from draftree.core.tree import path
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads import native_passes
 from draftree.heads.base import FeatureHead
-from draftree.heads.decoding import HeadDecoder
-from draftree.heads.native_passes import NativePasses
-from draftree.heads.native_plan import plan_head
-from draftree.heads.passes import HeadPasses, RowJob
-from draftree.heads.torch_passes import TorchPasses
+from draftree.heads.native_passes import NativePasses, plan_head
+from draftree.heads.passes import HeadDecoder, HeadPasses, RowJob, TorchPasses
 from draftree.models.kv.slots import KVSlot
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from draftree.drafters.base import DRAFTERS
-from draftree.heads.rates import AcceptanceRates, read_rates
-from draftree.heads.shipped.catalogue import head_folder
+from draftree.heads.calibration import AcceptanceRates, read_rates
+from draftree.heads.shipped import head_folder
 
 
 def facts(rates: list[float], reached: list[int]) -> dict[str, Any]:

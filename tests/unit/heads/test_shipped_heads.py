@@ -15,10 +15,9 @@ from block_samples import EAGLE_3, config_of, random_head
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.heads.folders import read_head, write_head
-from draftree.heads.shipped import catalogue
-from draftree.heads.shipped.catalogue import MAX_BYTES, config_facts, head_folder, shipped_heads
-from draftree.heads.shipped.packing import expanded, packed
+from draftree.heads import shipped as catalogue
+from draftree.heads.folders import expanded, packed, read_head, write_head
+from draftree.heads.shipped import MAX_BYTES, config_facts, head_folder, shipped_heads
 from draftree.loading.load import load_model
 from draftree.train.shipping import folder_bytes, ship_head
 from families import VOCAB_SIZE, drafter_folder

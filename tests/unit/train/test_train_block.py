@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.heads.blocks import BlockRows
-from draftree.heads.target_parts import TargetParts
+from draftree.heads.base import BlockRows, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
 from draftree.train.block import BlockTrainee, fresh_block_head

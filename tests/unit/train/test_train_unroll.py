@@ -12,9 +12,8 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
-from draftree.heads.base import FeatureHead
-from draftree.heads.target_parts import TargetParts
-from draftree.heads.torch_passes import TorchPasses
+from draftree.heads.base import FeatureHead, TargetParts
+from draftree.heads.passes import TorchPasses
 from draftree.train.acceptance import overlap
 from draftree.train.batches import Batch, collate, cut, is_usable, pack
 from draftree.train.data.texts import Text

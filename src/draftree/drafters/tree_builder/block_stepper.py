@@ -23,7 +23,7 @@ from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Stepper
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, Unread, common_length, drop_before
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.heads.blocks import BlockHead, BlockRows
+from draftree.heads.base import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.sampling.logits import Logits, TensorLogits
 from draftree.sampling.subset_logits import SubsetLogits, TokenSubset

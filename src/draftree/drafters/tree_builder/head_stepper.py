@@ -25,8 +25,7 @@ from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import AnsweringStepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
-from draftree.heads.decoding import HeadDecoder
-from draftree.heads.passes import HeadPasses, RowJob
+from draftree.heads.passes import HeadDecoder, HeadPasses, RowJob
 from draftree.models.kv.slots import KVSlot
 from draftree.models.memory import Footprint
 from draftree.sampling.history import History

@@ -10,9 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftree.heads.config import DSPARK, HeadConfig
-from draftree.heads.layouts.decoder import layer_values, windows_of
-from draftree.heads.layouts.folder import HeadFolder
-from draftree.heads.tensors import EMBEDDING, OUTPUT
+from draftree.heads.layouts.base import HeadFolder, layer_values, windows_of
+from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "dspark"
 

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import EAGLE, EAGLE3, LAST_LAYER, HeadConfig
-from draftree.heads.layouts.decoder import layer_values, layers_json
-from draftree.heads.layouts.folder import HeadFolder
-from draftree.heads.layouts.values import Values
-from draftree.heads.tensors import EMBEDDING, OUTPUT
+from draftree.heads.layouts.base import HeadFolder, Values, layer_values, layers_json
+from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "eagle"
 THEIRS, OURS = "midlayer.", "layers.0."

@@ -16,10 +16,8 @@ from torch import Tensor
 from draftree.core.errors import ModelLoadError, suggestion
 from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, LAST_LAYER, MTP, PEAGLE, HeadConfig
 from draftree.heads.layouts import mtp
-from draftree.heads.layouts.decoder import LLAMA, QWEN3, layer_values, layers_json, windows_of
-from draftree.heads.layouts.folder import HeadFolder
-from draftree.heads.layouts.values import Values
-from draftree.heads.tensors import EMBEDDING, OUTPUT
+from draftree.heads.layouts.base import LLAMA, QWEN3, HeadFolder, Values, layer_values, layers_json, windows_of
+from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "speculators"
 TYPE = "speculators_model_type"

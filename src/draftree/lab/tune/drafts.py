@@ -17,7 +17,7 @@ from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
 from draftree.core.paths import expanded
 from draftree.execution import ExecutionSettings, load_for, require_positive
-from draftree.heads.shipped.catalogue import head_folder
+from draftree.heads.shipped import head_folder
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload
 from draftree.lab.tune.candidates import PLAIN, VERIFY, Candidate, first_candidates, own_candidates, variants_of

@@ -1,4 +1,4 @@
-"""Loop of the beam search: one pass and one read from the device per step, for a batch of prompts."""
+"""The loop of beam search: one pass and one read from the device per step, for a batch of prompts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from draftree.beam.drafting.base import MAX_NODES, BeamDrafter, Pace, require_draftable
-from draftree.beam.fit import require_models
-from draftree.beam.forest import CHUNK, Forest, capacity_for
-from draftree.beam.opening import BeamPrompt, beam_prompt
+from draftree.beam.drafting import MAX_NODES, BeamDrafter, Pace, require_draftable
+from draftree.beam.forest import CHUNK, BeamPrompt, Forest, beam_prompt, capacity_for
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.scoring import SearchStats, candidates_of, run_pass
-from draftree.beam.state import Decode, Hooks, OnStep, TextSearch
+from draftree.beam.sequence import Decode, Hooks, OnStep, SequenceSearch, require_models
 from draftree.core.errors import GenerationError, NonFiniteLogitsError
 from draftree.models.base import LanguageModel
 from draftree.sampling.logits import Logits
@@ -60,9 +58,9 @@ class BeamSearch:
         self.stats = SearchStats()
         self.chunk_size = CHUNK
         """Maximum number of prompt tokens of a text in one pass."""
-        self._waiting: deque[TextSearch] = deque()
-        self._forests: dict[TextSearch, list[Forest]] = {}
-        self._paces: dict[TextSearch, Pace] = {}
+        self._waiting: deque[SequenceSearch] = deque()
+        self._forests: dict[SequenceSearch, list[Forest]] = {}
+        self._paces: dict[SequenceSearch, Pace] = {}
         self._logits: Logits
         """Those of the last pass of the model that is searched."""
 
@@ -106,7 +104,7 @@ class BeamSearch:
         """Number of searches that wait for a place in the batch."""
         return len(self._waiting)
 
-    def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
+    def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
         """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each.
 
         Raises:
@@ -116,7 +114,7 @@ class BeamSearch:
         self._waiting.append(text)
         return text
 
-    def cancel(self, text: TextSearch) -> None:
+    def cancel(self, text: SequenceSearch) -> None:
         """Drop a search and close its slots; one that has ended is unchanged."""
         if text in self._waiting:
             self._waiting.remove(text)
@@ -133,13 +131,13 @@ class BeamSearch:
         for text in list(self._forests):
             self.cancel(text)
 
-    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> TextSearch:
+    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
         prompt = beam_prompt(given)
         require_models(self._model, prompt, params)
         if self._drafter is not None:
             require_draftable(self._model, params)
         models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
-        text = TextSearch(
+        text = SequenceSearch(
             index,
             prompt,
             params,
@@ -153,23 +151,23 @@ class BeamSearch:
         text.on_step = self._on_step
         return text
 
-    def slot_length(self, text: TextSearch) -> int:
+    def slot_length(self, text: SequenceSearch) -> int:
         """Return the number of tokens that a slot of a search may hold."""
         return len(text.prompt) + text.limit + min(self._capacity_of(text), 16 * text.params.beam_width)
 
-    def _capacity_of(self, text: TextSearch) -> int:
+    def _capacity_of(self, text: SequenceSearch) -> int:
         if self._capacity is not None:
             return self._capacity
         return capacity_for(text.params.beam_width) + (0 if self._drafter is None else MAX_NODES)
 
-    def _may_start(self, text: TextSearch) -> bool:
+    def _may_start(self, text: SequenceSearch) -> bool:
         if not self._forests or self._has_room is None:
             return len(self._forests) < self._batch_size
         open_slots = sum(len(forest.trunks) for forests in self._forests.values() for forest in forests)
         lengths = map(self.slot_length, (*self._forests, text))
         return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
 
-    def _start(self, text: TextSearch) -> None:
+    def _start(self, text: SequenceSearch) -> None:
         capacity, length = self._capacity_of(text), self.slot_length(text)
         forests = self._forests[text] = []
         for model in self._models_of(text):
@@ -180,13 +178,13 @@ class BeamSearch:
             self._paces[text] = Pace()
             self._drafter.start(text, capacity=capacity, length=length)
 
-    def _models_of(self, text: TextSearch) -> list[LanguageModel]:
+    def _models_of(self, text: SequenceSearch) -> list[LanguageModel]:
         """The model, the others of the ensemble, and the language model of shallow fusion."""
         fused = [] if text.params.lm_model is None else [text.params.lm_model]
         return [self._model, *text.params.models, *fused]
 
     @torch.inference_mode()
-    def step(self) -> list[TextSearch]:
+    def step(self) -> list[SequenceSearch]:
         """Start waiting searches, run one pass of each model, and make the steps of which all beams are scored.
 
         Returns:
@@ -221,7 +219,7 @@ class BeamSearch:
             self._settle(text)
         return [text for text in ready if text not in self._forests]
 
-    def _draft(self, drafter: BeamDrafter, texts: Sequence[TextSearch]) -> None:
+    def _draft(self, drafter: BeamDrafter, texts: Sequence[SequenceSearch]) -> None:
         """Append drafts to the trees of all models of each text."""
         depths = {text: min(self._paces[text].next_depth(), text.limit - text.num_steps - 1) for text in texts}
         depths = {text: depth for text, depth in depths.items() if depth > 0}
@@ -238,7 +236,7 @@ class BeamSearch:
                     text.num_drafted += MAX_NODES - room
                     self._paces[text].is_drafting = room < MAX_NODES
 
-    def _advance(self, texts: Sequence[TextSearch]) -> list[TextSearch]:
+    def _advance(self, texts: Sequence[SequenceSearch]) -> list[SequenceSearch]:
         """Make one step of each text of which enough beams are scored; returns those that go on."""
         scored = {text: groups for text in texts if (groups := text.ready()) is not None}
         if not scored:
@@ -260,7 +258,7 @@ class BeamSearch:
                 text.error = error
         return going
 
-    def _extend(self, text: TextSearch) -> None:
+    def _extend(self, text: SequenceSearch) -> None:
         """Append the newest token of every live beam to the trees."""
         beams = text.live
         drafting = () if self._drafter is None else self._drafter.forests(text)
@@ -272,7 +270,7 @@ class BeamSearch:
             for index, beam in enumerate(beams):
                 setattr(beam, name, [tips[index] for tips in grown])
 
-    def _settle(self, text: TextSearch) -> None:
+    def _settle(self, text: SequenceSearch) -> None:
         """Drop what the trees of a text no longer need, or close them."""
         forests = self._forests[text]
         text.num_used = forests[0].num_reused

@@ -1,30 +1,321 @@
-"""Search of one text: live beams, finished hypotheses, and one step on the host."""
+"""The search of one prompt: live beams, finished hypotheses, and one step on the host."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.beam.candidates import Candidates
-from draftree.beam.finished import LengthScore, Pool, coverage
-from draftree.beam.fit import require_fit
-from draftree.beam.group import Beam, Columns, Division, Group, divide
-from draftree.beam.hooks import Decode, Hooks, OnStep
-from draftree.beam.opening import BeamPrompt
+from draftree.beam.candidates import Beam, Candidate, Candidates, Columns
+from draftree.beam.forest import BeamPrompt, Tip, require_source
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
-from draftree.beam.strategies import of
-from draftree.beam.strategies.base import Candidate, StepInfo
-from draftree.beam.trunk import Tip
-from draftree.core.errors import GenerationError, UnsatisfiableError
+from draftree.beam.strategies import StepInfo, strategy_for
+from draftree.core.errors import GenerationError, InvalidRequestError, UnsatisfiableError
 from draftree.core.transfer import to_device
 
+if TYPE_CHECKING:
+    from draftree.models.base import LanguageModel
 
-class TextSearch:
+Decode = Callable[[Sequence[int]], str]
+"""Function from generated token ids to text."""
+OnStep = Callable[["SequenceSearch"], None]
+"""Function that is called with a search after each of its steps."""
+
+
+class Hooks(ABC):
+    """Rules from outside of the parameters."""
+
+    @abstractmethod
+    def process(self, text: SequenceSearch, logprobs: Tensor) -> Tensor:
+        """Return changed log-probabilities of a text's live beams, shape (beams, vocab)."""
+
+    @abstractmethod
+    def ends(self, text: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
+        """Return whether each candidate ends, besides those with an end token."""
+
+
+def require_fit(text: SequenceSearch, vocab_size: int, max_length: int, *, has_text: bool) -> None:
+    """Check the parameters of a search against its prompt and its model.
+
+    Args:
+        text: the search, with its limits and end tokens.
+        vocab_size: number of token ids.
+        max_length: the model's maximum length.
+        has_text: whether tokens can be decoded.
+
+    Raises:
+        InvalidRequestError: the message names the parameter.
+    """
+    params = text.params
+    if text.limit < 1:
+        raise InvalidRequestError(
+            f"the prompt has {len(text.prompt)} tokens, which leaves no room in a context of {max_length}: shorten it",
+            param="prompt",
+        )
+    if text.minimum > text.limit:
+        raise InvalidRequestError(
+            f"a text needs at least {text.minimum} tokens, but the limit is {text.limit} here: lower the minimum, "
+            "or raise the limit",
+            param="min_new_tokens",
+        )
+    if params.force_eos != "none" and not text.ends:
+        raise InvalidRequestError(
+            f"force_eos='{params.force_eos}' needs an end token, and this search has none: give stop_token_ids, or "
+            "set force_eos to 'none'",
+            param="force_eos",
+        )
+    if params.allowed_trie is not None and params.allowed_trie.has_inner_ends and not text.ends:
+        raise InvalidRequestError(
+            "allowed_trie has a sequence that begins another, and this search has no end token that could end it: give "
+            "stop_token_ids, or do not set ignore_eos",
+            param="allowed_trie",
+        )
+    if params.stop and not has_text:
+        raise InvalidRequestError("stop strings need a tokenizer: give stop_token_ids instead", param="stop")
+    forced = params.prefix_token_ids
+    if len(forced) > text.limit:
+        raise InvalidRequestError(
+            f"prefix_token_ids has {len(forced)} tokens, but the limit is {text.limit}: shorten it, or raise "
+            "max_new_tokens",
+            param="prefix_token_ids",
+        )
+    for token in forced[:-1]:
+        if token in text.ends:
+            raise InvalidRequestError(
+                f"prefix_token_ids holds token {token}, which ends a text, before its last place: remove the "
+                "tokens after it",
+                param="prefix_token_ids",
+            )
+    for name, ids in (("prefix_token_ids", forced), ("unk_token_id", (params.unk_token_id or 0,))):
+        if any(token >= vocab_size for token in ids):
+            raise InvalidRequestError(
+                f"{name} holds a token outside of the vocabulary, which ends at {vocab_size - 1}", param=name
+            )
+
+
+def require_models(model: LanguageModel, prompt: BeamPrompt, params: BeamSearchParams) -> None:
+    """Check that all models of a search take its prompt and share their vocabulary.
+
+    Args:
+        model: the model that is searched.
+        prompt: tokens, or a source.
+        params: names the other models.
+
+    Raises:
+        InvalidRequestError: the message names the parameter.
+    """
+    require_source(model, prompt, "prompts")
+    for other in params.models:
+        require_source(other, prompt, "models")
+    if params.lm_model is not None:
+        require_source(params.lm_model, BeamPrompt(prompt.tokens), "lm_model")
+    for name, others in (("models", params.models), ("lm_model", [params.lm_model])):
+        for other in others:
+            if other is not None and other.vocab_size != model.vocab_size:
+                raise InvalidRequestError(
+                    f"a model of {name} has {other.vocab_size} tokens, and the model that is searched has "
+                    f"{model.vocab_size}: give a model with the same vocabulary",
+                    param=name,
+                )
+    if params.reads_attention and prompt.source is None:
+        name = "coverage_penalty" if params.coverage_penalty else "return_attention"
+        raise InvalidRequestError(
+            f"{name} needs cross-attention, which encoder-decoder models have: leave it out", param=name
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LengthScore:
+    """Score of a hypothesis: its cumulative log-probability over length**penalty.
+
+    Attributes:
+        penalty: exponent; 0 ranks by the sum.
+        basis: tokens that count, as `BeamSearchParams.length_basis`.
+        prompt_length: number of prompt tokens.
+    """
+
+    penalty: float
+    basis: str
+    prompt_length: int
+
+    def length(self, num_tokens: int, *, has_end: bool) -> int:
+        """Return the length of a hypothesis of `num_tokens` generated tokens, at least 1."""
+        if self.basis == "generated":
+            return max(1, num_tokens)
+        shown = num_tokens - has_end
+        return max(1, shown + (self.prompt_length if self.basis == "prompt_and_generated" else 0))
+
+    def score(self, total: float, num_tokens: int, *, has_end: bool) -> float:
+        """Return the score."""
+        return total if total == 0.0 else float(total / self.length(num_tokens, has_end=has_end) ** self.penalty)
+
+
+def coverage(attention: Sequence[np.ndarray]) -> float:
+    """Return the logarithm of the attention that each position of the source got, up to 1 each; the sum of all.
+
+    Positions without any attention are left out, as in CTranslate2. Source: arXiv 1609.08144, equation 14.
+
+    Args:
+        attention: weights for each token, shape (source length,).
+    """
+    total = np.stack(attention).sum(axis=0, dtype=np.float64)
+    return float(np.log(np.minimum(total[total > 0], 1.0)).sum())
+
+
+@dataclass(slots=True)
+class Pool:
+    """The finished hypotheses of a search, best first.
+
+    Args:
+        params: size, rules and penalties.
+        width: beams of the search, or of its group.
+        limit: maximum number of generated tokens.
+        lengths: the score.
+    """
+
+    params: BeamSearchParams
+    width: int
+    limit: int
+    lengths: LengthScore
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Number of hypotheses that are kept."""
+        if self.params.early_stopping == "fcfs":
+            return max(1, round(self.width * self.params.patience))
+        return self.width
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many hypotheses as are kept have finished."""
+        return len(self.hypotheses) >= self.size
+
+    def add(self, hypothesis: Hypothesis) -> None:
+        """Add a hypothesis. If the pool is full, the worst is dropped, or with "fcfs" the new one."""
+        if self.is_full and self.params.early_stopping == "fcfs":
+            return
+        place = len(self.hypotheses)
+        while place and self._rank(hypothesis) > self._rank(self.hypotheses[place - 1]):
+            place -= 1
+        self.hypotheses.insert(place, hypothesis)
+        del self.hypotheses[self.size :]
+
+    @staticmethod
+    def _rank(hypothesis: Hypothesis) -> tuple[bool, float]:
+        return hypothesis.constraints_met, hypothesis.score
+
+    def is_final(self, best_total: float, num_tokens: int) -> bool:
+        """Whether the search ends by its stop rule.
+
+        Args:
+            best_total: highest cumulative log-probability of the live beams.
+            num_tokens: their generated tokens.
+        """
+        if not self.is_full:
+            return False
+        rule = self.params.early_stopping
+        if rule in (True, "fcfs"):
+            return True
+        if rule == "never" and self.params.increments_may_be_positive:
+            return False
+        longest = rule == "never" and self.params.length_penalty > 0
+        bound = self.lengths.score(best_total, self.limit if longest else num_tokens, has_end=False)
+        return not bound > self.hypotheses[-1].score
+
+
+@dataclass(slots=True)
+class Group:
+    """Beams that compete, and their finished hypotheses."""
+
+    width: int
+    beams: list[Beam]
+    pool: Pool
+    is_done: bool = False
+
+    @property
+    def best(self) -> float:
+        """Highest cumulative log-probability of its beams; -inf without any."""
+        return max((beam.score for beam in self.beams), default=-math.inf)
+
+    def candidates(self, beams: Sequence[Beam], columns: Columns, vocab_size: int) -> list[Candidate]:
+        """Return the possible candidates of some of its beams.
+
+        Args:
+            beams: the beams whose rows were ranked.
+            columns: as they were read; a place is the index in `beams` times `vocab_size` plus the token.
+            vocab_size: width of the rows.
+        """
+        rank = {id(beam): index for index, beam in enumerate(self.beams)}
+        found = []
+        for score, place, logprob in zip(*columns, strict=True):
+            if score > -math.inf:
+                parent = beams[place // vocab_size]
+                found.append(Candidate(parent, rank[id(parent)], place % vocab_size, score, logprob))
+        return found
+
+
+@dataclass(slots=True)
+class Division:
+    """Candidates of a step that finish, with the reason, in order, and those that go on.
+
+    Attributes:
+        finished: candidates with their reasons.
+        going: candidates that go on.
+        lowest: score of the last candidate that was needed; -inf if more candidates could change the division.
+    """
+
+    finished: list[tuple[Candidate, str]] = field(default_factory=list)
+    going: list[Candidate] = field(default_factory=list)
+    lowest: float = -math.inf
+
+
+def divide(
+    candidates: Sequence[Candidate],
+    reason_of: Callable[[int], str | None],
+    *,
+    width: int,
+    rule: str,
+    is_last: bool,
+    is_ranked: bool,
+) -> Division:
+    """Divide the candidates of a group.
+
+    Args:
+        candidates: in the order of the strategy.
+        reason_of: function from a place to the reason why that candidate ends; None if it goes on.
+        width: maximum number of beams.
+        rule: as `BeamSearchParams.eos_rule`.
+        is_last: whether this is the last token before the limit.
+        is_ranked: whether the order is that in which candidates go on; otherwise the best of all go on.
+    """
+    found = Division()
+    room = width if is_ranked else len(candidates)
+    for place, candidate in enumerate(candidates):
+        is_beyond = rule == "walk" or place >= width
+        if rule != "any" and is_beyond and (len(found.going) == room or (is_last and rule == "top_k")):
+            found.lowest = candidates[place - 1].score
+            break
+        may_finish = rule != "top_k" or place < width
+        reason = reason_of(place)
+        if reason is not None and may_finish:
+            found.finished.append((candidate, reason))
+        elif reason is None and len(found.going) < room and (may_finish or not is_last):
+            found.going.append(candidate)
+            if is_last:
+                found.finished.append((candidate, "length"))
+    return found
+
+
+class SequenceSearch:
     """Search of one prompt.
 
     Args:
@@ -64,7 +355,7 @@ class TextSearch:
         self.minimum = params.minimum(count)
         self._decode, self._hooks = decode, hooks
         require_fit(self, vocab_size, max_length, has_text=decode is not None)
-        self.strategy = of(params)
+        self.strategy = strategy_for(params)
         self.strategy.check(self.prompt, self.ends, vocab_size)
         lengths = LengthScore(params.length_penalty, params.length_basis, len(self.prompt))
         self.groups = [

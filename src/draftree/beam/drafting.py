@@ -1,0 +1,409 @@
+"""Drafters of a beam search: guesses of the next beams of a sequence, which one pass scores together.
+
+A draft is a token tree after a live beam. One pass of the model scores the newest token of every beam and all drafted
+nodes. Then ordinary steps are made as long as the beams that they need are scored. Drafts change the number of passes,
+and no step.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from draftree.beam.forest import Forest, Tip, gathered
+from draftree.beam.scoring import SearchStats, next_logprobs, run_pass
+from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.transfer import to_device, to_host
+from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.core.types import Budget
+from draftree.drafters import DRAFTERS, NO_DRAFT
+from draftree.drafters.base import DraftContext, Drafter, SequenceView
+from draftree.drafters.model import ModelDrafter
+from draftree.models.base import LanguageModel
+from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.history import History
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from draftree.beam.candidates import Beam
+    from draftree.beam.params import BeamSearchParams
+    from draftree.beam.sequence import SequenceSearch
+
+MAX_NODES = 128
+"""Maximum number of drafted nodes of a text that one pass scores."""
+MAX_DEPTH = 8
+"""Maximum number of drafted levels."""
+PATIENCE = 3
+"""Failed drafts in a row after which drafting pauses."""
+LONGEST_PAUSE = 16
+
+Draft = tuple["Beam", TokenTree]
+"""A live beam and the tree after it."""
+
+
+class BeamDrafter(ABC):
+    """Drafter of a beam search. Has state for each text."""
+
+    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
+        """Prepare for a text.
+
+        Args:
+            text: the search, before its first pass.
+            capacity: maximum number of live nodes in one slot.
+            length: expected maximum number of tokens in a slot.
+        """
+
+    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
+        """Return its own trees of a text, which follow the live beams; empty without a model."""
+        return ()
+
+    @abstractmethod
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        """Return drafts for each text.
+
+        Args:
+            depths: maximum number of levels for each text, at least 1.
+            stats: passes of a draft model are counted here.
+        """
+
+    def finish(self, text: SequenceSearch) -> None:  # noqa: B027
+        """Free what belongs to a text; may be called twice."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Depth of the next draft of a text: twice as deep after success, less after failure, and none for some passes.
+
+    Attributes:
+        depth: levels of the next draft.
+        failures: drafts in a row after which no further step was possible.
+        pause: passes without a draft.
+        is_drafting: whether the last pass scored drafted nodes.
+    """
+
+    depth: int = 4
+    failures: int = 0
+    pause: int = 0
+    is_drafting: bool = False
+
+    def next_depth(self) -> int:
+        """Return the levels of the next draft; 0 during a pause."""
+        if self.pause:
+            self.pause -= 1
+            return 0
+        return self.depth
+
+    def note(self, steps: int) -> None:
+        """Record how many steps the last pass made possible."""
+        if not self.is_drafting:
+            return
+        if steps > 1:
+            self.failures = 0
+            self.depth = min(MAX_DEPTH, 2 * self.depth) if steps > self.depth else max(2, steps)
+            return
+        self.failures += 1
+        self.depth = max(1, self.depth // 2)
+        if self.failures >= PATIENCE:
+            self.pause = min(LONGEST_PAUSE, 2 ** (self.failures - PATIENCE))
+
+
+def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
+    """Check that drafts can be scored, and that a score bounds the continuations of a beam.
+
+    Raises:
+        InvalidRequestError: the message names the parameter.
+    """
+    for name in ("unk_penalty", "diversity_penalty", "sibling_penalty", "lm_weight"):
+        if getattr(params, name) < 0:
+            raise InvalidRequestError(
+                f"{name}={getattr(params, name)} can raise the score of a text, so no score bounds what follows a "
+                f"beam, and drafts cannot be used: set {name} to 0 or more, or draft to 'none'",
+                param=name,
+            )
+    for name, models in (("draft", [model]), ("models", params.models), ("lm_model", [params.lm_model])):
+        if any(one is not None and not one.supports_trees for one in models):
+            raise InvalidRequestError(
+                f"{name}: a model accepts chains only, and drafts of several beams are a tree: set draft to 'none'",
+                param=name,
+            )
+
+
+@final
+class RunnersUp(BeamDrafter):
+    """Drafts of the last step's other candidates.
+
+    Args:
+        count: maximum number of tokens after each beam.
+    """
+
+    def __init__(self, count: int = 2) -> None:
+        self._count = count
+
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        """Return the candidates that continued the same parent, best first, after each beam."""
+        return [[(beam, tree) for beam in text.live if len(tree := self._tree(text, beam))] for text in depths]
+
+    def _tree(self, text: SequenceSearch, beam: Beam) -> TokenTree:
+        others = [
+            token
+            for parent, token in text.last_candidates
+            if parent == beam.tokens[:-1] and token != beam.tokens[-1] and token not in text.ends
+        ]
+        tokens = tuple(dict.fromkeys(others))[: self._count]
+        return TokenTree(tokens, (ROOT,) * len(tokens))
+
+
+@final
+class SequenceDrafts(BeamDrafter):
+    """Drafts of a drafter that reads texts only. The source of an encoder-decoder model is read too.
+
+    Args:
+        drafter: needs neither passes of a model nor hidden states or picks of the target.
+        vocab_size: number of token ids.
+    """
+
+    def __init__(self, drafter: Drafter[Any], vocab_size: int) -> None:
+        self._drafter = drafter
+        self._controls: Controls = build_controls(SamplingParams(temperature=0), vocab_size=vocab_size, seed=0)
+
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        """Return a tree for every live beam that has one."""
+        beams = [(text, beam) for text in depths for beam in text.live]
+        states, budgets = [], []
+        for text, beam in beams:
+            source = () if text.opening.source is None else text.opening.source.tokens
+            history = History([*text.prompt, *beam.tokens])
+            states.append(self._drafter.open(SequenceView(history, self._controls, owner=None, source=source)))
+            nodes = max(1, MAX_NODES // len(text.live))
+            budgets.append(Budget(min(nodes, 2 * depths[text]), depths[text]))
+        trees = self._drafter.draft(states, budgets)
+        found: dict[SequenceSearch, list[Draft]] = {text: [] for text in depths}
+        for (text, beam), tree in zip(beams, trees, strict=True):
+            if len(tree):
+                found[text].append((beam, tree))
+        return list(found.values())
+
+
+@dataclass(slots=True)
+class _Growing:
+    """Tree after a live beam."""
+
+    beam: Beam
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A live beam, or a node of the tree after it."""
+
+    tree: _Growing
+    index: int
+    tip: Tip
+    score: float
+
+
+@final
+class ModelBeams(BeamDrafter):
+    """Drafts by a model with the same vocabulary.
+
+    Args:
+        model: the draft model; it must accept trees.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self._forests: dict[SequenceSearch, Forest] = {}
+
+    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
+        """Open a slot."""
+        forest = self._forests[text] = Forest(self.model, text.opening, capacity=capacity, length=length)
+        for beam in text.live:
+            beam.draft_tips = [forest.root]
+
+    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
+        """Return the tree of the draft model."""
+        return (self._forests[text],)
+
+    def finish(self, text: SequenceSearch) -> None:
+        """Close the slots."""
+        forest = self._forests.pop(text, None)
+        if forest is not None:
+            forest.close()
+
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        """Return trees of the best continuations, one pass for each level."""
+        trees = {text: [_Growing(beam) for beam in text.live] for text in depths}
+        nodes = {
+            text: [_Node(tree, ROOT, tree.beam.draft_tips[0], tree.beam.score) for tree in own]
+            for text, own in trees.items()
+        }
+        widths = {text: _width(text.params.beam_width) for text in depths}
+        levels = {text: max(1, min(depth, MAX_NODES // widths[text])) for text, depth in depths.items()}
+        for level in range(max(levels.values())):
+            live = {text: nodes[text] for text in depths if level < levels[text] and nodes[text]}
+            if not live:
+                break
+            self._score([self._forests[text] for text in live], stats)
+            nodes |= {
+                text: self._grow(text, own, widths[text], is_last=level + 1 == levels[text])
+                for text, own in live.items()
+            }
+        return [
+            [(tree.beam, TokenTree(tuple(tree.tokens), tuple(tree.parents))) for tree in own if tree.tokens]
+            for own in trees.values()
+        ]
+
+    def _score(self, forests: Sequence[Forest], stats: SearchStats) -> None:
+        while unread := [forest for forest in forests if not forest.is_complete]:
+            run_pass(self.model, unread)
+            stats.num_draft_passes += 1
+
+    def _grow(self, text: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
+        """Append the best continuations of all nodes; only nodes that a next level needs are put into the forest."""
+        rows = [row for node in nodes if (row := node.tip.row) is not None]
+        logprobs = next_logprobs(gathered(rows), [text.params.temperature] * len(rows))
+        if text.ends:
+            logprobs[:, text.end_ids.to(logprobs.device)] = -math.inf
+        totals = logprobs + to_device([node.score for node in nodes], logprobs.device, dtype=logprobs.dtype)[:, None]
+        best = totals.reshape(-1).topk(min(count, totals.numel()))
+        read = to_host(torch.stack((best.values.double(), best.indices.double())))
+        forest, found = self._forests[text], []
+        for score, flat in zip(*read, strict=True):
+            if score == -math.inf or math.isnan(score):
+                continue
+            parent, token = nodes[int(flat) // totals.shape[1]], int(flat) % totals.shape[1]
+            parent.tree.tokens.append(token)
+            parent.tree.parents.append(parent.index)
+            if not is_last:
+                tip = forest.grow(parent.tip, token)
+                found.append(_Node(parent.tree, len(parent.tree.tokens) - 1, tip, score))
+        return found
+
+
+def _width(beam_width: int) -> int:
+    """Nodes of a level for a search of this width."""
+    return beam_width + max(2, beam_width // 2)
+
+
+@final
+class SeveralDrafters(BeamDrafter):
+    """The drafts of all, in order; at most one of them has a model.
+
+    Args:
+        drafters: the drafters.
+    """
+
+    def __init__(self, drafters: Sequence[BeamDrafter]) -> None:
+        self._drafters = list(drafters)
+
+    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
+        """Prepare all."""
+        for drafter in self._drafters:
+            drafter.start(text, capacity=capacity, length=length)
+
+    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
+        """Return the trees of the one with a model."""
+        return [forest for drafter in self._drafters for forest in drafter.forests(text)]
+
+    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+        """Return the drafts of all."""
+        each = [drafter.propose(depths, stats) for drafter in self._drafters]
+        return [[draft for drafts in own for draft in drafts] for own in zip(*each, strict=True)]
+
+    def finish(self, text: SequenceSearch) -> None:
+        """Finish in all."""
+        for drafter in self._drafters:
+            drafter.finish(text)
+
+
+RUNNERS_UP = "runners-up"
+LoadModel = Callable[[str], LanguageModel]
+
+
+def beam_drafter(
+    draft: Any, *, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel
+) -> BeamDrafter | None:
+    """Return the drafter of a spec.
+
+    Args:
+        draft: `runners-up`, `ngram`, `suffix`, `model:NAME`, several joined by "+", or a loaded model; None or "none"
+            for none.
+        target: the model that is searched.
+        tokenizer: its tokenizer; None if it has none.
+        load: loads the model that a spec names.
+
+    Raises:
+        InvalidRequestError: an unknown drafter, or one that cannot draft for beams.
+    """
+    if draft is None or draft == NO_DRAFT:
+        return None
+    if not isinstance(draft, str):
+        return ModelBeams(_fitting(getattr(draft, "model", draft), target))
+    try:
+        found = [_one(part.strip(), target, tokenizer, load) for part in draft.split("+")]
+    except ConfigurationError as error:
+        raise InvalidRequestError(f"draft: {error}", param="draft") from error
+    if sum(isinstance(one, ModelBeams) for one in found) > 1:
+        raise InvalidRequestError(f"draft '{draft}' names two models: name one", param="draft")
+    return found[0] if len(found) == 1 else SeveralDrafters(found)
+
+
+def _one(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel) -> BeamDrafter:
+    if spec == RUNNERS_UP:
+        return RunnersUp()
+    kind, config = DRAFTERS.configure(DRAFTERS.parse(spec)[0])
+    if issubclass(kind, ModelDrafter):
+        if config != kind.Config(config.name):
+            raise ConfigurationError(f"'{spec}' has options, and the beams of a draft model have none: leave them out")
+        return ModelBeams(_fitting(load(config.name), target))
+    return SequenceDrafts(_reader(spec, kind, config, target, tokenizer), target.vocab_size)
+
+
+def _reader(
+    spec: str, kind: type[Drafter[Any]], config: Any, target: LanguageModel, tokenizer: Tokenizer | None
+) -> Drafter[Any]:
+    """Build a drafter that reads texts only."""
+    traits = kind.describe(config)
+    for needed, what in (
+        (traits.features, "hidden states of the model"),
+        (traits.runs_model, "a part of the model, or a model that drafts for one text"),
+        (traits.wants_picks or traits.works_ahead, "the picks of earlier passes"),
+        (traits.reads_predictions, "the prediction of a request"),
+        (traits.reads_grammars, "the grammar of a request"),
+    ):
+        if needed:
+            raise ConfigurationError(
+                f"'{spec}' needs {what}, which a beam search does not have: use ngram, suffix, {RUNNERS_UP} or "
+                "model:NAME"
+            )
+
+    def refuse(name: str) -> Any:
+        raise ConfigurationError(f"'{spec}' loads the model '{name}': use model:NAME")
+
+    draw = next(draw for draw in (Draw.FREE, Draw.POINT, *traits.draws) if draw in traits.draws)
+    return kind(config, DraftContext(target, tokenizer, draw, shares_noise=False, load_model=refuse))
+
+
+def _fitting(model: object, target: LanguageModel) -> LanguageModel:
+    if not isinstance(model, LanguageModel):
+        raise InvalidRequestError(
+            f"draft is a {type(model).__name__}: give a spec, an LLM or a LanguageModel", param="draft"
+        )
+    if model.vocab_size != target.vocab_size:
+        raise InvalidRequestError(
+            f"draft: the draft model has {model.vocab_size} tokens, and the model that is searched has "
+            f"{target.vocab_size}: its beams need the same vocabulary",
+            param="draft",
+        )
+    if not model.supports_trees:
+        raise InvalidRequestError(
+            "draft: the draft model accepts chains only, and several beams are a tree: choose another", param="draft"
+        )
+    return model

@@ -1,1 +1,0 @@
-"""Drafters of a beam search: guesses of the next beams of a text, which one pass scores together."""
