@@ -54,9 +54,7 @@ class ChatWriter:
                 self._parsers[found.index] = self._plan.parser(self._job.options.reasoning)
                 data = encoder.event(self._first_chunk(found.index))
             self._num_sent += len(found.update.token_ids)
-            chunk = self._chunk(found)
-            if chunk is not None:
-                data += encoder.event(chunk)
+            data += b"".join(encoder.event(chunk) for chunk in self._chunks(found))
             if data:
                 yield data
         last = last_chunk(self._job, self._body)
@@ -97,7 +95,8 @@ class ChatWriter:
             chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
         return chunk
 
-    def _chunk(self, found: ChoiceUpdate) -> dict[str, Any] | None:
+    def _chunks(self, found: ChoiceUpdate) -> list[dict[str, Any]]:
+        """Return the chunks of an update: each has one delta, since many clients read only the first call of a chunk."""
         body, update = self._body, found.update
         report = self._report.part(found)
         parser = self._parsers[found.index]
@@ -106,22 +105,24 @@ class ChatWriter:
             deltas += parser.finish()
         deltas = self._shown(deltas)
         if not (deltas or update.is_last or report or body.logprobs or body.return_token_ids):
-            return None
-        choice: dict[str, Any] = {
-            "index": found.index,
-            "delta": _delta(deltas),
-            "logprobs": None,
-            "finish_reason": None,
-        }
+            return []
+        choices: list[dict[str, Any]] = [
+            {"index": found.index, "delta": _delta(delta), "logprobs": None, "finish_reason": None}
+            for delta in ([each] for each in deltas)
+        ] or [{"index": found.index, "delta": {}, "logprobs": None, "finish_reason": None}]
+        first, last = choices[0], choices[-1]
         if body.logprobs and update.logprobs:
-            choice["logprobs"] = {"content": chat_logprobs(update.logprobs, self._job.served.texts), "refusal": None}
+            first["logprobs"] = {"content": chat_logprobs(update.logprobs, self._job.served.texts), "refusal": None}
         if body.return_token_ids:
-            choice["token_ids"] = list(update.token_ids)
+            first["token_ids"] = list(update.token_ids)
         if update.is_last:
-            choice["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
-            choice["stop_reason"] = update.sequence.stop_reason
-        chunk = {"choices": [choice], **usage_so_far(self._job, body, self._num_sent)}
-        return {**chunk, "draftree": report} if report else chunk
+            last["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
+            last["stop_reason"] = update.sequence.stop_reason
+        usage = usage_so_far(self._job, body, self._num_sent)
+        chunks = [{"choices": [choice], **usage} for choice in choices]
+        if report:
+            chunks[0]["draftree"] = report
+        return chunks
 
 
 def _reason(reason: str, parser: AnswerParser) -> str:

@@ -27,11 +27,11 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """The beginning of a call, or a piece of its arguments.
+    """A piece of a call.
 
     Attributes:
         index: number of the call in the answer, from 0.
-        arguments: a piece of the arguments, which are JSON text; empty in the first delta of a call.
+        arguments: a piece of the arguments, which are JSON text.
         id: of the call; only in its first delta.
         name: of the function; only in its first delta.
     """
@@ -55,7 +55,7 @@ def call_arguments(text: str) -> dict[str, Any]:
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """Join adjacent texts, adjacent reasoning, and adjacent pieces of the same arguments."""
+    """Join adjacent texts, adjacent reasoning, and adjacent pieces of the same call."""
     found: list[Delta] = []
     for delta in deltas:
         last = found[-1] if found else None
@@ -66,7 +66,7 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
         elif (
             isinstance(delta, CallDelta)
             and isinstance(last, CallDelta)
-            and delta.name is last.name is None
+            and delta.name is None
             and delta.index == last.index
         ):
             found[-1] = replace(last, arguments=last.arguments + delta.arguments)
