@@ -267,6 +267,13 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI, stream: bool) 
         assert (counted.object, counted.input_tokens) == ("response.input_tokens", whole.usage.input_tokens)
         previous = answer.id
         items += [*answer.output, {"role": "user", "content": question}]
+    references: Any = [{"type": "item_reference", "id": item.id} if hasattr(item, "id") else item for item in items]
+    referring = client.responses.create(input=references, **fields)
+    assert referring.usage.input_tokens == client.responses.create(input=items, **fields).usage.input_tokens
+    for wrong, message in ((references * 2, "named twice"), ([*references, references[1] | {"id": "msg_0"}], "stored")):
+        with pytest.raises(openai.BadRequestError, match=message) as raised:
+            client.responses.create(input=wrong, **fields)
+        assert (raised.value.param or "").endswith("].id")
     with pytest.raises(openai.BadRequestError, match="is not stored") as raised:
         client.responses.create(input="Five?", previous_response_id=whole.id, **fields)
     assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
@@ -283,3 +290,12 @@ def test_stored_responses_are_bounded_and_belong_to_a_key() -> None:
     assert store.get("you", "a") is None
     store.put("me", "d", items * 10)
     assert [store.get("me", name) is not None for name in "acd"] == [True, True, False]
+    store.put("me", "e", [{"id": "item"}])
+    assert store.item("me", "item") == {"id": "item"}
+    assert store.item("you", "item") is None
+    for name in "fg":
+        store.put("me", name, items)
+    assert store.item("me", "item") == {"id": "item"}  # as it was used
+    for name in "hij":
+        store.put("me", name, items)
+    assert store.item("me", "item") is None

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftree.serve.errors import invalid
 from draftree.serve.notes import note
-from draftree.serve.schema.responses import ResponsesBody
 
 __all__ = ["chat_tool_choice", "chat_tools", "items_of", "messages_of"]
 
@@ -18,33 +17,58 @@ IGNORED = ("id", "status")
 """Fields that the server's own output items have, and that mean nothing in a conversation."""
 
 
-def items_of(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Return the input items of a request.
-
-    Raises:
-        ApiError: there are none.
-    """
-    if isinstance(body.input, str):
-        return [{"role": "user", "content": body.input}]
-    if not body.input:
-        raise invalid("'input' is empty: give a text, or at least one item", "input")
-    return body.input
-
-
-def messages_of(body: ResponsesBody, previous: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """Return the conversation of a request, with its instructions as the first message.
+def items_of(
+    given: str | Sequence[Mapping[str, Any]], stored: Callable[[str], Mapping[str, Any] | None]
+) -> list[Mapping[str, Any]]:
+    """Return the input items of a request; references to stored items are replaced by these.
 
     Args:
-        body: the request.
-        previous: items of the conversation that it continues.
+        given: the field `input`.
+        stored: function from an id to the stored item.
+
+    Raises:
+        ApiError: there are none, or an item is not stored or named twice.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not given:
+        raise invalid("'input' is empty: give a text, or at least one item", "input")
+    items: list[Mapping[str, Any]] = []
+    names = set[str]()
+    for number, item in enumerate(given):
+        if item.get("type") == "item_reference":
+            place = f"input[{number}]"
+            _require_keys(item, ("type",), place)
+            name = _text(item, "id", place)
+            found = stored(name)
+            if found is None:
+                message = f"'{place}.id': the item '{name[:100]}' is not stored, or no longer: send the item itself"
+                raise invalid(message, f"{place}.id", code="item_not_found")
+            if name in names:  # many references to a long item would make any conversation of a short request
+                raise invalid(f"'{place}.id': the item '{name[:100]}' is named twice", f"{place}.id")
+            names.add(name)
+            item = found
+        items.append(item)
+    return items
+
+
+def messages_of(
+    instructions: str | None, items: Sequence[Mapping[str, Any]], *, num_previous: int
+) -> list[dict[str, Any]]:
+    """Return the messages of a conversation, with the instructions as the first one.
+
+    Args:
+        instructions: of the request.
+        items: of the conversation.
+        num_previous: number of first items that precede those of the request.
 
     Raises:
         ApiError: an item of another form, with its place as `param`.
     """
     messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    for number, item in enumerate((*previous, *items_of(body)), -len(previous)):
+    if instructions:
+        messages.append({"role": "system", "content": instructions})
+    for number, item in enumerate(items, -num_previous):
         _add(messages, item, f"input[{number}]")
     return messages
 
@@ -78,7 +102,7 @@ def _add(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) ->
         content = _content(item.get("output"), f"{place}.output")
         messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", place), "content": content})
     else:
-        known = "message, reasoning, function_call and function_call_output"
+        known = "message, reasoning, function_call, function_call_output and item_reference"
         raise invalid(f"'{place}.type' is {str(kind)[:40]!r}: {known} are supported", f"{place}.type")
 
 

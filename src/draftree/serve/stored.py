@@ -1,4 +1,4 @@
-"""The conversations of recent responses, for `previous_response_id`: in memory, by API key, and bounded."""
+"""The conversations of recent responses, which later requests refer to: in memory, by API key, and bounded."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class ResponseStore:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[str, str], tuple[Items, int]] = OrderedDict()
+        self._by_id: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}
+        """Items that have an id, each with the last response whose conversation has it."""
         self._size = 0
 
     def put(self, key: str, response: str, items: Items) -> None:
@@ -36,10 +38,14 @@ class ResponseStore:
             return
         _, replaced = self._kept.pop((key, response), ((), 0))
         self._kept[key, response] = items, size
+        self._by_id |= {(key, item["id"]): (response, item) for item in items if isinstance(item.get("id"), str)}
         self._size += size - replaced
         while self._size > self._max_bytes:
-            _, (_, dropped) = self._kept.popitem(last=False)
+            (owner, name), (gone, dropped) = self._kept.popitem(last=False)
             self._size -= dropped
+            for place in ((owner, item["id"]) for item in gone if isinstance(item.get("id"), str)):
+                if place in self._by_id and self._by_id[place][0] == name:
+                    del self._by_id[place]
 
     def get(self, key: str, response: str) -> Items | None:
         """Return the items of a conversation; None if it is not stored, or belongs to another key."""
@@ -47,3 +53,10 @@ class ResponseStore:
             return None
         self._kept.move_to_end((key, response))
         return self._kept[key, response][0]
+
+    def item(self, key: str, name: str) -> Mapping[str, Any] | None:
+        """Return the item with an id; None if no stored conversation of the key has it."""
+        response, item = self._by_id.get((key, name), ("", None))
+        if item is not None:
+            self._kept.move_to_end((key, response))
+        return item

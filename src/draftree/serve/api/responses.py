@@ -50,7 +50,7 @@ async def input_tokens(body: ResponsesBody, request: Request) -> Response:
     """Return the number of prompt tokens of a request."""
     model = _model(body, request)
     plan = await _plan(body, model, _params(body)[0])
-    messages = plan.messages(messages_of(body, _previous(body, request)), model.chat_template)
+    messages = plan.messages(_Conversation.of(body, request).messages(), model.chat_template)
     try:
         ids = await _encoder(body, model, plan)(messages)
     except InvalidRequestError as error:
@@ -96,26 +96,61 @@ def _encoded(events: list[dict[str, Any]]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class _Conversation:
+    """The items of a request, after those of the conversation that it continues."""
+
+    instructions: str | None
+    previous: Sequence[Mapping[str, Any]]
+    given: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, body: ResponsesBody, request: Request) -> _Conversation:
+        """Look up what a request refers to.
+
+        Raises:
+            ApiError: there are no items, or something is not stored.
+        """
+        server = server_of(request)
+        key, name = server.key_of(request).name, body.previous_response_id
+        previous = () if name is None else server.responses.get(key, name)
+        if previous is None:
+            message = (
+                f"the response '{str(name)[:100]}' is not stored, or no longer: send the whole conversation as 'input'"
+            )
+            raise invalid(message, "previous_response_id", code="previous_response_not_found")
+        return cls(body.instructions, previous, items_of(body.input, partial(server.responses.item, key)))
+
+    @property
+    def items(self) -> list[Mapping[str, Any]]:
+        """All items."""
+        return [*self.previous, *self.given]
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the messages that the items stand for."""
+        return messages_of(self.instructions, self.items, num_previous=len(self.previous))
+
+
+@dataclass(frozen=True, slots=True)
 class _Response:
-    """A running response, and the items of the conversation that it continues."""
+    """A running response, and the conversation that it ends."""
 
     job: Job
     writer: ResponseWriter
-    previous: Sequence[Mapping[str, Any]]
+    conversation: _Conversation
 
     def keep(self, body: ResponsesBody, request: Request) -> None:
         """Store the conversation of the finished response, unless the request says otherwise."""
         if body.store is not False:
             server = server_of(request)
             response = self.writer.response()
-            items = [*self.previous, *items_of(body), *response["output"]]
+            items = [*self.conversation.items, *response["output"]]
             server.responses.put(server.key_of(request).name, response["id"], items)
 
 
 @asynccontextmanager
 async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Response]:
     model = _model(body, request)
-    previous = _previous(body, request)
+    conversation = _Conversation.of(body, request)
     params, names = _params(body)
     wanted = body.text.format if body.text is not None else None
     await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
@@ -130,12 +165,12 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Resp
         decoder=body.decoder,
     )
     encode = _encoder(body, model, plan)
-    messages = plan.messages(messages_of(body, previous), model.chat_template)
+    messages = plan.messages(conversation.messages(), model.chat_template)
     params = plan.sampling(params)
     async with running_job(
         request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
     ) as job:
-        yield _Response(job, ResponseWriter(body, head, job, plan=plan), previous)
+        yield _Response(job, ResponseWriter(body, head, job, plan=plan), conversation)
 
 
 def _model(body: ResponsesBody, request: Request) -> ServedModel:
@@ -143,19 +178,6 @@ def _model(body: ResponsesBody, request: Request) -> ServedModel:
     if not model.supports_chat:
         raise invalid(f"the model '{model.name}' has no chat template: use /v1/completions", "model")
     return model
-
-
-def _previous(body: ResponsesBody, request: Request) -> Sequence[Mapping[str, Any]]:
-    """Return the items of the conversation that a request continues."""
-    name = body.previous_response_id
-    server = server_of(request)
-    found = () if name is None else server.responses.get(server.key_of(request).name, name)
-    if found is None:
-        message = (
-            f"the response '{str(name)[:100]}' is not stored, or no longer: send the whole conversation as 'input'"
-        )
-        raise invalid(message, "previous_response_id", code="previous_response_not_found")
-    return found
 
 
 def _encoder(body: ResponsesBody, model: ServedModel, plan: ToolPlan) -> Encode:

@@ -96,7 +96,7 @@ class ChatWriter:
         return chunk
 
     def _chunks(self, found: ChoiceUpdate) -> list[dict[str, Any]]:
-        """Return the chunks of an update: each has one delta, since many clients read only the first call of a chunk."""
+        """Return the chunks of an update, of one delta each: many clients read only the first call of a chunk."""
         body, update = self._body, found.update
         report = self._report.part(found)
         parser = self._parsers[found.index]
