@@ -80,6 +80,13 @@ def test_an_answer(http: httpx.Client) -> None:
     assert ask(http, model="plain:latest")["message"] == found["message"]
 
 
+@pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_the_content_type_does_not_matter(http: httpx.Client, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    answer = http.post("/api/generate", content=b'{"model": "plain", "prompt": "Rome?"}', headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
 def test_options(http: httpx.Client) -> None:
     options = {"seed": 5, "num_predict": 12, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "stop": ["zz"]}
     fields = {"seed": 5, "max_tokens": 12, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "stop": ["zz"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -206,9 +206,22 @@ def _error_body(error: ApiError) -> dict[str, Any]:
     return {"error": error.message}
 
 
-router = APIRouter(
-    prefix="/api", tags=["ollama"], responses=documented_errors(ErrorBody), route_class=shaped_route(_error_body)
-)
+class _Route(shaped_route(_error_body)):  # type: ignore[misc]
+    """Reads every body as JSON: many clients of this protocol, and `curl -d`, send another content type, or none."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def as_json(request: Request) -> Response:
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            scope = {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
+            response: Response = await handle(Request(scope, request.receive))
+            return response
+
+        return as_json
+
+
+router = APIRouter(prefix="/api", tags=["ollama"], responses=documented_errors(ErrorBody), route_class=_Route)
 LINES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "One JSON object, or lines of JSON",
