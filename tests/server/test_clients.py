@@ -1,116 +1,98 @@
-"""Other people's clients against a real server, each installed by pip."""
+"""Other people's clients against a real server: `clients/with_*` are scripts with their defaults, one for each client.
+
+A client is installed into an environment of its own, by pip or npm; its test is skipped where that is impossible.
+`-rP` shows the versions.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from draftree import LLM, AsyncLLM, SamplingParams
+from draftree import AsyncLLM
 from draftree.serve.pool import ServedModel
-from installed import python_with
-from real_weights import loaded_float32
+from installed import node_with, python_with, versions
 from scripted import scripted
 from serving import Running, running_server
 
-pytestmark = [pytest.mark.install, pytest.mark.weights]
+pytestmark = pytest.mark.install
 
-MODEL = "smollm2-135m-instruct"
-PACKAGES = ("llm", "langchain-openai", "litellm", "anthropic", "ollama")
-SCRIPT = (
-    '<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-)
-"""What a model without real weights answers, for clients that show reasoning and calls."""
 SCRIPTS = Path(__file__).parent / "clients"
-QUESTION = [{"role": "user", "content": "Name three rivers."}]
-Client = Callable[..., dict[str, Any]]
+NAME = "scripted"
+CLIENTS = {
+    "with_agents.py": ["openai-agents"],
+    "with_ai_sdk.mjs": ["ai", "@ai-sdk/openai", "@ai-sdk/openai-compatible", "zod"],
+    "with_aider.py": ["aider-chat"],
+    "with_anthropic.py": ["anthropic"],
+    "with_guidance.py": ["guidance", "openai"],
+    "with_haystack.py": ["haystack-ai"],
+    "with_instructor.py": ["instructor"],
+    "with_langchain.py": ["langchain-openai"],
+    "with_litellm.py": ["litellm"],
+    "with_llama_index.py": ["llama-index-llms-openai-like"],
+    "with_llm.py": ["llm"],
+    "with_lm_eval.py": ["lm-eval[api]"],
+    "with_ollama.py": ["ollama"],
+    "with_openai.py": ["openai"],
+    "with_openai_node.mjs": ["openai", "zod"],
+    "with_outlines.py": ["outlines[openai]"],
+    "with_pydantic_ai.py": ["pydantic-ai-slim[openai]"],
+    "with_smolagents.py": ["smolagents[openai]"],
+}
+VALUES = {"city": "Rome", "degrees": 18, "answer": "It is 18 degrees in Rome."}
+
+
+def reply(prompt: str) -> str:
+    """A short thought; then an edit of a file, JSON, a call of a tool until there is a result, or an answer."""
+    asked = prompt.rpartition("<|im_start|>user\n")[2]
+    if "goodbye" in prompt:
+        text = "hello.py\n```\nprint('goodbye')\n```"
+    elif "<code>" in prompt:
+        text = f"<code>\nweather('Rome')\nfinal_answer({VALUES['answer']!r})\n</code>"
+    else:
+        tools = [json.loads(line) for line in re.findall(r'^\{"type": "function".*\}$', prompt, re.MULTILINE)]
+        functions = [tool["function"] for tool in tools]
+        if "18 degrees" in asked:
+            functions = [one for one in functions if one["name"] == "final_answer"]
+        if functions:
+            arguments = {name: VALUES[name] for name in functions[0]["parameters"]["properties"]}
+            call = {"name": functions[0]["name"], "arguments": arguments}
+            text = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        else:
+            text = '{"city": "Rome", "degrees": 18}' if "JSON" in asked else VALUES["answer"]
+    return f"<think>\nHm.\n</think>\n\n{text}"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    models = [
-        ServedModel(MODEL, AsyncLLM(loaded_float32(MODEL), "suffix")),
-        ServedModel("scripted", AsyncLLM(draft="ngram", **scripted(SCRIPT))),
-    ]
-    with running_server(models) as running:
+    with running_server([ServedModel(NAME, AsyncLLM(draft="ngram", **scripted(reply, context=2**15)))]) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, str]:
-    """What the library answers, without a server and without drafts."""
-    llm, params = LLM(loaded_float32(MODEL), "none"), SamplingParams(max_tokens=24, temperature=0)
-    brief = [{"role": "system", "content": "You are brief."}, *QUESTION]
-    (plain,), (with_system,) = llm.chat(QUESTION, params), llm.chat(brief, params)
-    return {"plain": plain.text, "with system": with_system.text}
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has the clients."""
-    return python_with(tmp_path_factory.mktemp("clients") / "venv", *PACKAGES)
-
-
-@pytest.fixture
-def client(server: Running, python: Path, tmp_path: Path) -> Client:
-    def run(script: str, *arguments: str, model: str = MODEL) -> dict[str, Any]:
-        kept = {key: os.environ[key] for key in ("PATH", "LANG") if key in os.environ}
-        env = {**kept, "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        command = [str(python), str(SCRIPTS / f"{script}.py"), server.url, model, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
-        return found
-
-    return run
-
-
-def test_llm(client: Client, answers: dict[str, str], tmp_path: Path) -> None:
-    found = client("with_llm", str(tmp_path / "llm"))
-    assert found["streamed"] == found["whole"] == answers["plain"]
-    assert found["continued"]
-
-
-def test_langchain(client: Client, answers: dict[str, str]) -> None:
-    found = client("with_langchain")
-    assert found["whole"] == found["streamed"] == found["several"][0] == answers["with system"]
-    assert found["usage"]["output_tokens"] == found["streamed_usage"]["output_tokens"] == 24
-    assert found["num_logprobs"] == 8
-    assert found["completion"]
-
-
-def test_litellm(client: Client, answers: dict[str, str]) -> None:
-    found = client("with_litellm")
-    assert found["whole"] == found["streamed"] == found["without_draft"] == answers["plain"]
-    assert found["usage"] > 24
-    assert "absent" in found["refused"]
-
-
-def test_anthropic(client: Client) -> None:
-    found = client("with_anthropic", model="scripted")
-    thinking, text, call = found["whole"]
-    assert found["whole"] == found["streamed"]
-    assert (thinking["thinking"], text["text"], call["input"]) == ("Hm.", "I look.", {"city": "Rome"})
-    assert found["stop_reason"] == "tool_use"
-    assert {"message_start", "content_block_delta", "message_delta", "message_stop"} < {*found["events"]}
-    assert found["second"] == found["counted"]
-    assert "'absent' is not served" in found["refused"]
-    assert found["litellm"] == ["I look.", '{"city": "Rome"}']
-    assert (found["litellm_reasoning"], found["litellm_streamed"]) == ("Hm.", "I look.")
-
-
-def test_ollama(client: Client) -> None:
-    found = client("with_ollama", model="scripted")
-    assert (found["thinking"], found["content"], found["streamed"]) == ("Hm.", "I look.", "I look.")
-    assert (found["calls"], found["streamed_calls"]) == ([["weather", {"city": "Rome"}]], 1)
-    assert found["counts"][0] == found["counts"][1]
-    assert found["second"] > found["first"]
-    assert found["generated"] == found["generated_pieces"]
-    assert found["models"] == [MODEL, "scripted"]
-    assert found["capabilities"] == ["completion", "tools", "thinking"]
-    assert "404 the model 'absent'" in found["refused"]
+@pytest.mark.parametrize("script", CLIENTS)
+def test_a_client(server: Running, script: str, tmp_path: Path) -> None:
+    packages, source = CLIENTS[script], SCRIPTS / script
+    with tempfile.TemporaryDirectory() as folder:
+        if script.endswith(".py"):
+            place = python_with(Path(folder, "python"), "--upgrade", *packages)
+            command = [str(place), str(source)]
+        else:
+            place = node_with(Path(folder), *packages)
+            command = ["node", str(shutil.copy(source, folder))]  # imports are resolved from a script's folder
+        print(versions(place, *packages))
+        scripted(reply)["tokenizer"].save_pretrained(tmp_path / NAME)
+        urls = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_BASE": f"{server.url}/v1"}
+        urls |= {"ANTHROPIC_BASE_URL": server.url, "OLLAMA_HOST": server.url}
+        keys = {"OPENAI_API_KEY": "any", "ANTHROPIC_API_KEY": "any"}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        env = {**kept, **urls, **keys, "HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,3 +31,26 @@ def python_with(folder: Path, *packages: str, without: Sequence[str] = ()) -> Pa
     if without:
         subprocess.run([*pip, "uninstall", "--quiet", "-y", *without], capture_output=True, check=True)
     return python
+
+
+def node_with(folder: Path, *packages: str) -> Path:
+    """Install npm packages for scripts in a folder, and return it. Skips the test if that is impossible."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("npm or node is not installed")
+    command = [npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"npm cannot install {packages}: {done.stderr.strip().splitlines()[-1:]}")
+    return folder
+
+
+def versions(place: Path, *packages: str) -> str:
+    """Return packages with their versions, in what `python_with` or `node_with` returned."""
+    if place.is_dir():
+        files = {name: place / "node_modules" / name / "package.json" for name in packages}
+        return ", ".join(f"{name} {json.loads(file.read_text())['version']}" for name, file in files.items())
+    code = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+    names = [name.partition("[")[0] for name in packages]
+    done = subprocess.run([place, "-c", code, *names], capture_output=True, text=True, check=True)
+    return ", ".join(f"{name} {version}" for name, version in zip(names, done.stdout.split(), strict=True))

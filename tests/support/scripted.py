@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import AddedToken
@@ -31,13 +32,17 @@ CHANNELS = (
 )
 
 
-def scripted(text: str, template: str = REASONING, *, certainty: float = 30.0) -> dict[str, Any]:
+def scripted(
+    text: str | Callable[[str], str], template: str = REASONING, *, certainty: float = 30.0, context: int = 4096
+) -> dict[str, Any]:
     """Arguments of `LLM`: a model that writes a text after the header of an answer, and its tokenizer.
 
     Args:
-        text: all that follows the header, the beginning that the template writes included.
+        text: all that follows the header, the beginning that the template writes included; or a function that
+            returns it for what precedes the header.
         template: the chat template.
         certainty: how much likelier the text's next token is than others.
+        context: maximum length of a prompt and its text.
     """
     backend = byte_level(template)
     backend.add_tokens([AddedToken(one, normalized=False, special=False) for one in THINK])
@@ -45,14 +50,16 @@ def scripted(text: str, template: str = REASONING, *, certainty: float = 30.0) -
         backend.add_special_tokens({"additional_special_tokens": list(HARMONY)}, replace_extra_special_tokens=False)
     header = "<|start|>assistant" if template == CHANNELS else HEADER
     noise, end = hashed(len(backend), 1), backend.eos_token_id
-    texts = (text, EMPTY + text.rpartition(THINK[1])[2].lstrip())
 
     def table(context: tuple[int, ...]) -> Tensor:
         logits = noise(context)
-        written = backend.decode(context).split(header, 1 if template == CHANNELS else -1)[-1]
+        decoded = backend.decode(context)
+        prompt, _, written = decoded.partition(header) if template == CHANNELS else decoded.rpartition(header)
+        reply = text if isinstance(text, str) else text(prompt)
+        texts = (reply, EMPTY + reply.rpartition(THINK[1])[2].lstrip())
         rest = next((one[len(written) :] for one in texts if one.startswith(written)), None)
         if rest is not None:
             logits[backend.encode(rest, add_special_tokens=False)[0] if rest else end] += certainty
         return logits
 
-    return {"model": TableLM(table), "tokenizer": backend}
+    return {"model": TableLM(table, max_length=context), "tokenizer": backend}
