@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import draftree.core.collection
+from draftree.core.collection import without_collection as _without_collection
 from draftree.version import __version__
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import, and the command line's help must not wait for it
     if name in _HOMES:
-        with draftree.core.collection.without_collection():
+        with _without_collection():
             return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'draftree' has no attribute '{name}'")
 

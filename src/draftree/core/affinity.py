@@ -7,8 +7,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from draftree.core.errors import ConfigurationError
 from draftree.core.processors import (
     ProcessorFacts,
@@ -70,6 +68,8 @@ def apply_threads(threads: int | None, affinity: str | None = None) -> None:
     if threads is None and affinity is None and _Given.by_user:
         return
     _Given.by_user = _Given.by_user or threads is not None or affinity is not None
+    import torch  # after the refusals: `--help` and wrong arguments need no torch
+
     facts, choice = own_choice()
     is_default = threads is None and _is_default(facts)
     if threads is not None:
@@ -90,6 +90,8 @@ def _is_default(facts: ProcessorFacts) -> bool:
     """Return whether torch's number of threads is one that it chooses by itself."""
     if any(os.environ.get(name) for name in VARIABLES):
         return False
+    import torch
+
     counts = {len(facts.processors), facts.num_cores, facts.num_online, os.cpu_count()}
     return torch.get_num_threads() in counts | {count // 2 for count in counts if count}
 

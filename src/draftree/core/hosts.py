@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 __all__ = ["is_loopback"]
 
 
 def is_loopback(name: str) -> bool:
     """Return whether a name or an address, without brackets, is one of this machine's own."""
+    import ipaddress
+
     if name == "localhost":
         return True
     try:

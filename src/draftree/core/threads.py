@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 
 class Libraries(NamedTuple):
     """The libraries that torch computes with: OpenMP, and MKL if it is a part of torch."""
@@ -50,6 +48,8 @@ def libraries() -> Libraries | None:
         _ = openmp.omp_get_max_threads, openmp.omp_set_num_threads
     except (AttributeError, OSError, TypeError):
         return None
+    import torch
+
     for file in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
         with suppress(AttributeError, OSError):
             mkl = ctypes.CDLL(str(file))
