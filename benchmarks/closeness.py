@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import apply_threads
 from draftree.core.noise import Noise
 from draftree.execution import require_positive
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of

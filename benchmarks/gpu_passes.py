@@ -25,7 +25,7 @@ import torch
 from random_models import SHAPES, build, ids, weight_bytes
 
 from draftree import LLM, SamplingParams
-from draftree.core.transfer import synchronize
+from draftree.core.tensors import synchronize
 from draftree.lab.bench.benchmark import collector_off
 from draftree.lab.bench.passes import read_bandwidth
 from draftree.loading.load import LoadedModel, wrap_model

@@ -26,7 +26,7 @@ import torch
 from loads import at_once, beside, costs
 
 from draftree import LLM
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.lab.bench.records import FORMAT
 from draftree.loading.load import load_model
 from draftree.loading.provenance import load_average, machine, now, versions

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import import_extra
+from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
 
 SIZE = (7.2, 3.6)

@@ -42,7 +42,7 @@ from devices import Device, Recording, Text, read_patterns, run_devices
 from end_and_cloud import served
 from fleet import PREFIX, timed_passes, timed_prompts
 
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.core.tree import TokenTree
 from draftree.loading.load import load_model
 from draftree.loading.provenance import machine, now, versions

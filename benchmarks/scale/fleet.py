@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.core.types import RoundRecord
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
 from draftree.lab.bench.workload import encode, read_workload

@@ -30,7 +30,7 @@ from end_and_cloud import served
 from fleet import passes
 
 from draftree import LLM, SamplingParams
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.core.types import RoundRecord
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.lab.fleet.curves import MeasuredCurve

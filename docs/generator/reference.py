@@ -176,8 +176,9 @@ def error_tree() -> Iterator[str]:
     tree = [line for line in (errors.__doc__ or "").splitlines() if line.startswith(TREE_INDENT)]
     yield fence(textwrap.dedent("\n".join(tree)))
     yield "A message names the wrong value, what is allowed, and what to do."
-    for name in errors.__all__:
-        yield entries_table(f"attribute of {name}", parse(getattr(errors, name).__doc__).entries("Attributes"))
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, errors.DraftreeError):
+            yield entries_table(f"attribute of {error.__name__}", parse(error.__doc__).entries("Attributes"))
 
 
 def command_line() -> Iterator[str]:

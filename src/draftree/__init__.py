@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from draftree.core.collection import without_collection as _without_collection
+from draftree.core.host import without_collection as _without_collection
 from draftree.version import __version__
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts

@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from draftree.assembly import Methods, build_parts, choose_methods, require_fit
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.core.routing import PLAIN
+from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.core.types import PLAIN
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.learning.store import Learning, LearningStore, parse_learning, prepare_folder
 from draftree.drafters.model import model_reader

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import apply_threads
 from draftree.loading.load import LoadedModel, load_model
 from draftree.parallel.entry import load_divided
 from draftree.parallel.options import SINGLE, ParallelOptions

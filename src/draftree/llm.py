@@ -25,8 +25,7 @@ from draftree.arguments import (
 from draftree.beams import BeamSearching
 from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.completion import Completion, completions_of
-from draftree.core.affinity import apply_threads
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine

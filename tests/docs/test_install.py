@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from documents import ROOT, blocks, documents
 
-from draftree.core.extras import EXTRAS
+from draftree.core.errors import EXTRAS
 from draftree.weights.catalogue import CATALOGUE
 
 INSTALLS = re.compile(r"pip install -e [\"']\.\[([\w,]+)\]")

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from draftree.core.joining import join
-from draftree.core.node_map import first_levels
+from draftree.core.node_map import first_levels, join
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.models.table import hashed, near
 from oracle import Drafts, Written, child_tuples, trees, written

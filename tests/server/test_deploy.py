@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.core.extras import EXTRAS
+from draftree.core.errors import EXTRAS
 from draftree.serve.api import health
 from draftree.serve.served import ModelChoice
 from draftree.serve.settings import ServerSettings

@@ -109,6 +109,6 @@ def test_errors_are_marked_and_probes_have_no_span() -> None:
 
 
 def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.core.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("draftree.core.errors.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'draftree\[telemetry\]'"):
         Telemetry.sending_to("http://localhost:4318/v1/traces")

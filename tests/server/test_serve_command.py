@@ -15,7 +15,7 @@ from cli_samples import save_tiny_model
 from draftree.cli import serve as serve_module
 from draftree.cli.main import run
 from draftree.cli.serving_flags import serving_flags
-from draftree.core import extras
+from draftree.core import errors
 from draftree.core.errors import ConfigurationError
 from draftree.serve.listening import listen, url_of
 from draftree.serve.served import choose_models
@@ -127,7 +127,7 @@ def test_keys_of_the_environment_count_and_consent_has_no_effect_then(
 def test_a_missing_extra_is_named_before_anything_else(
     started: list[ServerSettings], capfd: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
     line = refused(capfd, "no-such-model")
     assert "'draftree serve' needs the Python package 'fastapi'" in line
     assert "pip install 'draftree[serve]'" in line

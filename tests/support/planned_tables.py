@@ -6,8 +6,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from draftree.core.joining import merge
-from draftree.core.node_map import prune
+from draftree.core.node_map import merge, prune
 from draftree.core.tree import EMPTY, TokenTree, depths
 from draftree.core.types import Budget, DraftPart, RoundRecord, SequenceRecord
 from draftree.planners.adaptive import AdaptivePlanner

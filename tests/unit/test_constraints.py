@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from draftree.core.extras import EXTRAS
+from draftree.core.errors import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.beam.forest import Tip
-from draftree.core.transfer import on_host
+from draftree.core.tensors import on_host
 
 Columns = tuple[list[float], list[int], list[float]]
 """Scores, places and log-probabilities of the candidates of a group."""

@@ -18,7 +18,7 @@ import torch
 from draftree.beam.forest import Forest, Tip, gathered
 from draftree.beam.scoring import SearchStats, next_logprobs, run_pass
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.core.transfer import to_device, to_host
+from draftree.core.tensors import to_device, to_host
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters import DRAFTERS, NO_DRAFT

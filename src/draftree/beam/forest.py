@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import InvalidRequestError
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 from draftree.core.tree import ROOT, TokenTree
 from draftree.models.base import Close, Commit, Edit, Extend, Fork, LanguageModel, Slot
 from draftree.models.source import EncoderDecoder, FeatureSource, HiddenSource, Source

@@ -17,7 +17,7 @@ from draftree.beam.candidates import Beam, Candidates, Columns
 from draftree.beam.forest import CHUNK, Forest, gathered
 from draftree.beam.sequence import Hooks, SequenceSearch
 from draftree.beam.strategies import BeamStrategy
-from draftree.core.transfer import to_device, to_host
+from draftree.core.tensors import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
 from draftree.sampling.logits import Logits, Top

@@ -19,7 +19,7 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
 from draftree.beam.strategies import StepInfo, strategy_for
 from draftree.core.errors import GenerationError, InvalidRequestError, UnsatisfiableError
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 
 if TYPE_CHECKING:
     from draftree.models.base import LanguageModel

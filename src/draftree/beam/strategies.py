@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftree.beam.candidates import Candidate, Candidates, at_places, best, best_of_all, best_of_each, drawn, keep_top
 from draftree.core.errors import InvalidRequestError
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 
 if TYPE_CHECKING:
     from draftree.beam.candidates import Beam

@@ -13,8 +13,7 @@ from draftree.cli.made import takes
 from draftree.cli.options import OUTPUT, SPECULATION
 from draftree.cli.render import note
 from draftree.cli.running import Execution, execution_of
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
 from draftree.lab.figures.base import FIGURES
 
 if TYPE_CHECKING:

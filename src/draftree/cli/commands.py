@@ -13,8 +13,7 @@ from typer.main import get_command
 from draftree.cli.entries import COMMANDS, Entry
 from draftree.cli.guesses import suggested_option
 from draftree.cli.layout import PlainGroup
-from draftree.core.errors import suggestion
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless, suggestion
 from draftree.version import __version__
 
 __all__ = ["COMMANDS", "Entry", "app", "invoke"]

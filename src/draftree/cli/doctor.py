@@ -21,7 +21,7 @@ from draftree.cli.options import (
     Verify,
 )
 from draftree.cli.running import Execution, execution_of
-from draftree.core.processors import ranges
+from draftree.core.host import ranges
 
 if TYPE_CHECKING:
     from draftree.engine.memory import SlotEstimate
@@ -101,7 +101,7 @@ def doctor(
         refuse_given(given, "it needs a model: name one")
     elif draft is None:
         refuse_given({"--verify": verify}, "it needs a drafter: name one with --draft")
-    from draftree.core.affinity import apply_threads
+    from draftree.core.host import apply_threads
     from draftree.lab.doctor import DoctorSettings, examine_machine
 
     settings = DoctorSettings(

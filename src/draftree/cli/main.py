@@ -7,9 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from draftree.cli.streams import drop_output, open_standard_files, tame_log
-from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
-from draftree.core.plain_text import harmless
-from draftree.core.signals import leaving_on_signals
+from draftree.core.errors import OUT_OF_MEMORY, harmless, is_out_of_memory
+from draftree.core.host import leaving_on_signals
 
 __all__ = ["main"]
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from draftree.cli.options import AsJson
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
 
 __all__ = ["show_cache"]
 

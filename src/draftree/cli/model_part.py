@@ -9,8 +9,8 @@ import typer
 
 from draftree.cli.completion import complete_model
 from draftree.cli.sizes import short_bytes
-from draftree.core.paths import expanded
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
+from draftree.core.files import expanded
 
 __all__ = ["write_part"]
 

@@ -19,8 +19,7 @@ from draftree.cli.model_part import write_part
 from draftree.cli.options import AsJson
 from draftree.cli.progress import resolve_with_bar
 from draftree.cli.sizes import short_bytes, short_count
-from draftree.core.errors import ModelNotFoundError, suggestion
-from draftree.core.plain_text import harmless
+from draftree.core.errors import ModelNotFoundError, harmless, suggestion
 from draftree.loading.prepared import gguf_path, prepared_folder
 from draftree.loading.requirements import require_clients, require_extras
 from draftree.loading.resolve import hub_cache, resolve_model

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftree.cli.render import is_terminal
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
 from draftree.weights.progress import Step, steps
 
 if TYPE_CHECKING:

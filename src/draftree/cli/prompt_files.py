@@ -14,7 +14,7 @@ import typer
 from draftree.cli.options import TEXT
 from draftree.cli.prompt import STANDARD_INPUT
 from draftree.core.errors import InvalidRequestError, suggestion
-from draftree.core.json_files import JsonError, parse_json
+from draftree.core.files import JsonError, parse_json
 from draftree.text.chat.messages import check_messages
 
 __all__ = ["FilePrompt", "Prompts", "read_prompts", "require_alone"]

@@ -14,8 +14,8 @@ import torch
 
 from draftree.assembly import choose_methods
 from draftree.cli.writing import Setup
-from draftree.core.paths import shown_name
-from draftree.core.processor import cpu_name, usable_cores
+from draftree.core.files import shown_name
+from draftree.core.host import cpu_name, usable_cores
 from draftree.llm import LLM
 from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams

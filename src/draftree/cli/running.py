@@ -29,7 +29,7 @@ from draftree.cli.options import (
     Verify,
 )
 from draftree.cli.progress import waiting
-from draftree.core.collection import spare_collection, without_collection
+from draftree.core.host import spare_collection, without_collection
 from draftree.drafters import AUTO_DRAFT
 
 if TYPE_CHECKING:

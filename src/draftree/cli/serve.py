@@ -11,8 +11,7 @@ from draftree.cli.completion import complete_draft, complete_model
 from draftree.cli.options import SPECULATION, require_new
 from draftree.cli.running import import_engine
 from draftree.cli.serving_flags import takes_settings
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
 from draftree.serve.served import choose_models
@@ -131,7 +130,7 @@ def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
 def fetch_and_run(settings: ServerSettings, keys: KeyRing) -> int:
     from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
-    from draftree.core.affinity import apply_threads
+    from draftree.core.host import apply_threads
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json_lines
+from draftree.core.files import MALFORMED, read_json_lines
 from draftree.engine.trace import read_trace
 from draftree.lab.fleet.curves import DEVICES
 from draftree.lab.fleet.measured import Measurements, calibrated_costs

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
 
 __all__ = ["drop_output", "open_standard_files", "tame_log"]
 

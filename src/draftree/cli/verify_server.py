@@ -10,8 +10,7 @@ import typer
 from draftree.cli.running import import_engine
 from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
 from draftree.cli.serving_flags import takes_settings
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.remote.address import PREFIX, is_remote
 from draftree.serve.served import choose_models
@@ -119,7 +118,7 @@ def verify_server(
 def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySettings) -> int:
     from draftree.cli.progress import resolve_with_bar
     from draftree.cli.render import say
-    from draftree.core.affinity import apply_threads
+    from draftree.core.host import apply_threads
     from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen
     from draftree.serve.run import run_server

@@ -16,7 +16,7 @@ from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, say
 from draftree.cli.wrap import Wrapping
 from draftree.completion import Completion
-from draftree.core.affinity import apply_threads, require_affinity
+from draftree.core.host import apply_threads, require_affinity
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update

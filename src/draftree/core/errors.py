@@ -22,32 +22,66 @@ A message has three parts: the wrong value, the reason or the allowed values, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
-from draftree.core.plain_text import harmless
+OUT_OF_MEMORY = (
+    "there is not enough memory: raise the limit of this process (ulimit -v, the container's), free memory, "
+    "or use a smaller model or dtype"
+)
+SIGNS = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to map segment",
+    "not enough memory",
+    "unable to allocate",
+    "out of memory",
+    "std::bad_alloc",
+    "can't start new thread",
+    "unable to mmap",
+)
 
-__all__ = [
-    "ConfigurationError",
-    "DraftreeError",
-    "EngineClosedError",
-    "GenerationError",
-    "InvalidRequestError",
-    "ModelError",
-    "ModelLoadError",
-    "ModelNotFoundError",
-    "NonFiniteLogitsError",
-    "PromptTooLongError",
-    "QueueFullError",
-    "RankError",
-    "TokenizerError",
-    "UnsatisfiableError",
-    "UnsupportedModelError",
-    "VocabularyMismatchError",
-    "WeightsError",
-    "blaming",
-    "suggestion",
-]
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one of its causes, comes from a lack of memory."""
+    seen = 0
+    while error is not None and seen < 20:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if any(sign in str(error).lower() for sign in SIGNS):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise `RuntimeError` for a panic, which derives from `BaseException` and would end threads and servers."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from error
+
+
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, less tab and line feed
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # direction marks, overrides and isolates; line separators
+    "\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]"  # halves of pairs, annotations, invisible tags
+)
+"""Characters that control a terminal, reorder the displayed line, or cannot be encoded."""
+
+
+def harmless(text: str) -> str:
+    """Return the text with unsafe characters escaped as Python does: an escape character becomes ``\\x1b``."""
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+
 
 MAX_WORD_CHARS = 64
 """Characters of a word for which a known one is suggested; the comparison takes quadratic time."""
@@ -169,3 +203,53 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean '{close[0]}'? (known: {', '.join(names)})"
     return f"known: {', '.join(names)}"
+
+
+EXTRAS = {
+    "audio": "soundfile",
+    "gguf": "gguf",
+    "grammar": "xgrammar",
+    "pandas": "pandas",
+    "parallel": "accelerate",
+    "plots": "matplotlib",
+    "ray": "ray",
+    "remote": "websockets",
+    "serve": "fastapi",
+    "telemetry": "opentelemetry",
+    "train": "accelerate",
+    "tune": "optuna",
+}
+"""The importable package of every extra."""
+
+
+def require_extra(extra: str, purpose: str, *, error: Callable[[str], DraftreeError]) -> None:
+    """Raise unless the package of an extra is installed; imports nothing.
+
+    Args:
+        extra: a key of `EXTRAS`.
+        purpose: the beginning of the message, up to its verb: "plots need".
+        error: makes the error from its message, such as its class.
+
+    Raises:
+        DraftreeError: `error` of the message; the package is not installed.
+    """
+    if find_spec(EXTRAS[extra]) is None:
+        raise error(_message(extra, purpose, "is not installed"))
+
+
+def import_extra(extra: str, purpose: str, *, error: Callable[[str], DraftreeError]) -> Any:
+    """Import the package of an extra; arguments as for `require_extra`.
+
+    Raises:
+        DraftreeError: `error` of the message; the package is not installed, or its import fails.
+    """
+    require_extra(extra, purpose, error=error)
+    try:
+        return import_module(EXTRAS[extra])
+    except ImportError as reason:
+        first_line = (str(reason).splitlines() or [type(reason).__name__])[0]
+        raise error(_message(extra, purpose, f"cannot be imported ({first_line})")) from reason
+
+
+def _message(extra: str, purpose: str, case: str) -> str:
+    return f"{purpose} the Python package '{EXTRAS[extra]}', which {case}: run pip install 'draftree[{extra}]'"

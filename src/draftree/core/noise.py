@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1

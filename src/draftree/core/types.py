@@ -2,10 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from draftree.core.conditions import DraftCondition
-from draftree.core.tree import EMPTY, TokenTree
+from draftree.core.tree import EMPTY, TokenTree, depths
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCondition:
+    """Minimum gain of a draft beside earlier drafts of other drafters in the same round.
+
+    A token of the draft gains nothing where an earlier draft has the accepted token of that level. The two are taken as
+    independent, so level l gains gains[l] * (1 - trust * s[l]), where s[l] is the highest survival of the earlier nodes
+    of the level by their own scores.
+
+    Attributes:
+        gains: expected tokens of each level without other drafts.
+        least: expected tokens that the draft must add.
+        trust: acceptance of the earlier drafts relative to their scores.
+    """
+
+    gains: tuple[float, ...]
+    least: float
+    trust: float = 1.0
+
+    def is_met(self, trees: Iterable[TokenTree]) -> bool:
+        """Return whether a draft is worth its cost beside these trees; trees without scores are ignored."""
+        survivals = [0.0] * len(self.gains)
+        for tree in trees:
+            for level, score in zip(depths(tree.parents), tree.scores, strict=False):
+                if level <= len(survivals):
+                    survivals[level - 1] = max(survivals[level - 1], min(1.0, self.trust * math.exp(score)))
+        return sum(gain * (1.0 - s) for gain, s in zip(self.gains, survivals, strict=True)) >= self.least
+
 
 MAX_NODES = 1024
 """Upper limit of the nodes of a sequence's tree, for every planner."""
@@ -150,3 +181,29 @@ class RoundRecord:
     num_prompt_rows: int = 0
     """Rows that only prefill: chunks of sequences that do not decode yet, and the last chunks of those that decoded
     for the first time."""
+
+
+PLAIN = -1
+"""The choice of plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The state of a sequence, and what it belongs to.
+
+    Attributes:
+        choice: index of the drafter, or `PLAIN`.
+        own: the state that this drafter, or its planner, gave; None for `PLAIN`.
+    """
+
+    choice: int
+    own: Any = None
+
+
+def rows_by_choice(states: Sequence[Routed]) -> dict[int, list[int]]:
+    """Return the places of the states of each choice, ascending; those of `PLAIN` are left out."""
+    rows: dict[int, list[int]] = {}
+    for row, state in enumerate(states):
+        if state.choice != PLAIN:
+            rows.setdefault(state.choice, []).append(row)
+    return rows

@@ -32,7 +32,7 @@ from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
 from draftree.beam.sequence import Hooks, SequenceSearch
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 from draftree.dropin.encoded import sources_of
 from draftree.dropin.ngrams import GeneratedNgramsProcessor
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 
 ROWS = (1, 4, 8, 16, 32, 64)

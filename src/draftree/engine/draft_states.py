@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, final
 
-from draftree.core.exhaustion import is_out_of_memory
+from draftree.core.errors import is_out_of_memory
 from draftree.drafters.base import Drafter, SequenceView
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
     from draftree.engine.sequence import WritingSequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.core.hidden import layers_of, rows_of
+from draftree.core.tensors import layers_of, rows_of
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Verdict
 from draftree.drafters.base import Observation

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import Draw
 from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.extras import import_extra
-from draftree.core.json_files import MALFORMED, JsonError, parse_json_object
+from draftree.core.errors import ConfigurationError, import_extra, suggestion
+from draftree.core.files import MALFORMED, JsonError, parse_json_object
 from draftree.core.node_map import NodeMap, prune
 from draftree.core.tree import ROOT, TokenTree, depths, first_children
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftree.core.hidden import rows_of
-from draftree.core.threads import single_threaded
+from draftree.core.host import single_threaded
+from draftree.core.tensors import rows_of
 from draftree.heads.base import FeatureHead
 from draftree.models.base import Commit, Extend
 from draftree.models.kv.pool import Leftovers, SlotPool

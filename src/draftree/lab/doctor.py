@@ -15,10 +15,9 @@ import torch
 
 from draftree.assembly import Methods, build_parts, choose_methods
 from draftree.choices import decide
-from draftree.core.affinity import own_choice, require_affinity
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
-from draftree.core.paths import shown_name
-from draftree.core.processors import ProcessorFacts, ThreadChoice
+from draftree.core.files import shown_name
+from draftree.core.host import ProcessorFacts, ThreadChoice, own_choice, require_affinity
 from draftree.drafters import AUTO_DRAFT
 from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import SlotEstimate, estimate_slots

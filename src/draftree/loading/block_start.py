@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.core.heap import return_free_memory
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
+from draftree.core.host import return_free_memory
 from draftree.loading.endings import eos_ids_from
 from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
 from draftree.loading.packed_start import PackedCopy, copy_name

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.paths import expanded
+from draftree.core.files import JsonError, expanded, read_json
 from draftree.loading.reading import first_line
 from draftree.loading.resolve import PATH_LIKE
 from draftree.models.check import CheckResult, ReferenceLogits, check

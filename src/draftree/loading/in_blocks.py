@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
-from draftree.core.paths import expanded
+from draftree.core.files import expanded
 from draftree.loading.choices import QUANTIZATIONS
 from draftree.loading.packed_start import place_of
 from draftree.loading.prepared import is_block_file

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
 from draftree.models.base import LayerSubset
 from draftree.weights.cache import Cache
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ModelLoadError
-from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
-from draftree.core.heap import return_free_memory
-from draftree.core.trust import code_named_in
+from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
+from draftree.core.files import code_named_in
+from draftree.core.host import return_free_memory
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.encoder_decoder import (
     is_encoder_decoder,

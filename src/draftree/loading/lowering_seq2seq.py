@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from draftree.core.errors import ModelLoadError
-from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
+from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
 from draftree.loading.packed_reference import packed_source_reference, require_packed
 from draftree.loading.reading import first_line
 from draftree.loading.upcast import in_float32

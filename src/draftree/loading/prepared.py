@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from draftree.core.paths import expanded
+from draftree.core.files import expanded
 from draftree.loading.resolve import resolve_model
 from draftree.weights.block_kinds import other_kinds
 from draftree.weights.cache import Cache

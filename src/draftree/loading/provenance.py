@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from draftree.core.errors import WeightsError
-from draftree.core.paths import shown_name
-from draftree.core.processor import cpu_info, cpu_name, usable_cores
+from draftree.core.files import shown_name
+from draftree.core.host import cpu_info, cpu_name, usable_cores
 from draftree.version import __version__
 from draftree.weights.cache import Cache
 from draftree.weights.fingerprint import fingerprint

@@ -11,11 +11,8 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError
-from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.remedies import get_again
-from draftree.core.trust import kernel_refusal, refusal
+from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, ModelLoadError, UnsupportedModelError, is_out_of_memory
+from draftree.core.files import JsonError, get_again, kernel_refusal, read_json, refusal
 from draftree.models.memory import free_memory
 from draftree.weights.cache import Cache
 from draftree.weights.packed_scheme import quantization_of

@@ -10,9 +10,8 @@ from urllib.parse import urlencode
 
 import torch
 
-from draftree.core.errors import ConfigurationError, GenerationError, VocabularyMismatchError
-from draftree.core.extras import require_extra
-from draftree.core.paths import expanded
+from draftree.core.errors import ConfigurationError, GenerationError, VocabularyMismatchError, require_extra
+from draftree.core.files import expanded
 from draftree.loading.choices import resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from draftree.core.paths import expanded
+from draftree.core.files import expanded
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE
 from draftree.weights.clients import require_client

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
-from draftree.core.paths import expanded, home_folder
+from draftree.core.files import expanded, home_folder
 from draftree.remote.address import is_remote
 from draftree.weights.cache import DISK_FULL, Cache
 from draftree.weights.catalogue import CATALOGUE

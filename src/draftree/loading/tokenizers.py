@@ -8,8 +8,8 @@ import logging
 from importlib.metadata import version
 from pathlib import Path
 
-from draftree.core.panics import panics_as_errors
-from draftree.core.trust import code_named_in
+from draftree.core.errors import panics_as_errors
+from draftree.core.files import code_named_in
 from draftree.loading.warm_start.store import Store, digest_of
 from draftree.text import plain
 from draftree.text.plain import FILE, PlainFacts, plain_facts, plain_tokenizer

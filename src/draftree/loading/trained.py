@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json
-from draftree.core.paths import config_folder
+from draftree.core.files import MALFORMED, config_folder, read_json
 
 __all__ = ["TrainedHead", "keep_trained", "trained_for"]
 

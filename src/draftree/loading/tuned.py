@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json
-from draftree.core.paths import config_folder
-from draftree.core.processor import cpu_name, usable_cores
+from draftree.core.files import MALFORMED, config_folder, read_json
+from draftree.core.host import cpu_name, usable_cores
 from draftree.loading.load import LoadedModel
 from draftree.version import __version__
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.core.transfer import synchronize
+from draftree.core.tensors import synchronize
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.memory import NOTHING, Footprint
 from draftree.models.operations import (

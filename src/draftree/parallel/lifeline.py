@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
 
 __all__ = ["ALONE", "FAILED", "GRACE_SECONDS", "Lifelines", "lost_process"]
 

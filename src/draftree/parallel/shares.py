@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
-from draftree.core.trust import code_named_in
+from draftree.core.errors import ConfigurationError, require_extra
+from draftree.core.files import code_named_in
 from draftree.loading.choices import require_known, resolve_dtype
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.endings import eos_ids_in

@@ -21,10 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from draftree.core.conditions import DraftCondition
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import TokenTree
-from draftree.core.types import Budget, RoundRecord, SequenceRecord
+from draftree.core.types import Budget, DraftCondition, RoundRecord, SequenceRecord
 from draftree.planners.base import Planner
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import PassCosts

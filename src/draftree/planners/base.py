@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.routing import PLAIN, Routed, rows_by_choice
 from draftree.core.tree import TokenTree
-from draftree.core.types import MAX_NODES, Budget, DraftPart, RoundRecord
+from draftree.core.types import MAX_NODES, PLAIN, Budget, DraftPart, RoundRecord, Routed, rows_by_choice
 
 State = TypeVar("State")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.hosts import is_loopback
+from draftree.core.host import is_loopback
 
 __all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 

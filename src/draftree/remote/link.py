@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import (
     ConnectionLostError,

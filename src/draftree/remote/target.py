@@ -15,8 +15,8 @@ from typing import final
 
 import torch
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import TokenTree, is_path
 from draftree.models.base import (
     Close,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = [

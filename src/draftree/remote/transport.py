@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketException
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.paths import expanded
+from draftree.core.files import expanded
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import ConnectionLostError, RefusedError
 from draftree.remote.protocol import MAX_REPLY_BYTES

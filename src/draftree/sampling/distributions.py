@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core import transfer
 from draftree.core.noise import Noise, gumbel
+from draftree.core.tensors import to_host
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits, RowNoise, perturbed
@@ -151,7 +151,7 @@ class Distributions:
         """
         if not self.rows:
             return []
-        good = transfer.to_host(self.logits.amax(dim=-1).isfinite()) if self._is_sound is None else self._is_sound
+        good = to_host(self.logits.amax(dim=-1).isfinite()) if self._is_sound is None else self._is_sound
         if rows is None:
             return [all(good[self.span(index)]) for index in range(len(self.rows))]
         return [all(good[start + row] for row in own) for start, own in zip(self._starts, rows, strict=False)]

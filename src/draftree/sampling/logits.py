@@ -16,9 +16,8 @@ from typing import ClassVar, NamedTuple, final
 import torch
 from torch import Tensor
 
-from draftree.core import transfer
 from draftree.core.noise import gumbel, gumbel_of_few
-from draftree.core.transfer import to_device, to_host
+from draftree.core.tensors import on_host, to_device, to_host
 from draftree.sampling.search import argmax, leading, log_total, read_pairs
 
 RowNoise = Sequence[tuple[tuple[int, int], float] | None]
@@ -145,7 +144,7 @@ class TensorLogits(Logits):
         if not noise:
             return Picks([], [])
         scores = perturbed(self._tensor, noise)
-        best = torch.tensor(argmax(scores)) if transfer.on_host(scores) else scores.argmax(dim=-1)
+        best = torch.tensor(argmax(scores)) if on_host(scores) else scores.argmax(dim=-1)
         highest = scores.gather(-1, best[:, None])
         is_sound = highest[:, 0].isfinite()
         if not any(noise):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from draftree.core.transfer import on_host
+from draftree.core.tensors import on_host
 
 
 def ban_repeated_ngrams(

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.core.errors import InvalidRequestError
-from draftree.core.extras import require_extra
+from draftree.core.errors import InvalidRequestError, require_extra
 from draftree.sampling.grammar.ebnf import require_bounded_grammar
 from draftree.sampling.grammar.regex import parse
 from draftree.sampling.grammar.schema import schema_text

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core import transfer
-from draftree.core.transfer import to_host
+from draftree.core.tensors import on_host, to_host
 
 ROWS_IN_CACHE = 4
 
@@ -112,7 +111,7 @@ def drop_below(values: Tensor, least: Tensor) -> Tensor:
 
 
 def _numpy_reads(values: Tensor) -> bool:
-    return transfer.on_host(values)
+    return on_host(values)
 
 
 def _largest_columns(values: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from typing import final
 
 from torch import Tensor
 
-from draftree.core.transfer import to_host
+from draftree.core.tensors import to_host
 from draftree.sampling.logits import Logits, Picks, RowNoise, TensorLogits, Top, perturbed
 from draftree.sampling.search import leading, log_total, read_pairs
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.core.hosts import is_loopback
+from draftree.core.host import is_loopback
 from draftree.serve.errors import ApiError
 from draftree.serve.limits import refuse
 from draftree.serve.records import record_of

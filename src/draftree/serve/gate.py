@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.errors import ApiError, closed_error
 
 __all__ = ["Gate", "Ticket"]

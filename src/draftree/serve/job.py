@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from draftree.completion import Completion, CompletionStats, stats_of
-from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
+from draftree.core.host import SYSTEM_CLOCK
 from draftree.engine.sequence import Update
 from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams

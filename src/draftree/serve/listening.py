@@ -21,8 +21,8 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import SYSTEM_CLOCK
 from draftree.serve.settings import ServerSettings
 
 __all__ = ["ConnectionLimits", "FullNotice", "TimedProtocol", "listen", "tls_options", "url_of"]

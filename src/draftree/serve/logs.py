@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.records import CLIENT_CLOSED, RequestRecord, keep_record, request_id_of
 
 __all__ = ["LineFormatter", "RequestLog", "configured_logs", "log_request"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from draftree.core.clock import Clock
+from draftree.core.host import Clock
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.serve.records import RequestRecord
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.paths import expanded, shown_name
+from draftree.core.files import expanded, shown_name
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 
 __all__ = ["DEFAULT_DRAFTS", "ModelChoice", "choose_models"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.hosts import is_loopback
+from draftree.core.host import is_loopback
 from draftree.drafters.learning.store import parse_learning
 from draftree.parallel.options import ParallelOptions
 from draftree.serve.served import ModelChoice
@@ -256,7 +256,7 @@ class ServerSettings:
             WeightsError: an extra for a drafter's model is missing.
         """
         from draftree.assembly import choose_methods
-        from draftree.core.affinity import require_affinity
+        from draftree.core.host import require_affinity
         from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 
         require_affinity(self.affinity)

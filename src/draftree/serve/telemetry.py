@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
 

@@ -15,10 +15,9 @@ from draftree.core.errors import (
     ModelLoadError,
     PromptTooLongError,
     TokenizerError,
+    panics_as_errors,
 )
-from draftree.core.panics import panics_as_errors
-from draftree.core.remedies import get_again
-from draftree.core.trust import refusal
+from draftree.core.files import get_again, refusal
 from draftree.text.chat.conversation import Conversation
 from draftree.text.chat.literal import LiteralEncoder
 from draftree.text.chat.messages import MESSAGE_KEYS, Messages, conversation_of, require_unicode

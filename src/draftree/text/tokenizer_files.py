@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from draftree.core.json_files import MALFORMED, MAX_JSON_BYTES, read_json
+from draftree.core.files import MALFORMED, MAX_JSON_BYTES, read_json
 
 __all__ = ["MAX_TOKENS", "check_tokenizer_files"]
 

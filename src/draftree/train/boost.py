@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import read_json
+from draftree.core.files import read_json
 from draftree.train.acceptance import condensed, coupled_acceptance
 from draftree.train.batches import Batch
 from draftree.train.finishing import RECIPE, write

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json
 from draftree.train.errors import TrainingError
 
 __all__ = ["load_checkpoint", "require_same_run", "save_checkpoint"]

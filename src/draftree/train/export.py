@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import JsonError, read_json
+from draftree.core.files import JsonError, read_json
 from draftree.heads.folders import is_head, read_head
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
 from draftree.loading.load import load_model

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
 from draftree.loading.provenance import machine, versions
 from draftree.train.evaluate import Evaluation, table
 from draftree.train.loop import LOG

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.exhaustion import is_out_of_memory
-from draftree.core.json_files import MALFORMED
+from draftree.core.errors import is_out_of_memory
+from draftree.core.files import MALFORMED
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint, require_same_run, save_checkpoint
 from draftree.train.errors import TrainingError

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import import_extra
+from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
 
 __all__ = ["draw_run"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import apply_threads
 from draftree.execution import require_positive
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import import_extra
+from draftree.core.errors import ConfigurationError, import_extra
 
 __all__ = ["Alone", "Processes", "find_processes"]
 

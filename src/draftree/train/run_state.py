@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from draftree.core.json_files import JsonError, parse_json
+from draftree.core.files import JsonError, parse_json
 from draftree.train.evaluate import Evaluation
 from draftree.train.losses import Loss
 from draftree.train.unroll import StepTotals

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import JsonError, read_json
+from draftree.core.files import JsonError, read_json
 from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
 from draftree.heads.folders import packed, read_head

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftree.core.json_files import MALFORMED
+from draftree.core.files import MALFORMED
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.acceptance import LEAST_LOG

@@ -19,9 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from draftree.core.errors import WeightsError
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.paths import expanded, home_folder
-from draftree.core.remedies import MANIFEST, MODELS, WORK
+from draftree.core.files import MANIFEST, MODELS, WORK, JsonError, expanded, home_folder, read_json
 from draftree.weights.sums import sums_of
 
 __all__ = ["DISK_FULL", "Cache", "require_space"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import WeightsError
-from draftree.core.signals import leaving_on_signals
+from draftree.core.host import leaving_on_signals
 from draftree.weights.catalogue import CATALOGUE, Package
 
 __all__ = ["download_package", "require_client"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.remedies import get_again
+from draftree.core.files import get_again
 
 __all__ = ["check_sizes"]
 

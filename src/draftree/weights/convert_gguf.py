@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, suggestion
-from draftree.core.panics import panics_as_errors
+from draftree.core.errors import DraftreeError, ModelLoadError, UnsupportedModelError, panics_as_errors, suggestion
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.config_check import check_sizes
 from draftree.weights.gguf_file import Dtype, GgufFile

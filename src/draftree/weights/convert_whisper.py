@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from draftree.core.errors import UnsupportedModelError
-from draftree.core.panics import panics_as_errors
+from draftree.core.errors import UnsupportedModelError, panics_as_errors
 from draftree.weights.ctranslate2_file import Ctranslate2File
 from draftree.weights.progress import Progress
 from draftree.weights.safetensors_file import write_safetensors

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
 from draftree.weights.cache import Cache
 from draftree.weights.fetch import file_sha256
 from draftree.weights.progress import Progress

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.remedies import get_again
+from draftree.core.files import JsonError, get_again, read_json
 from draftree.weights.config_check import check_sizes
 from draftree.weights.safetensors_file import check_safetensors
 

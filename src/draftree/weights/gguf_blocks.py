@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.errors import DraftreeError, ModelLoadError
-from draftree.core.json_files import MALFORMED, read_json
-from draftree.core.panics import panics_as_errors
-from draftree.core.remedies import get_again
+from draftree.core.errors import DraftreeError, ModelLoadError, panics_as_errors
+from draftree.core.files import MALFORMED, get_again, read_json
 from draftree.weights.architectures import ARCHITECTURES, Architecture
 from draftree.weights.cache import Cache
 from draftree.weights.convert_gguf import (

@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from draftree.core.errors import ModelLoadError, WeightsError
-from draftree.core.extras import import_extra, require_extra
+from draftree.core.errors import ModelLoadError, WeightsError, import_extra, require_extra
 
 __all__ = ["Dtype", "GgufFile", "GgufTensor", "forget_gguf", "is_gguf", "read_gguf", "require_gguf"]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.core.remedies import get_again
+from draftree.core.files import get_again
 from draftree.weights.packed_scheme import BITS, BLOCK, SUFFIXES, quantization_of, refusal, scheme_of
 from draftree.weights.packed_shapes import FLOATS, INDICES, Header, matrix_shape
 

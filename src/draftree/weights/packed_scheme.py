@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.remedies import get_again
+from draftree.core.files import JsonError, get_again, read_json
 
 __all__ = ["ALL_INPUTS", "BITS", "BLOCK", "SUFFIXES", "Scheme", "quantization_of", "refusal", "scheme_of"]
 

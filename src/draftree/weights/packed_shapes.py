@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.remedies import get_again
+from draftree.core.files import get_again
 from draftree.weights.packed_scheme import ALL_INPUTS, BITS, BLOCK, Scheme, refusal
 
 __all__ = ["FLOATS", "INDICES", "Header", "matrix_shape"]

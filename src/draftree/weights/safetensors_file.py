@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import JsonError, parse_json_object
-from draftree.core.remedies import get_again
+from draftree.core.files import JsonError, get_again, parse_json_object
 from draftree.weights.gguf_file import Dtype
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import JsonError, read_json
-from draftree.core.remedies import get_again
+from draftree.core.files import JsonError, get_again, read_json
 
 __all__ = [
     "WEIGHT_FILES",

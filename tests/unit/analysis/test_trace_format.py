@@ -169,6 +169,6 @@ def test_a_data_frame_has_the_rows_of_the_table(tmp_path: Path) -> None:
 
 def test_a_missing_pandas_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "t.jsonl")
-    monkeypatch.setattr("draftree.core.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("draftree.core.errors.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'draftree\[pandas\]'"):
         Trace.read(tmp_path / "t.jsonl").to_pandas()

@@ -15,7 +15,7 @@ import torch
 
 import draftree
 from bench_samples import write_model
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.loading.provenance import OF_A_HOOK, checkout, load_average, machine, model_facts, now, versions
 from private_cache import private_cache
 

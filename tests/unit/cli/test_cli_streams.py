@@ -16,9 +16,7 @@ import pytest
 from draftree.cli import commands
 from draftree.cli.main import run
 from draftree.cli.streams import HarmlessFormatter
-from draftree.core.errors import ModelLoadError
-from draftree.core.exhaustion import is_out_of_memory
-from draftree.core.plain_text import harmless
+from draftree.core.errors import ModelLoadError, harmless, is_out_of_memory
 from draftree.weights.cache import Cache
 from terminals import terminal
 from weights_registry import archives, client_settings, left_over, serving

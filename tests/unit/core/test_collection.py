@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import draftree
-from draftree.core.collection import without_collection
+from draftree.core.host import without_collection
 
 
 def test_the_collector_is_off_inside_and_on_again_after_an_error() -> None:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from draftree.core.conditions import DraftCondition
 from draftree.core.tree import EMPTY, TokenTree, chain
+from draftree.core.types import DraftCondition
 
 
 def sure(*survivals: float) -> TokenTree:

@@ -14,8 +14,14 @@ import draftree.llm
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
-from draftree.core.errors import ConfigurationError, InvalidRequestError, WeightsError
-from draftree.core.extras import EXTRAS, import_extra, require_extra
+from draftree.core.errors import (
+    EXTRAS,
+    ConfigurationError,
+    InvalidRequestError,
+    WeightsError,
+    import_extra,
+    require_extra,
+)
 from draftree.weights import install
 
 MODEL = "smollm2-135m-instruct"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftree.core.hidden import layers_of, rows_of
+from draftree.core.tensors import layers_of, rows_of
 
 HIDDEN = torch.arange(5 * 3 * 2).view(5, 3, 2)
 

@@ -11,8 +11,7 @@ import pytest
 
 from draftree.cli.size import host_costs_of
 from draftree.core.errors import DraftreeError
-from draftree.core.json_files import MAX_JSON_BYTES, JsonError, parse_json, read_json, read_json_lines
-from draftree.core.trust import code_named_in
+from draftree.core.files import MAX_JSON_BYTES, JsonError, code_named_in, parse_json, read_json, read_json_lines
 from draftree.engine.trace import read_trace
 from draftree.heads.calibration import CONFIDENCE, read_calibration, read_rates
 from draftree.heads.shipped import MANIFEST, read_manifest

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.joining import join, merge
-from draftree.core.node_map import NodeMap, first_levels
+from draftree.core.node_map import NodeMap, first_levels, join, merge
 from draftree.core.tree import ROOT, TokenTree, chain, first_children, path
 from draftree.core.types import Verdict
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 
 
 def test_a_path_is_shown_by_its_last_part_and_a_name_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,16 +11,9 @@ import pytest
 import torch
 
 from draftree import LLM
-from draftree.core import affinity
+from draftree.core import host
 from draftree.core.errors import ConfigurationError
-from draftree.core.processors import (
-    Processor,
-    ProcessorFacts,
-    choose_threads,
-    parse_processors,
-    ranges,
-    read_processors,
-)
+from draftree.core.host import Processor, ProcessorFacts, choose_threads, parse_processors, ranges, read_processors
 from draftree.models.table import TableLM, hashed
 
 
@@ -167,8 +160,8 @@ def test_lists() -> None:
 def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Calls that would set affinities; the number of threads is restored."""
     before, calls = torch.get_num_threads(), list[Any]()
-    monkeypatch.setattr(affinity._Given, "by_user", False)
-    for name in affinity.VARIABLES:
+    monkeypatch.setattr(host._Given, "by_user", False)
+    for name in host.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, mask: calls.append(sorted(mask)), raising=False)
     yield calls
@@ -177,30 +170,30 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def facts_of(monkeypatch: pytest.MonkeyPatch, *processors: Processor, quota: float | None = None) -> None:
     found = ProcessorFacts(processors, len(processors), quota)
-    monkeypatch.setattr(affinity, "read_processors", lambda: found)
+    monkeypatch.setattr(host, "read_processors", lambda: found)
 
 
 def test_a_choice_replaces_the_number_of_torch_only(threads: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     facts_of(monkeypatch, *(Processor(n, n) for n in range(4)), quota=1.5)
     torch.set_num_threads(4)
-    affinity.apply_threads(None)
+    host.apply_threads(None)
     assert (torch.get_num_threads(), threads) == (1, [])
     torch.set_num_threads(3)  # not a number that torch chooses
-    affinity.apply_threads(None)
+    host.apply_threads(None)
     assert torch.get_num_threads() == 3
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     torch.set_num_threads(4)
-    affinity.apply_threads(None)
+    host.apply_threads(None)
     assert torch.get_num_threads() == 4
 
 
 def test_a_given_number_is_kept_by_later_calls(threads: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     facts_of(monkeypatch, *(Processor(n, n) for n in range(4)), quota=1.0)
-    affinity.apply_threads(4)
-    affinity.apply_threads(None)
+    host.apply_threads(4)
+    host.apply_threads(None)
     assert torch.get_num_threads() == 4
     with pytest.raises(ConfigurationError, match="threads is 0"):
-        affinity.apply_threads(0)
+        host.apply_threads(0)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +217,7 @@ def test_affinities(
 ) -> None:
     facts_of(monkeypatch, *processors)
     torch.set_num_threads(len(processors))
-    affinity.apply_threads(None, given)
+    host.apply_threads(None, given)
     assert threads == [wanted] * len(threads)
     assert bool(threads) == (wanted is not None)
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from draftree.core.signals import leaving_on_signals
+from draftree.core.host import leaving_on_signals
 
 
 class Interrupted:

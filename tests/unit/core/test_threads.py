@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.core import threads
+from draftree.core import host
 from draftree.core.errors import GenerationError
-from draftree.core.threads import single_threaded
+from draftree.core.host import single_threaded
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.distributions import Distributions
@@ -25,7 +25,7 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)
 
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
-    if threads.libraries() is None:
+    if host.libraries() is None:
         pytest.skip("torch has no OpenMP here that can be found")
     before = torch.get_num_threads()
     torch.set_num_threads(2)

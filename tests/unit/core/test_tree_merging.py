@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core.joining import join, merge
-from draftree.core.node_map import first_levels
+from draftree.core.node_map import first_levels, join, merge
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain, depths, follow, path
 
 SMALL_TOKENS = st.integers(0, 3)

@@ -16,7 +16,7 @@ from bench_samples import CONTEXT, write_model
 from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.core.processors import Processor, ProcessorFacts, choose_threads
+from draftree.core.host import Processor, ProcessorFacts, choose_threads
 from draftree.engine import memory
 from draftree.engine.memory import SlotEstimate
 from draftree.lab import doctor

@@ -10,9 +10,8 @@ import pytest
 from draftree import SamplingParams
 from draftree.assembly import build_parts, choose_methods
 from draftree.completion import CompletionStats, completion_of
-from draftree.core.conditions import DraftCondition
 from draftree.core.tree import Draw, TokenTree, chain
-from draftree.core.types import Budget
+from draftree.core.types import Budget, DraftCondition
 from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
 from draftree.drafters.wrappers.several import MergedDrafter
 from draftree.engine.engine import Engine, Limits

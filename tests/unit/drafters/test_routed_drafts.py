@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.core.routing import PLAIN, Routed
 from draftree.core.tree import Draw, TokenTree, chain
-from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.core.types import PLAIN, Budget, RoundRecord, Routed, SequenceRecord, Verdict
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.drafters.wrappers.several import RoutedDrafter
 from draftree.models.memory import Footprint

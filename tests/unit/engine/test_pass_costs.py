@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from draftree.core import transfer
+from draftree.core import tensors
 from draftree.engine import costs
 from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed
@@ -122,5 +122,5 @@ def test_only_gpus_are_synchronized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     TableLM(hashed(5, seed=1)).synchronize()
     assert not waited
-    transfer.synchronize(torch.device("cuda:1"))
+    tensors.synchronize(torch.device("cuda:1"))
     assert waited == [torch.device("cuda:1")]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from draftree import LLM, SamplingParams
-from draftree.core import noise, transfer
+from draftree.core import noise, tensors
 from draftree.loading.load import wrap_model
 from draftree.models.kv import slots
 from draftree.models.torch.static import runner as passes
@@ -96,7 +96,8 @@ def watched_calls(monkeypatch: pytest.MonkeyPatch) -> Waits:
         return prepared
 
     monkeypatch.setattr(StaticPasses, "_ready", as_if_captured)
-    monkeypatch.setattr(transfer, "on_host", lambda tensor: False)
+    for module in (tensors, logits):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
     for name in WAITING:
         found.watch(monkeypatch, Tensor, name)
     for name in ("tensor", "as_tensor"):

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from draftree.core.errors import ModelLoadError, TokenizerError
-from draftree.core.json_files import MAX_JSON_BYTES
+from draftree.core.files import MAX_JSON_BYTES
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_level

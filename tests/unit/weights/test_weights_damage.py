@@ -13,7 +13,7 @@ import torch
 
 from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
-from draftree.core.remedies import get_again
+from draftree.core.files import get_again
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
 from draftree.weights import catalogue, install

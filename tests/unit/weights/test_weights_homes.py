@@ -17,7 +17,7 @@ import pytest
 from cli_samples import save_tiny_model
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, WeightsError
-from draftree.core.paths import expanded, home_folder
+from draftree.core.files import expanded, home_folder
 from draftree.loading.resolve import resolve_model
 from draftree.weights import cache as cache_module
 from draftree.weights import sums

@@ -9,8 +9,7 @@ import typer
 
 from draftree.cli.bench.options import COMPARED, listed, show_results
 from draftree.cli.completion import complete_plan
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import require_extra
+from draftree.core.errors import ConfigurationError, require_extra
 
 
 def simulate(

@@ -16,9 +16,7 @@ from draftree.cli.prompt import Task, fitted_to_context
 from draftree.cli.render import Style, decoding_line, note, say
 from draftree.cli.report import dump, report
 from draftree.cli.writing import Run, Screen
-from draftree.core.errors import DraftreeError
-from draftree.core.exhaustion import OUT_OF_MEMORY, is_out_of_memory
-from draftree.core.plain_text import harmless
+from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, harmless, is_out_of_memory
 from draftree.sampling.params import SamplingParams
 
 __all__ = ["Session"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftree.cli.watching.address import Address
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.core.json_files import parse_json
+from draftree.core.files import parse_json
 
 __all__ = ["RefusedError", "ServerClient", "UnreachableError"]
 

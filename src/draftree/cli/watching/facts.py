@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.core.plain_text import harmless
+from draftree.core.errors import harmless
 
 __all__ = ["PHASES", "ModelFacts", "RoundFacts", "RowFacts", "ServerFacts"]
 

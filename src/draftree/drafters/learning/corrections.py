@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner
 from draftree.models.native.learning import NativeCorrection
 

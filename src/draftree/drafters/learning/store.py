@@ -25,8 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.json_files import MALFORMED, parse_json
-from draftree.core.locks import PathLock
+from draftree.core.files import MALFORMED, PathLock, parse_json
 from draftree.core.registry import Spec, build_config
 
 MAX_RANK = 8

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftree.core.transfer import to_host
+from draftree.core.tensors import to_host
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Stepper

@@ -20,7 +20,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.core.hidden import rows_of
+from draftree.core.tensors import rows_of
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import AnsweringStepper

@@ -14,7 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.core.threads import single_threaded
+from draftree.core.host import single_threaded
 from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.learning.corrections import HeadCorrections

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
-from draftree.core.clock import Clock
+from draftree.core.host import Clock
 from draftree.core.node_map import NodeMap, prune
 from draftree.core.tree import EMPTY, TokenTree, depths, follow
 from draftree.core.types import Budget

@@ -20,13 +20,11 @@ from typing import Any, TypeVar, final
 
 from torch import Tensor
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
-from draftree.core.hidden import layers_of
-from draftree.core.joining import join, merge
-from draftree.core.node_map import NodeMap, first_levels
-from draftree.core.routing import PLAIN, Routed, rows_by_choice
+from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.core.node_map import NodeMap, first_levels, join, merge
+from draftree.core.tensors import layers_of
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
+from draftree.core.types import PLAIN, Budget, Routed, Verdict, rows_by_choice
 from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.models.memory import Footprint, total
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import EngineClosedError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 
 
 class Background(ABC):

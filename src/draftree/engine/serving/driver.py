@@ -30,8 +30,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import EngineClosedError, QueueFullError, RankError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.engine.engine import Engine
 from draftree.engine.serving.background import Background, TimeShare
 from draftree.engine.serving.listening import Request

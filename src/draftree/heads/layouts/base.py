@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
-from draftree.core.json_files import JsonError, read_json
+from draftree.core.files import JsonError, read_json
 from draftree.heads.config import HeadConfig
 from draftree.weights.safetensors_file import check_safetensors
 

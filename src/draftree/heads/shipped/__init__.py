@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
 from draftree.heads.layouts.base import Values, rope_of
 
 FOLDERS = Path(__file__).parent

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import usable_cores
 from draftree.core.noise import Noise
-from draftree.core.processor import usable_cores
 from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.lab.bench.methods import (
     Method,

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.paths import shown_name
+from draftree.core.files import shown_name
 from draftree.core.registry import Spec
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.drafters.base import DRAFTERS

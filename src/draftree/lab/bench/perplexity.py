@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.core.affinity import apply_threads
 from draftree.core.errors import ConfigurationError
+from draftree.core.host import apply_threads
 from draftree.lab.bench.benchmark import tokenizer_of
 from draftree.lab.bench.records import FORMAT, PerplexityRecord
 from draftree.loading.choices import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json
 
 FORMAT = 1
 OURS = "draftree"

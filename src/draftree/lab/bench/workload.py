@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
-from draftree.core.json_files import JsonError, parse_json_object
+from draftree.core.files import JsonError, parse_json_object
 from draftree.text.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"

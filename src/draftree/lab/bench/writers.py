@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.trust import kernel_refusal
+from draftree.core.files import kernel_refusal
 from draftree.core.types import RoundRecord
 from draftree.lab.bench.methods import Method, OurMethod, PeerMethod
 from draftree.llm import LLM

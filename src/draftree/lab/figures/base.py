@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import read_json_lines
+from draftree.core.files import read_json_lines
 from draftree.core.registry import Registry
 from draftree.engine.trace import Trace
 

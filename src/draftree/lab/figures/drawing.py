@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftree.core.errors import ConfigurationError
-from draftree.core.extras import import_extra
+from draftree.core.errors import ConfigurationError, import_extra
 from draftree.core.svg import save_svg
 from draftree.drafters import NO_DRAFT
 from draftree.engine.trace import Trace, read_trace

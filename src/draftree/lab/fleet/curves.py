@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, read_json_lines
+from draftree.core.files import MALFORMED, read_json_lines
 
 
 class PassCurve(Protocol):

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.json_files import MALFORMED, read_json_lines
+from draftree.core.files import MALFORMED, read_json_lines
 from draftree.engine.trace import Trace, TracedRound
 from draftree.lab.fleet.curves import MeasuredCurve, PassCurve, within
 from draftree.lab.fleet.simulation import (

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, final
 
 from draftree.completion import Completion
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.lab.tune.candidates import PLAIN, Candidate
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from draftree.assembly import choose_methods
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError
-from draftree.core.paths import expanded
+from draftree.core.files import expanded
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.heads.shipped import head_folder
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of

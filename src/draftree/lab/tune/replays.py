@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from draftree.assembly import choose_methods
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import ConfigurationError, DraftreeError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.lab.tune.candidates import VERIFY, Candidate, variants_of
 from draftree.lab.tune.contest import FIRST_RUNG, CandidateModels, Cell, Contest, Journal, Sample, sample_of
 from draftree.llm import LLM

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, parse_json
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.host import single_threaded
 from draftree.core.node_map import NodeMap
-from draftree.core.threads import single_threaded
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 from draftree.core.tree import ROOT
 from draftree.models.base import Slot
 

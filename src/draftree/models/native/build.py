@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.processor import usable_cores
+from draftree.core.host import usable_cores
 from draftree.models.native.library_files import (
     make_folder,
     private_folder,

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from draftree.core.threads import single_threaded
+from draftree.core.host import single_threaded
 from draftree.models.native.library import Library
 from draftree.models.native.logit_buffers import FLOAT_BYTES, RowsAt
 from draftree.sampling.logits import NEAR, Logits, Picks, RowNoise, TensorLogits, Top, decided, is_close

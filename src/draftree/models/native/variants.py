@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.processor import cpu_info
+from draftree.core.host import cpu_info
 
 __all__ = ["VARIABLE", "VARIANTS", "Variant", "native_variants", "preferred_variants", "runnable_variants"]
 

@@ -7,7 +7,7 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.models.base import SlotRequest
 from draftree.sampling.params import SamplingParams
 

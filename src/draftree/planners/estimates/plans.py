@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draftree.core.conditions import DraftCondition
-from draftree.core.types import Budget, DraftPart, SequenceRecord
+from draftree.core.types import Budget, DraftCondition, DraftPart, SequenceRecord
 from draftree.planners.estimates.constants import AUTO
 from draftree.planners.estimates.costs import DraftCosts
 from draftree.planners.estimates.gains import (

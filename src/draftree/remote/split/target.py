@@ -18,8 +18,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError, VocabularyMismatchError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.models.base import (
     ALL_LAYERS,
     Close,

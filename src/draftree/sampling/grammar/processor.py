@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.core.errors import InvalidRequestError
-from draftree.core.extras import import_extra
+from draftree.core.errors import InvalidRequestError, import_extra
 from draftree.sampling.grammar.compilations import COMPILE_SECONDS, Compilations
 from draftree.sampling.grammar.ebnf import with_valid_classes
 from draftree.sampling.grammar.guide import Guide

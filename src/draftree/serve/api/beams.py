@@ -13,8 +13,8 @@ from starlette.requests import Request
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beams import beam_opening
-from draftree.core.clock import SYSTEM_CLOCK
 from draftree.core.errors import InvalidRequestError
+from draftree.core.host import SYSTEM_CLOCK
 from draftree.prompts import DecoderOptions
 from draftree.serve.api.common import server_of
 from draftree.serve.beam_params import BeamRequest

@@ -15,8 +15,7 @@ __all__ = ["app"]
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from draftree.core.errors import ConfigurationError
-    from draftree.core.extras import require_extra
+    from draftree.core.errors import ConfigurationError, require_extra
     from draftree.serve.ray.options import from_environment
 
     require_extra("ray", "replicas need", error=ConfigurationError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import final
 
-from draftree.core.json_files import parse_json
+from draftree.core.files import parse_json
 from draftree.serve.errors import ApiError
 from draftree.serve.ray.resume import DONE, StreamRecord
 from draftree.serve.ray.wire import AnswerStart, Headers, Send

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
 
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.core.processor import usable_cores
+from draftree.core.host import usable_cores
 from draftree.drafters.learning.store import parse_learning
 from draftree.serve.ray.prefixes import RoutingPolicy
 from draftree.serve.served import choose_models

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from draftree.core.json_files import JsonError, parse_json_object
+from draftree.core.files import JsonError, parse_json_object
 from draftree.serve.errors import ApiError, api_error
 from draftree.serve.ray.delivery import Delivery, RefusedError
 from draftree.serve.ray.exposition import merged_metrics

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, final
 
 from draftree.core.errors import DraftreeError
-from draftree.core.json_files import parse_json
+from draftree.core.files import parse_json
 
 TEXTS = frozenset({"content", "text", "delta", "arguments", "reasoning_content", "refusal"})
 """Keys whose strings are appended to earlier ones."""

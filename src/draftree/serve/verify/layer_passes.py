@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from draftree.async_llm import AsyncLLM
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import EngineClosedError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend
 from draftree.models.kv.pool import kv_slot
 from draftree.models.kv.slots import KVSlot

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
-from draftree.core.clock import Clock
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.host import Clock
 from draftree.core.tree import ROOT, depths, is_chain, is_path, is_rooted
 from draftree.models.kv.slots import CLOSED, KVSlot
 from draftree.models.kv.slotted import SlottedModel

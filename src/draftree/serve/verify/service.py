@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from draftree.core.clock import SYSTEM_CLOCK, Clock
 from draftree.core.errors import InvalidRequestError
+from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
 from draftree.remote.errors import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_request

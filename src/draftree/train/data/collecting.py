@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from draftree.core.threads import single_threaded
+from draftree.core.host import single_threaded
 from draftree.engine.sequence import WritingSequence
 from draftree.engine.sinks import StateRows, StateSink
 

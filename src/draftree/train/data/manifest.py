@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import MALFORMED, JsonError, read_json
+from draftree.core.files import MALFORMED, JsonError, read_json
 
 FORMAT, VERSION = "draftree training data", 1
 MANIFEST = "manifest.json"

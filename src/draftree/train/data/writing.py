@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.locks import PathLock
+from draftree.core.files import PathLock
 from draftree.train.data.manifest import MANIFEST, TEMPORARY, Manifest, Recipe, ShardEntry, sum_of, write_atomically
 from draftree.train.data.reading import shard_tensors
 from draftree.train.data.texts import Text, stacked, text_of

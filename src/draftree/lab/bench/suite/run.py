@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import parse_json
+from draftree.core.files import parse_json
 from draftree.execution import load_for
 from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
 from draftree.lab.bench.records import Record, RecordFile, Results, read_results

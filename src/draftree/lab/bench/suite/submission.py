@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.json_files import JsonError, read_json
+from draftree.core.files import JsonError, read_json
 from draftree.lab.bench.records import Record, Results
 
 IGNORED = {"$schema", "$id", "title", "description", "$defs"}

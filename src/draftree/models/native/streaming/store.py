@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.json_files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights

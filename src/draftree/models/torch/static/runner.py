@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftree.core.transfer import to_device
+from draftree.core.tensors import to_device
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import announced
 from draftree.models.torch.static.attention import StaticAttention

@@ -1,16 +1,15 @@
-"""Copies between host and device; every copy on the path of a round uses this module.
-
-Copies to a GPU are asynchronous: they are staged in pinned memory, which torch keeps until they are read. A copy
-back waits for all work queued before it, so a round copies back once.
-"""
+"""Copies between host and device, and rows of captured hidden states."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from draftree.core.host import single_threaded
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -42,3 +41,30 @@ def to_host(tensor: Tensor) -> list[Any]:
     """Return a tensor's numbers as nested lists; the host waits for the device."""
     found: list[Any] = tensor.tolist()
     return found
+
+
+def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:
+    """Return some layers, shape (rows, columns, hidden).
+
+    Args:
+        hidden: shape (rows, layers, hidden).
+        columns: indices of the layers, in any order.
+    """
+    if list(columns) == list(range(hidden.shape[1])):
+        return hidden
+    with single_threaded():
+        return hidden[:, list(columns)]
+
+
+def rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
+    """Return some rows, shape (rows, layers, hidden).
+
+    Args:
+        hidden: shape (rows, layers, hidden).
+        rows: indices of the rows, in any order.
+    """
+    first = rows[0] if rows else 0
+    if list(rows) == list(range(first, first + len(rows))):
+        return hidden[first : first + len(rows)]
+    with single_threaded():
+        return hidden[list(rows)]

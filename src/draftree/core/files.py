@@ -1,0 +1,280 @@
+"""Files and folders from outside the program: paths, JSON, locks, code in models, and what restores a damaged one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+from draftree.core.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where two processes are not kept apart
+    fcntl = None  # type: ignore[assignment]
+
+
+def home_folder() -> Path | None:
+    """Return the home folder; None if `HOME` is missing or empty and the system has no entry for this user id."""
+    if os.environ.get("HOME") or os.name == "nt":
+        try:
+            return Path.home()
+        except RuntimeError:
+            return None
+    import pwd  # of Unix alone
+
+    try:
+        found = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return None
+    return Path(found) if found else None
+
+
+def config_folder() -> Path | None:
+    """Return the folder of what the user keeps; None without a home folder.
+
+    It is `DRAFTREE_CONFIG`, else `XDG_CONFIG_HOME/draftree`, else `~/.config/draftree`.
+    """
+    if own := os.environ.get("DRAFTREE_CONFIG"):
+        return expanded(own).absolute()
+    if shared := os.environ.get("XDG_CONFIG_HOME"):
+        return expanded(shared).absolute() / "draftree"
+    home = home_folder()
+    return None if home is None else home / ".config" / "draftree"
+
+
+def expanded(spelled: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` replaced by a home folder.
+
+    Raises:
+        ConfigurationError: there is no such home folder.
+    """
+    path = Path(spelled)
+    first = path.parts[0] if path.parts else ""
+    if first == "~" and (home := home_folder()) is not None:
+        return home.joinpath(*path.parts[1:])
+    try:
+        return path.expanduser() if first != "~" else _homeless(path)
+    except RuntimeError:
+        return _homeless(path)
+
+
+def _homeless(path: Path) -> Path:
+    raise ConfigurationError(f"'{path}' begins with a home folder that this system does not know: give a full path")
+
+
+def shown_name(name: str) -> str:
+    """A model's name for rows, headers and reports: of a path that exists its last part, else the name itself."""
+    path = expanded(name)
+    return path.resolve().name if path.exists() else name
+
+
+MAX_JSON_BYTES = 64 << 20
+"""Largest file that is read: twice the largest known tokenizer.json."""
+
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
+"""What a reader of parsed content raises for values that are missing or of another type."""
+
+
+class JsonError(ValueError):
+    """Content that is not the expected JSON; the text says why."""
+
+
+def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parse JSON.
+
+    Args:
+        content: text, or its bytes in UTF-8.
+        object_pairs_hook: as for `json.loads`.
+
+    Raises:
+        JsonError: it is not JSON, not UTF-8, or nested too deeply.
+    """
+    try:
+        text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError:
+        raise JsonError("it is nested too deeply") from None
+    except UnicodeDecodeError:
+        raise JsonError("it is not UTF-8 text") from None
+    except ValueError as error:
+        raise JsonError(f"it is not JSON: {error}") from None
+
+
+def parse_json_object(content: str | bytes) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Raises:
+        JsonError: as `parse_json`, or it is not an object.
+    """
+    found = parse_json(content)
+    if not isinstance(found, dict):
+        raise JsonError("it does not hold a JSON object")
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JsonError: it cannot be read, is too large, or does not hold one JSON object.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_JSON_BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JsonError(error.strerror or str(error)) from None
+    except ValueError as error:  # a name that no file can have
+        raise JsonError(str(error)) from None
+    if len(content) > MAX_JSON_BYTES:
+        raise JsonError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
+    return parse_json_object(content)
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file that holds one JSON object per line; blank lines are skipped.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        JsonError: it cannot be read, or a line is not a JSON object; the text has its number.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise JsonError(error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise JsonError("it is not UTF-8 text") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            found.append(parse_json_object(line))
+        except JsonError as error:
+            raise JsonError(f"line {number}: {error}") from None
+    return found
+
+
+@final
+class PathLock:
+    """Keeps other processes from a file or a folder while this object lives.
+
+    Args:
+        path: a folder, or a file that is made if it does not exist.
+
+    Raises:
+        BlockingIOError: another holder has it.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._release = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        """Let others have it."""
+        self._release()
+
+
+SETTINGS = (
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "generation_config.json",
+)
+ALLOW = "read that code, then allow it with LLM(..., trust_remote_code=True) or --trust-remote-code"
+
+
+def code_named_in(folder: Path) -> dict[str, str]:
+    """Map each settings file that names custom code to the first class that it names."""
+    found = {}
+    for name in SETTINGS:
+        entries = _entries(folder / name)
+        if entries:
+            found[name] = entries[0]
+    return found
+
+
+def refusal(folder: Path) -> str:
+    """Return why a model or tokenizer whose settings name custom code is refused; empty if they name none."""
+    found = code_named_in(folder)
+    if not found:
+        return ""
+    named = ", ".join(f"'{entry}' in {name}" for name, entry in found.items())
+    return f"'{folder}' needs Python code of its own ({named}), which is not run: {ALLOW}"
+
+
+def kernel_refusal(folder: Path) -> str:
+    """Return why a model whose settings name a compiled attention kernel of the hub is refused; empty if none."""
+    content = _settings(folder / "config.json")
+    for part in (content, *(value for value in content.values() if isinstance(value, dict))):
+        for key in ("attn_implementation", "_attn_implementation"):
+            if named := next((name for name in _classes(part.get(key)) if "/" in name), None):
+                return f"'{folder}' needs the compiled code '{named}' of the hub ({key} in config.json): {ALLOW}"
+    return ""
+
+
+def _entries(path: Path) -> list[str]:
+    return _classes(_settings(path).get("auto_map"))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (FileNotFoundError, JsonError):
+        return {}  # the reader of damaged settings refuses them
+
+
+def _classes(mapped: Any) -> list[str]:
+    """Return every class in an `auto_map`: a name, a list of names or nulls, or a mapping to them."""
+    if isinstance(mapped, str):
+        return [mapped]
+    if isinstance(mapped, Mapping):
+        mapped = list(mapped.values())
+    return [name for part in mapped for name in _classes(part)] if isinstance(mapped, list) else []
+
+
+MANIFEST = "draftree.json"
+"""Present in every folder of the cache; records the origin of the model."""
+MODELS, WORK = "models", "work"
+"""Folders of the cache: complete model folders; locks and unfinished model folders."""
+HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
+
+
+def get_again(folder: Path) -> str:
+    """Return the last part of a message about a damaged model: the remedy."""
+    if found := HUB_SNAPSHOT.search(f"{folder}/"):
+        return f"run 'hf download {found[1]}/{found[2]} --force-download'"
+    try:
+        source = read_json(folder / MANIFEST)["source"]
+    except (OSError, *MALFORMED):
+        return "copy the model again from its origin"
+    if not _is_in_cache(folder):
+        return "it was copied from a cache of models: copy it again from there"
+    if isinstance(source, list):
+        return f"run 'draftree models get {folder.name}'"
+    return f"run 'draftree models remove {folder.name}', then name '{source}' again"
+
+
+def _is_in_cache(folder: Path) -> bool:
+    """Return whether a folder of models is in a cache, which has a folder for unfinished work beside that of models."""
+    models = folder.absolute().parent
+    return models.name == MODELS and (models.parent / WORK).is_dir()

@@ -1,0 +1,513 @@
+"""The machine of this process: processors, threads and their affinity, memory, clock, signals and loopback names."""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import functools
+import gc
+import logging
+import os
+import platform
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from draftree.core.errors import ConfigurationError
+
+
+def cpu_info(key: str) -> str | None:
+    """Return the first value of a key in `/proc/cpuinfo`; None if there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == key), None)
+
+
+def cpu_name() -> str:
+    """Return the name of the processor, or of its architecture."""
+    return cpu_info("model name") or platform.processor() or platform.machine()
+
+
+def usable_cores() -> int | None:
+    """Return the number of cores that this process may use; None if it is unknown."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+LEAST_SPEED = 0.75
+"""Speed of a fast core relative to the fastest one: cores of one kind differ by a few percent."""
+LARGEST_NUMBER = 1 << 16
+"""Processors of a list have smaller numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A logical processor.
+
+    Attributes:
+        number: number of the system.
+        core: smallest number of the logical processors of its physical core.
+        node: its memory node.
+        speed: largest clock rate or capacity relative to the fastest one, at most 1; 1 if unknown.
+        is_efficient: whether the system lists it as an efficiency core.
+    """
+
+    number: int
+    core: int
+    node: int = 0
+    speed: float = 1.0
+    is_efficient: bool = False
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it is a fast core."""
+        return not self.is_efficient and self.speed >= LEAST_SPEED
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFacts:
+    """The processors that this process may use.
+
+    Attributes:
+        processors: logical processors that are online and in the affinity mask, by number.
+        num_online: logical processors of the machine.
+        quota: processors' worth of time that the control groups allow; None for no limit.
+    """
+
+    processors: tuple[Processor, ...]
+    num_online: int
+    quota: float | None = None
+
+    @property
+    def num_cores(self) -> int:
+        """Number of physical cores."""
+        return len({one.core for one in self.processors})
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of memory nodes."""
+        return len({one.node for one in self.processors})
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadChoice:
+    """Number of threads, and the processors on which they run best.
+
+    Attributes:
+        threads: number of threads, at least 1.
+        processors: one logical processor for each usable core.
+        reasons: what reduced the number of logical processors, in the order of the steps.
+    """
+
+    threads: int
+    processors: tuple[int, ...]
+    reasons: tuple[str, ...]
+
+
+def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
+    """Choose threads: one for each fast physical core of the memory node with most of them, within the quota."""
+    reasons, cores = [], {one.core: one for one in reversed(facts.processors)}
+    if not cores:
+        return ThreadChoice(1, (), ())
+    if len(cores) < len(facts.processors):
+        reasons.append(f"{len(facts.processors)} logical processors are {len(cores)} physical cores")
+    fast = {core: one for core, one in cores.items() if one.is_fast}
+    if fast and len(fast) < len(cores):
+        reasons.append(f"{len(cores) - len(fast)} slower cores are left out")
+        cores = fast
+    nodes: dict[int, list[Processor]] = {}
+    for one in sorted(cores.values(), key=lambda one: one.number):
+        nodes.setdefault(one.node, []).append(one)
+    node = max(nodes, key=lambda node: (len(nodes[node]), -node))
+    if len(nodes) > 1:
+        reasons.append(f"memory node {node} of {len(nodes)}, which holds the weights")
+    chosen = nodes[node]
+    threads = len(chosen)
+    if facts.quota is not None and int(facts.quota) < threads:
+        threads = max(1, int(facts.quota))
+        reasons.append(f"the quota of the control group is {facts.quota:g} processors")
+    return ThreadChoice(threads, tuple(one.number for one in chosen), tuple(reasons))
+
+
+def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> ProcessorFacts:
+    """Read the processors from the files of the system.
+
+    Args:
+        root: folder that contains `sys` and `proc`.
+        allowed: affinity mask; None for that of this process.
+    """
+    base = root / "sys" / "devices" / "system"
+    online = _listed(base / "cpu" / "online")
+    if not online:
+        online = sorted(int(path.name[3:]) for path in base.glob("cpu/cpu[0-9]*"))
+    if not online:
+        count = os.cpu_count() or 1
+        return ProcessorFacts(tuple(Processor(number, number) for number in range(count)), count)
+    mask = set(_own_mask(online) if allowed is None else allowed)
+    efficient = set(_listed(root / "sys" / "devices" / "cpu_atom" / "cpus"))
+    efficient -= set(_listed(root / "sys" / "devices" / "cpu_core" / "cpus"))
+    node_of = {
+        number: int(path.parent.name[4:]) for path in base.glob("node/node[0-9]*/cpulist") for number in _listed(path)
+    }
+    speeds = _speeds(base, online)
+    found = [
+        Processor(
+            number,
+            min(_listed(base / "cpu" / f"cpu{number}" / "topology" / "thread_siblings_list") or [number]),
+            node_of.get(number, 0),
+            speeds[number],
+            number in efficient,
+        )
+        for number in online
+        if number in mask
+    ]
+    return ProcessorFacts(tuple(found), len(online), _quota(root))
+
+
+def parse_processors(text: str) -> list[int]:
+    """Return the numbers of a list such as `0-3,8`.
+
+    Raises:
+        ConfigurationError: it is malformed or empty.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last or last >= LARGEST_NUMBER:
+            raise ConfigurationError(f"'{text}' is no list of processors: write numbers and ranges, such as 0-3,8")
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return a list of numbers with ranges, such as `0-3,8`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _own_mask(online: Iterable[int]) -> Iterable[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else online
+
+
+def _listed(path: Path) -> list[int]:
+    text = _text(path)
+    try:
+        return parse_processors(text) if text else []
+    except ConfigurationError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _speeds(base: Path, online: Iterable[int]) -> dict[int, float]:
+    """Return capacities or, where all are equal or unknown, largest clock rates, relative to the largest one."""
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        given = {number: _text(base / "cpu" / f"cpu{number}" / name) for number in online}
+        known = {number: int(text) for number, text in given.items() if text.isdigit() and int(text) > 0}
+        if len(set(known.values())) > 1:
+            return {number: known.get(number, max(known.values())) / max(known.values()) for number in online}
+    return dict.fromkeys(online, 1.0)
+
+
+def _quota(root: Path) -> float | None:
+    """Return the smallest quota of the control groups of this process, in processors."""
+    found = []
+    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = [part for part in path.split("/") if part]
+        if not controllers:  # version 2
+            place = root / "sys" / "fs" / "cgroup"
+            found += [_limit(folder / "cpu.max") for folder in _levels(place, parts)]
+        elif "cpu" in controllers.split(","):
+            for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"):
+                place = root / "sys" / "fs" / "cgroup" / name
+                found += [_limit_of_first_version(folder) for folder in _levels(place, parts)]
+    limits = [limit for limit in found if limit is not None]
+    return min(limits, default=None)
+
+
+def _levels(place: Path, parts: list[str]) -> list[Path]:
+    return [place.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
+
+
+def _limit(path: Path) -> float | None:
+    words = _text(path).split()
+    if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or int(words[1]) == 0:
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _limit_of_first_version(folder: Path) -> float | None:
+    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:  # -1 is no limit
+        return None
+    return int(quota) / int(period)
+
+
+logger = logging.getLogger(__name__)
+
+AUTO, NONE = "auto", "none"
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables with which the user chooses the number of threads."""
+
+
+class _Given:
+    """Whether a call chose the threads of this process, which later calls without a choice keep."""
+
+    by_user = False
+
+
+def own_choice() -> tuple[ProcessorFacts, ThreadChoice]:
+    """Return the processors of this process and the choice of threads."""
+    facts = read_processors()
+    return facts, choose_threads(facts)
+
+
+def require_affinity(affinity: str | None) -> None:
+    """Raise for a malformed affinity.
+
+    Raises:
+        ConfigurationError: it is neither auto nor none, nor a list of processors.
+    """
+    if affinity not in (None, AUTO, NONE):
+        parse_processors(affinity)
+
+
+def apply_threads(threads: int | None, affinity: str | None = None) -> None:
+    """Set the number of CPU threads of this process, and the processors on which all of its threads run.
+
+    Args:
+        threads: number of threads; None for the choice of `choose_threads`, if it is smaller than torch's own number
+            and no program, environment variable or earlier call has chosen one.
+        affinity: "auto" for the processors of `choose_threads`, a list such as "0-3,8", or "none" to leave the threads
+            to the system; None is "auto" on machines with several memory nodes or kinds of cores, if the number of
+            threads is chosen too, and "none" elsewhere.
+
+    Raises:
+        ConfigurationError: no thread, a malformed affinity, processors that this process may not use, or a system
+            without affinity.
+    """
+    require_affinity(affinity)
+    if threads is not None and threads < 1:
+        raise ConfigurationError(f"threads is {threads}: it must be at least 1")
+    if threads is None and affinity is None and _Given.by_user:
+        return
+    _Given.by_user = _Given.by_user or threads is not None or affinity is not None
+    import torch  # after the refusals: `--help` and wrong arguments need no torch
+
+    facts, choice = own_choice()
+    is_default = threads is None and _is_default(facts)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    elif is_default and choice.threads < torch.get_num_threads():
+        logger.info("%d threads: %s", choice.threads, "; ".join(choice.reasons) or "one for each core")
+        torch.set_num_threads(choice.threads)
+    if affinity is None:
+        kinds = {one.is_fast for one in facts.processors}
+        affinity = AUTO if is_default and (facts.num_nodes > 1 or len(kinds) > 1) else NONE
+        if not hasattr(os, "sched_setaffinity"):
+            affinity = NONE
+    if affinity != NONE:
+        _pin(choice.processors if affinity == AUTO else parse_processors(affinity), facts, affinity)
+
+
+def _is_default(facts: ProcessorFacts) -> bool:
+    """Return whether torch's number of threads is one that it chooses by itself."""
+    if any(os.environ.get(name) for name in VARIABLES):
+        return False
+    import torch
+
+    counts = {len(facts.processors), facts.num_cores, facts.num_online, os.cpu_count()}
+    return torch.get_num_threads() in counts | {count // 2 for count in counts if count}
+
+
+def _pin(processors: Sequence[int], facts: ProcessorFacts, affinity: str) -> None:
+    """Let all threads of this process, and those that they start, run on these processors only."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ConfigurationError(f"affinity is '{affinity}', which this system does not support: leave it out")
+    usable = {one.number for one in facts.processors}
+    if strange := sorted(set(processors) - usable):
+        raise ConfigurationError(
+            f"affinity is '{affinity}', but this process may not use processor {strange[0]}: "
+            f"it may use {ranges(sorted(usable))}"
+        )
+    if set(processors) == usable:
+        return
+    for thread in _threads():
+        try:
+            os.sched_setaffinity(thread, processors)
+        except ProcessLookupError:  # it has ended
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"affinity '{affinity}' cannot be set: {error.strerror}") from error
+
+
+def _threads() -> list[int]:
+    try:
+        return [int(entry.name) for entry in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return [0]
+
+
+class Libraries(NamedTuple):
+    """The libraries that torch computes with: OpenMP, and MKL if it is a part of torch."""
+
+    openmp: Any
+    mkl: Any
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Inside, the calling thread computes alone; other threads are left as they are. May be nested."""
+    found = libraries()
+    if found is None:
+        yield
+        return
+    before = found.openmp.omp_get_max_threads()
+    found.openmp.omp_set_num_threads(1)
+    own = found.mkl.MKL_Set_Num_Threads_Local(1) if found.mkl else 0
+    try:
+        yield
+    finally:
+        found.openmp.omp_set_num_threads(before)
+        if found.mkl:
+            found.mkl.MKL_Set_Num_Threads_Local(own)
+
+
+@functools.cache
+def libraries() -> Libraries | None:
+    """Return the libraries that torch has loaded; None if they cannot be found."""
+    try:
+        openmp = ctypes.CDLL(None)
+        _ = openmp.omp_get_max_threads, openmp.omp_set_num_threads
+    except (AttributeError, OSError, TypeError):
+        return None
+    import torch
+
+    for file in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        with suppress(AttributeError, OSError):
+            mkl = ctypes.CDLL(str(file))
+            _ = mkl.MKL_Set_Num_Threads_Local
+            return Libraries(openmp, mkl)
+    return Libraries(openmp, None)
+
+
+def return_free_memory() -> None:
+    """Collect unreachable objects, and return free pages of the C library's heap to the system.
+
+    The GNU library keeps up to 64 MB of freed temporaries; other libraries return them themselves.
+    """
+    gc.collect()
+    if os.name != "posix":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Collect no garbage inside, unless it was off already: imports make many objects that stay.
+
+    The collector is that of the process, so that other threads have none meanwhile either.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def spare_collection() -> None:
+    """Exempt all present objects from later collections, to be called when modules that stay were imported.
+
+    Otherwise each full collection examines every object of torch, and so do those of Python's exit, which take 0.4 s.
+    Not for use at the exit itself: some libraries report their objects that are not collected then as leaks.
+    """
+    gc.freeze()
+
+
+Clock = Callable[[], float]
+"""Seconds since a fixed moment; monotonic."""
+SYSTEM_CLOCK: Clock = time.perf_counter
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a name or an address, without brackets, is one of this machine's own."""
+    import ipaddress
+
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+SIGNALLED = 128
+"""Offset from a signal number to the exit status of a process that the signal ended."""
+INTERRUPT_SECONDS = 0.01
+NAMES = ("SIGTERM", "SIGHUP")
+
+
+@contextmanager
+def leaving_on_signals() -> Iterator[None]:
+    """Raise `SystemExit` with the status that a shell would report on a termination or a lost terminal.
+
+    Handlers that the program has set stay in place; threads other than the main one are not affected. Ctrl-C during a
+    finalizer, where Python drops exceptions, interrupts the main thread directly after it.
+    """
+    taken, hook = [], sys.unraisablehook
+    sys.unraisablehook = partial(_interrupt_again, hook)
+    if threading.current_thread() is threading.main_thread():
+        numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+        taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt_again(hook: Callable[[Any], Any], dropped: Any) -> None:
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        threading.Timer(INTERRUPT_SECONDS, _interrupt_main).start()  # at once, it would be dropped again
+    else:
+        hook(dropped)
+
+
+def _interrupt_main() -> None:
+    if hasattr(signal, "pthread_kill"):  # a real signal ends calls that wait
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+def _leave(number: int, frame: Any) -> None:
+    raise SystemExit(SIGNALLED + number)
