@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from draftree.completion import Completion, completions_of
 from draftree.engine.sequence import Update
 from draftree.long_speech import Transcript, long_speech
 from draftree.progress import write_all
+from draftree.sampling.params import SamplingParams
 from draftree.spoken import Segment, Speech
 from draftree.transcriber import Transcriber
 
@@ -45,7 +47,8 @@ class Transcribes:
             audio: samples of shape (samples,), float, at the model's sampling rate; or features of shape (channels,
                 frames); or a list of either. At most what the model reads at once, 30 seconds for Whisper;
                 `transcribe_long` takes longer audio.
-            params: as for `generate`.
+            params: as for `generate`, but the temperature is 0 if it is not given; None is greedy to the end of the
+                text, without a limit of tokens.
             language: code or English name of the spoken language, such as "en"; None detects it if the model knows
                 several.
             task: "transcribe", or "translate" into English.
@@ -67,7 +70,7 @@ class Transcribes:
         ]
         batch = [
             work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
-            for source, start, given in zip(found, starts, params_for(params, len(found)), strict=True)
+            for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)
         ]
         write_all(work.engine, batch, on_update=on_update, progress=progress)
         return completions_of(batch)
@@ -92,7 +95,7 @@ class Transcribes:
 
         Args:
             audio: as for `transcribe`, of any length.
-            params: as for `generate`; `max_tokens` holds for each window, and `n` is 1.
+            params: as for `transcribe`; `max_tokens` holds for each window, and `n` is 1.
             language: as for `transcribe`; detected in the first window.
             task: as for `transcribe`.
             prompt: text before each window, or before the first one with `condition_on_previous`.
@@ -108,7 +111,7 @@ class Transcribes:
         """
         work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
         given = _each(audio)
-        each_params = params_for(params, len(given))
+        each_params = _params(params, len(given))
         audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
         while going := [pair for pair in zip(audios, each_params, strict=True) if not pair[0].is_done]:
             batch = []
@@ -133,6 +136,12 @@ class Transcribes:
             InvalidRequestError: the model has no tokens of timestamps.
         """
         return self._transcriber.segments(completion.token_ids, seconds=seconds)
+
+
+def _params(params: Params, count: int) -> list[SamplingParams]:
+    """Return the parameters of each audio: greedy if none name a temperature, and without a limit if there are none."""
+    each = params_for(SamplingParams(max_tokens=None) if params is None else params, count)
+    return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
 
 
 def _each(audio: Any) -> list[Any]:

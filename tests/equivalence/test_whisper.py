@@ -88,6 +88,15 @@ def test_samples_are_read_by_the_feature_extractor_of_the_folder(tmp_path: Any) 
         llm.transcribe(samples(1.01), GREEDY)
 
 
+def test_texts_are_greedy_and_unlimited_by_default() -> None:
+    llm, given = LLM(whisper(), "none", tokenizer=tokenizer()), features(1)
+    (whole,) = llm.transcribe(given, SamplingParams(temperature=0, max_tokens=None), language="de")
+    (done,) = llm.transcribe(given, language="de")
+    (limited,) = llm.transcribe(given, SamplingParams(max_tokens=LENGTH), language="de")
+    assert len(whole.token_ids) > LENGTH
+    assert (done.token_ids, limited.token_ids) == (whole.token_ids, whole.token_ids[:LENGTH])
+
+
 def test_the_language_is_detected() -> None:
     llm, model = LLM(whisper(), "none", tokenizer=tokenizer()), whisper()
     for given in features(3):

@@ -74,7 +74,7 @@ DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 
 
 @functools.partial(takes_sampling, without=WITHOUT, defaults=DEFAULTS)
-@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False, "generation_config": "none"})
+@takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False})
 def transcribe(
     model: Model,
     files: Files,
