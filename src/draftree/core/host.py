@@ -469,7 +469,7 @@ def is_loopback(name: str) -> bool:
 
 SIGNALLED = 128
 """Offset from a signal number to the exit status of a process that the signal ended."""
-INTERRUPT_SECONDS = 0.01
+AGAIN_SECONDS = 0.01
 NAMES = ("SIGTERM", "SIGHUP")
 
 
@@ -477,11 +477,11 @@ NAMES = ("SIGTERM", "SIGHUP")
 def leaving_on_signals() -> Iterator[None]:
     """Raise `SystemExit` with the status that a shell would report on a termination or a lost terminal.
 
-    Handlers that the program has set stay in place; threads other than the main one are not affected. Ctrl-C during a
-    finalizer, where Python drops exceptions, interrupts the main thread directly after it.
+    Handlers that the program has set stay in place; threads other than the main one are not affected. A signal during a
+    finalizer, where Python drops exceptions, arrives again directly after it.
     """
     taken, hook = [], sys.unraisablehook
-    sys.unraisablehook = partial(_interrupt_again, hook)
+    sys.unraisablehook = partial(_signal_again, hook)
     if threading.current_thread() is threading.main_thread():
         numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
         taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
@@ -495,19 +495,35 @@ def leaving_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _interrupt_again(hook: Callable[[Any], Any], dropped: Any) -> None:
-    if issubclass(dropped.exc_type, KeyboardInterrupt):
-        threading.Timer(INTERRUPT_SECONDS, _interrupt_main).start()  # at once, it would be dropped again
-    else:
+def _signal_again(hook: Callable[[Any], Any], dropped: Any) -> None:
+    number = _signal_of(dropped)
+    if number is None:
         hook(dropped)
-
-
-def _interrupt_main() -> None:
-    if hasattr(signal, "pthread_kill"):  # a real signal ends calls that wait
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     else:
-        _thread.interrupt_main()
+        threading.Timer(AGAIN_SECONDS, _signal_main, [number]).start()  # at once, it would be dropped again
+
+
+def _signal_of(dropped: Any) -> int | None:
+    """Return the signal that raised a dropped exception; None for other exceptions."""
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        return signal.SIGINT
+    return dropped.exc_value.number if isinstance(dropped.exc_value, _Left) else None
+
+
+def _signal_main(number: int) -> None:
+    if hasattr(signal, "pthread_kill"):  # a real signal ends calls that wait
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        _thread.interrupt_main(signal.Signals(number))
+
+
+class _Left(SystemExit):
+    """The end of the process by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(SIGNALLED + number)
+        self.number = number
 
 
 def _leave(number: int, frame: Any) -> None:
-    raise SystemExit(SIGNALLED + number)
+    raise _Left(number)

@@ -10,14 +10,18 @@ import pytest
 from draftree.core.host import leaving_on_signals
 
 
-class Interrupted:
-    """An object whose finalizer is interrupted."""
+class Signalled:
+    """An object whose finalizer gets a signal."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
     def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(self.number)
 
 
-def test_ctrl_c_during_a_finalizer_is_not_lost() -> None:
-    with pytest.raises(KeyboardInterrupt), leaving_on_signals():
-        Interrupted()
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_during_a_finalizer_is_not_lost(number: int, raised: type[BaseException]) -> None:
+    with pytest.raises(raised), leaving_on_signals():
+        Signalled(number)
         time.sleep(600)
