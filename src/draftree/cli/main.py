@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from draftree.cli.streams import drop_output, open_standard_files, tame_log
 from draftree.core.errors import OUT_OF_MEMORY, harmless, is_out_of_memory
@@ -31,7 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with leaving_on_signals():
         status = run(sys.argv[1:] if arguments is None else arguments)
         drop_output()
+        if status in (INTERRUPTED, TERMINATED):
+            end(status)
     sys.exit(status)
+
+
+def end(status: int) -> NoReturn:
+    """Run what is registered for the end, and exit without Python's own end.
+
+    That one waits for threads, or frees what a thread still uses, which aborts the process; and it sends itself SIGINT
+    again if Ctrl-C arrived in `exec`, as in the import of a dataclass.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends at once
+    atexit._run_exitfuncs()
+    drop_output()
+    os._exit(status)
 
 
 def spare_threads() -> None:

@@ -140,6 +140,8 @@ def run_server(
         ConfigurationError: certificate or key cannot be used, or the layers of a model cannot be divided.
         DraftreeError: a model cannot be loaded.
         RankError: a process ended that computes the model with this one.
+        KeyboardInterrupt: Ctrl-C before the models were loaded.
+        SystemExit: SIGTERM before the models were loaded.
     """
     tls: dict[str, Any] = tls_options(settings)
     pool = ModelPool()
@@ -177,6 +179,8 @@ def run_server(
         asyncio.run(_serve(server, listener, loading, notice=notice, on_ready=lambda: on_ready(url, list(pool))))
     if loading.error is not None:
         raise loading.error
+    if server.signal is not None and loading.is_running:
+        raise KeyboardInterrupt if server.signal == signal.SIGINT else SystemExit(SIGNALLED + server.signal)
     if (lost := server.server.lost_process) is not None:
         raise lost
     return server.status
@@ -207,6 +211,7 @@ class Loading:
         self.error: BaseException | None = None
         self._load = load
         self._server = server
+        self._thread: threading.Thread | None = None
 
     def start(self, on_ready: Callable[[], None]) -> None:
         """Start the thread; `on_ready` is called on the event loop."""
@@ -224,7 +229,13 @@ class Loading:
                 loop.call_soon_threadsafe(self._finish, models, on_ready)
 
         # a daemon: a server that is ended while it loads does not wait
-        threading.Thread(target=work, name="draftree-loading", daemon=True).start()
+        self._thread = threading.Thread(target=work, name="draftree-loading", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether models are still being loaded."""
+        return self._thread is not None and self._thread.is_alive()
 
     def _finish(self, models: Sequence[ServedModel], on_ready: Callable[[], None]) -> None:
         self._server.server.open(models)

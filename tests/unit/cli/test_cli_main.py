@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -88,6 +89,29 @@ def test_ctrl_c_shows_what_was_verified(endless: str) -> None:
     text = shown.removesuffix("\n")
     tokens = SamplingParams(temperature=0, max_tokens=len(shown.encode()))
     assert LLM(endless, "none").generate("ab", tokens)[0].text.startswith(text)
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+@pytest.mark.parametrize(("number", "status", "line"), [(2, 130, "interrupted"), (15, 143, "terminated")])
+def test_a_signal_while_kernels_are_compiled_leaves_one_line_and_nothing_else(
+    command: str, number: int, status: int, line: str, endless: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, compiler = tmp_path / "started", tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\nmkfifo {tmp_path}/$$\necho $$ >> {started}\nread line < {tmp_path}/$$\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
+    process = start([command, endless, *(["ab"] if command == "generate" else ["--port", "0"])])
+    while not started.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(number)
+    err = process.communicate(timeout=600)[1].decode()
+    assert (process.returncode, err.splitlines()[-1]) == (status, line), err
+    assert "Traceback" not in err
+    for place in (Path(f"/proc/{pid}/stat") for pid in started.read_text().split()):
+        while place.exists() and place.read_text().split()[2] != "Z":
+            time.sleep(0.05)
 
 
 def test_a_closed_standard_input_gives_no_prompt(endless: str) -> None:

@@ -10,6 +10,7 @@ every variant of this architecture into a folder, for a wheel.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import errno
 import hashlib
@@ -290,18 +291,25 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
         running.discard(process)
         return _compiler_error(command[0], process.returncode, output) if process.returncode else None
 
+    def end() -> None:
+        nonlocal has_ended
+        with lock:
+            has_ended = True
+            for process in running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
     # threads, since an interrupt may arrive while a process starts, and is delivered to the main thread alone
     with ThreadPoolExecutor(usable_cores() or 1) as pool:
+        atexit.register(end)  # this thread may be a daemon, which nothing interrupts
         try:
             return list(pool.map(run, commands))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            with lock:
-                has_ended = True
-                for process in running:
-                    if process.poll() is None:
-                        os.killpg(process.pid, signal.SIGKILL)
+            end()
             raise
+        finally:
+            atexit.unregister(end)
 
 
 def _compiler_error(compiler: str, status: int, said: str) -> NativeUnavailableError:
