@@ -295,7 +295,7 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
         nonlocal has_ended
         with lock:
             has_ended = True
-            for process in running:
+            for process in list(running):  # their threads discard them
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
 
