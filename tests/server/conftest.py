@@ -103,6 +103,7 @@ def shared_browser() -> Iterator[Browser]:
 def browser(shared_browser: Browser) -> Iterator[Browser]:
     """A browser. The test fails if a page logs an error or breaks its policy, except for refused requests."""
     shared_browser.emulate()
+    shared_browser.devtools("Storage.clearDataForOrigin", origin="*", storageTypes="local_storage")
     shared_browser.log()
     yield shared_browser
     unexpected = [line for line in shared_browser.log() if "Failed to load resource" not in line]

@@ -51,6 +51,11 @@ def send(browser: Browser) -> None:
     wait_for_text(browser)
 
 
+def show_source(browser: Browser) -> None:
+    """Show an answer as written: a formatted one has elements for parts of pieces, and none for syntax."""
+    browser.click(".meta button:nth-of-type(2)")
+
+
 def expected(url: str, *, draft: str, path: str = "chat/completions", **content: object) -> str:
     """The text of the same request to the API."""
     body: dict[str, object] = {"model": NAME, "max_tokens": 48, "seed": 3, "temperature": 0, "draft": draft} | content
@@ -66,6 +71,7 @@ def test_an_answer_streams_in_pieces_of_known_origin(browser: Browser, running: 
         browser.click("#send")
         browser.wait(f"document.querySelectorAll('{TEXT} .piece').length > 3 && !{IDLE}")
     wait_for_text(browser)
+    show_source(browser)
     messages = [{"role": "user", "content": PROMPT}]
     assert browser.text(TEXT) == expected(url, draft="none", messages=messages)
     origins = {origin: browser.count(f"{TEXT} .{origin}") for origin in ("drafted", "target", "plain")}
@@ -157,7 +163,7 @@ def test_everything_works_from_the_keyboard(browser: Browser, running: Running) 
     browser.press("Enter")
     wait_for_text(browser)
     assert browser.run("return document.activeElement.id") == "prompt"
-    browser.press("Tab", "Tab", shift=True)
+    browser.press("Tab", "Tab", "Tab", "Tab", shift=True)
     assert browser.run("return document.activeElement.className") == "text"
     browser.press("End", "Up")
     assert browser.count(".piece.current") == 1

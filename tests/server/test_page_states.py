@@ -30,6 +30,11 @@ def visit(browser: Browser, url: str, fragment: str = "") -> None:
     browser.wait("document.getElementById('model').value !== '' || !document.getElementById('error').hidden")
 
 
+def show_source(browser: Browser) -> None:
+    """Show the last answer as written: a formatted one has elements for parts of pieces, and none for syntax."""
+    browser.run("[...document.querySelectorAll('.meta button')].findLast(e => e.textContent == 'Show source').click()")
+
+
 def send(browser: Browser) -> None:
     browser.click("#send")
     browser.wait(f"{IDLE} && document.querySelector('.view:not([hidden]) .text, #error:not([hidden])')")
@@ -39,6 +44,8 @@ def send(browser: Browser) -> None:
 def test_the_text_is_shown_whole_with_origins_and_counts(browser: Browser, url: str) -> None:
     visit(browser, url, "prompt=hello&seed=4")
     send(browser)
+    assert browser.text(ANSWER) == TEXT.replace("\n\n", ""), "paragraphs are elements"
+    show_source(browser)
     assert browser.text(ANSWER) == TEXT
     drafted, target = browser.count(f"{ANSWER} .drafted"), browser.count(f"{ANSWER} .target")
     assert drafted > 20
@@ -73,6 +80,7 @@ def test_every_outcome_of_a_round_is_drawn_and_listed(browser: Browser, url: str
 def test_pointing_at_a_piece_shows_its_round(browser: Browser, url: str) -> None:
     visit(browser, url, "prompt=hello")
     send(browser)
+    show_source(browser)
     browser.hover(f"{ANSWER} .piece:nth-child(12)")
     shown = browser.text(f"{ANSWER} .piece.current")
     assert shown == browser.text(f"{ANSWER} .piece:nth-child(12)")
@@ -344,7 +352,8 @@ def test_every_stop_of_the_tab_key_is_visible_and_outlined(browser: Browser, url
     names = [stop.name for stop in stops]
     assert [stop for stop in stops if stop.outline < 2 or not stop.is_visible] == []
     wanted = ["skip", "tab-chat", "share", "theme", "model", "draft", "temperature", "top_p", "max_tokens", "seed"]
-    wanted += ["system", "stop", "key", "text", "quiet", "prompt", "clear", "send", "measure-plain", "round-next"]
+    wanted += ["system", "stop", "key", "text", "quiet", "quiet", "prompt", "clear", "send"]
+    wanted += ["measure-plain", "round-next"]
     assert [name for name in names if name in wanted] == wanted
 
 

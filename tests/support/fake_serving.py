@@ -1,8 +1,8 @@
 """A server with the page and canned answers, for states that a real model does not reach on request.
 
 It writes a fixed text in rounds with branching trees. Prompts select a state: "fail" breaks the stream with an error,
-"busy" is refused with 429, "differ" writes another text without drafts, "slow" pauses before every round. The counters
-of `/metrics` grow with every reading.
+"busy" is refused with 429, "differ" writes another text without drafts, "slow" pauses before every round, and
+"say TEXT" writes TEXT. The counters of `/metrics` grow with every reading.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ MODEL = {
     "kernels": "native",
     "dtype": "float32",
     "explain": "drafts of 4 tokens: 2.3 tokens per pass, a pass costs 1.2 times a plain one",
+    "supports_chat": True,
 }
 METRICS = """# TYPE draftree_requests_running gauge
 draftree_requests_running 2.0
@@ -89,18 +90,19 @@ def _node(text: str, parent: int, *, accepted: bool) -> dict[str, Any]:
     return {"id": number, "text": text, "parent": parent, "accepted": accepted, "sources": ["ngram"]}
 
 
-def fake_app(*, hides_metrics: bool) -> FastAPI:
+def fake_app(models_given: list[dict[str, Any]], *, hides_metrics: bool) -> FastAPI:
     app = FastAPI()
     mount(app)
 
     @app.get("/v1/models")
     async def models() -> Any:
-        return {"object": "list", "data": [{"id": MODEL["name"], "object": "model"}]}
+        rows = [{"id": model["name"], "supports_chat": model["supports_chat"]} for model in models_given]
+        return {"object": "list", "data": rows}
 
     @app.get("/draftree/status")
     async def status() -> Any:
         queue = {"running": 1, "waiting": 3, "places": 4, "max_places": 32, "max_waiting": 64}
-        return {"models": [MODEL], "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
+        return {"models": models_given, "queue": queue, "uptime_seconds": 4000, "version": "0.0"}
 
     readings = itertools.count(1)
 
@@ -132,7 +134,8 @@ def _error(status: int, message: str, *, headers: dict[str, str] | None = None) 
 
 async def _events(body: dict[str, Any], prompt: str, delay: float) -> AsyncIterator[str]:
     is_plain = body.get("draft") == "none"
-    tokens = words_of(TEXT.replace("close at hand", "near") if is_plain and prompt == "differ" else TEXT)
+    text = TEXT.replace("close at hand", "near") if is_plain and prompt == "differ" else TEXT
+    tokens = words_of(prompt.removeprefix("say ") if prompt.startswith("say ") else text)
     number = 0
     for number, found in enumerate(rounds_of(tokens, is_plain=is_plain), 1):
         if prompt == "fail" and number == 8:
@@ -162,10 +165,10 @@ def _event(data: dict[str, Any]) -> str:
 
 
 @contextmanager
-def fake_server(*, hides_metrics: bool = False) -> Iterator[str]:
-    """Run the server in a thread and yield its URL."""
+def fake_server(*models: dict[str, Any], hides_metrics: bool = False) -> Iterator[str]:
+    """Run the server in a thread and yield its URL. `models` are changes of `MODEL`, one for each model."""
     listener = socket.create_server(("127.0.0.1", 0))
-    app = fake_app(hides_metrics=hides_metrics)
+    app = fake_app([MODEL | change for change in models or ({},)], hides_metrics=hides_metrics)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

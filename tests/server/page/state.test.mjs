@@ -69,3 +69,8 @@ test("empty fields are left to the server, and a request can replace the drafter
 test("the system prompt is left out when it is blank", () => {
   assert.deepEqual(withSystem({ ...DEFAULTS, system: " \n" }, []), []);
 });
+
+test("what is no number is dropped, and an empty one is kept", () => {
+  const state = decodeState("#temperature=hot&top_p=0.5&max_tokens=&seed=0x10");
+  assert.deepEqual([state.temperature, state.top_p, state.max_tokens, state.seed], ["", "0.5", "", ""]);
+});

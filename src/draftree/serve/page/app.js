@@ -6,9 +6,11 @@ import { ChatView } from "./chat.js";
 import { CompareView } from "./compare.js";
 import { CompleteView } from "./complete.js";
 import { verdict } from "./difference.js";
+import { keptConversations, newConversation } from "./conversations.js";
 import { byId, copyText } from "./dom.js";
 import { setUpExamples } from "./examples.js";
 import { Following } from "./following.js";
+import { History } from "./history.js";
 import { Inspector } from "./inspector.js";
 import { LoadView } from "./load.js";
 import { PATHS, Run, follow } from "./run.js";
@@ -23,6 +25,8 @@ const MODES = ["chat", "complete", "compare", "load"];
 class App {
   /** @type {AbortController | null} */
   #running = null;
+  /** End of the running request. */
+  #finished = Promise.resolve();
   /** @type {import("./write.js").Request | null} */
   #last = null;
   #prompt = byId("prompt");
@@ -43,13 +47,23 @@ class App {
       onWritten: (request) => (this.#last = request.run.isPlain ? this.#last : request),
     };
     this.views = {
-      chat: new ChatView(context),
+      chat: new ChatView(context, (work) => this.#write(work)),
       complete: new CompleteView(context),
       compare: new CompareView(context),
     };
+    this.history = new History(this.views.chat, {
+      onOpen: (id) => this.#open(id),
+      system: () => this.state.system,
+    });
     this.load = new LoadView(this.api);
     this.following = new Following(() => this.views[this.state.mode]?.isEmpty === false);
-    this.settings = new Settings(this.state, { onChange: () => this.#save(), onKey: () => this.connect() });
+    this.settings = new Settings(this.state, {
+      onChange: () => {
+        this.#save();
+        this.#showEmpty();
+      },
+      onKey: () => this.connect(),
+    });
     this.selectTab = setUpTabs([...document.querySelectorAll("[role=tab]")], (mode) => this.#enter(mode));
   }
 
@@ -58,6 +72,7 @@ class App {
     setUpTheme();
     setUpExamples((prompt) => this.#suggest(prompt));
     this.#attach();
+    this.#open(history.state?.conversation ?? null);
     this.#show();
     this.connect();
   }
@@ -70,6 +85,7 @@ class App {
       const count = this.settings.numModels;
       status.textContent = `● connected, ${count} ${count === 1 ? "model" : "models"}`;
       this.#showError(missing || null);
+      this.#showEmpty();
     } catch (error) {
       status.textContent = "○ not connected";
       this.#showError(error);
@@ -93,6 +109,7 @@ class App {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.#running?.abort());
     window.addEventListener("hashchange", () => this.#read());
     byId("stop-run").addEventListener("click", () => this.#running?.abort());
+    byId("to-complete").addEventListener("click", () => this.#enter("complete"));
     byId("clear").addEventListener("click", () => this.#clear());
     byId("share").addEventListener("click", () => this.#share());
     byId("skip").addEventListener("click", () => this.#prompt.focus());
@@ -118,7 +135,8 @@ class App {
 
   #save() {
     const fragment = encodeState(this.state);
-    history.replaceState(null, "", fragment ? `#${fragment}` : location.pathname + location.search);
+    const place = { conversation: this.views.chat.conversation.id }; // is opened again after a reload
+    history.replaceState(place, "", fragment ? `#${fragment}` : location.pathname + location.search);
   }
 
   #show() {
@@ -127,7 +145,8 @@ class App {
     this.settings.show();
     for (const name of MODES) byId(`view-${name}`).hidden = name !== mode;
     const isLoad = mode === "load";
-    for (const id of ["composer", "settings", "inspector"]) byId(id).hidden = isLoad;
+    for (const id of ["settings", "inspector"]) byId(id).hidden = isLoad;
+    byId("conversations-box").hidden = mode !== "chat";
     document.body.classList.toggle("load-mode", isLoad);
     byId("send").textContent = { complete: "Continue", compare: "Compare" }[mode] ?? "Send";
     if (this.#prompt.value !== this.state.prompt) this.#prompt.value = this.state.prompt;
@@ -139,7 +158,12 @@ class App {
   #showEmpty() {
     const view = this.views[this.state.mode];
     const hint = byId(`view-${this.state.mode}`).querySelector(".empty");
-    if (hint) hint.hidden = !view.isEmpty;
+    const { supportsChat } = this.settings;
+    const isRefused = this.state.mode === "chat" && !supportsChat;
+    if (hint) hint.hidden = !view.isEmpty || isRefused;
+    byId("no-template").hidden = !isRefused;
+    byId("no-template").firstElementChild.textContent = `${this.state.model} is a base model without a chat template.`;
+    byId("composer").hidden = !view || isRefused;
     this.following.update();
   }
 
@@ -152,17 +176,16 @@ class App {
 
   #send() {
     const prompt = this.#prompt.value;
-    const view = this.views[this.state.mode];
+    const { mode } = this.state;
+    const view = this.views[mode];
     if (this.#running || !view) return;
     if (prompt.trim() === "") {
       this.#showError("Write a prompt first.");
       return;
     }
-    this.#guard(async (signal) => {
+    this.#write(async (signal) => {
       const sent = view.send(prompt, signal);
-      this.#showEmpty();
-      this.following.start();
-      if (this.state.mode === "chat") this.#prompt.value = "";
+      if (mode === "chat") this.#prompt.value = "";
       try {
         await sent;
       } catch (error) {
@@ -172,9 +195,28 @@ class App {
     });
   }
 
+  /** @param {(signal: AbortSignal) => Promise<void>} work a request whose text is followed */
+  #write(work) {
+    const problem = this.settings.problem();
+    if (problem) {
+      this.#showError(problem);
+      return;
+    }
+    this.#guard(async (signal) => {
+      const done = work(signal);
+      this.#showEmpty();
+      this.following.start();
+      await done;
+    });
+  }
+
   /** @param {(signal: AbortSignal) => Promise<void>} work the one running request, or pair of requests */
-  async #guard(work) {
-    if (this.#running) return;
+  #guard(work) {
+    if (!this.#running) this.#finished = this.#runAlone(work);
+  }
+
+  /** @param {(signal: AbortSignal) => Promise<void>} work */
+  async #runAlone(work) {
     this.#running = new AbortController();
     this.#setBusy(true);
     this.#showError(null);
@@ -186,6 +228,8 @@ class App {
     } finally {
       this.#running = null;
       this.#setBusy(false);
+      this.history.show();
+      this.#save();
       this.#showEmpty();
       this.following.stop();
     }
@@ -207,17 +251,39 @@ class App {
   /** @param {boolean} isBusy */
   #setBusy(isBusy) {
     const hadFocus = document.activeElement === byId(isBusy ? "send" : "stop-run");
+    document.body.classList.toggle("busy", isBusy);
     byId("send").hidden = isBusy;
     byId("stop-run").hidden = !isBusy;
     if (hadFocus) byId(isBusy ? "stop-run" : "send").focus();
   }
 
-  #clear() {
-    const isEmpty = this.views[this.state.mode]?.isEmpty ?? true;
-    if (!isEmpty && !window.confirm("Remove the texts of this view?")) return;
+  async #clear() {
+    const { mode } = this.state;
+    const question = mode === "chat" ? "Delete this conversation?" : "Remove the texts of this view?";
+    if (!this.views[mode].isEmpty && !window.confirm(question)) return;
+    await this.#stop();
+    this.views[mode].clear();
+    this.#showOther();
+  }
+
+  /** @param {string | null} id of a kept conversation; a new one if there is none */
+  async #open(id) {
+    await this.#stop();
+    this.views.chat.open(keptConversations().find((one) => one.id === id) ?? newConversation());
+    this.#showOther();
+  }
+
+  /** Ends the running request, whose text stays. */
+  #stop() {
     this.#running?.abort();
-    this.views[this.state.mode]?.clear();
+    return this.#finished;
+  }
+
+  /** Shows that other texts are in view. */
+  #showOther() {
     this.inspector.clear();
+    this.history.show();
+    this.#save();
     this.#showEmpty();
   }
 

@@ -70,20 +70,30 @@ function round(value) {
 }
 
 /**
- * @param {number[]} values
- * @param {string} label what the values are, with unit
- * @returns {SVGElement} an image with the last and the largest value in its name
+ * A line of the last values with its scale: 0 and the largest value at the side, the time below.
+ *
+ * @param {number[]} values not negative
+ * @param {{label: string, unit: string, seconds: number}} options seconds between the first value and now
+ * @returns {HTMLElement} a figure; its image has the last and the largest value in its name
  */
-export function sparkline(values, label) {
+export function sparkline(values, { label, unit, seconds }) {
   const [width, height] = [240, 48];
-  const last = decimal(values.at(-1) ?? 0);
-  const most = decimal(Math.max(0, ...values));
+  const digits = values.every(Number.isInteger) ? 0 : 1;
+  const last = decimal(values.at(-1), digits);
+  const most = decimal(Math.max(0, ...values), digits);
   const picture = svg("svg", { class: "sparkline", role: "img", viewBox: `0 0 ${width} ${height}` });
   picture.setAttribute("preserveAspectRatio", "none");
-  picture.setAttribute("aria-label", `${label}: now ${last}, highest ${most}, ${values.length} samples`);
+  picture.setAttribute("aria-label", `${label}: now ${last} ${unit}, highest ${most}, ${values.length} samples`);
   const points = linePoints(values, width, height);
   if (points) {
     picture.append(svg("polygon", { points: `0,${height} ${points} ${width},${height}` }), svg("polyline", { points }));
   }
-  return picture;
+  const scale = (name, ...words) => el("div", { class: name }, ...words.map((word) => el("span", {}, word)));
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, `${label}: `, el("strong", {}, last), ` ${unit}`),
+    el("div", { class: "plot" }, scale("values", points ? most : "", points ? "0" : ""), picture),
+    scale("times", points ? `${Math.round(seconds)} s ago` : "", "now"),
+  );
 }

@@ -18,6 +18,18 @@ export function el(tag, attributes = {}, ...children) {
 }
 
 /**
+ * @param {string} text
+ * @param {() => void} onClick
+ * @param {string} [classes]
+ * @returns {HTMLButtonElement}
+ */
+export function button(text, onClick, classes = "") {
+  const element = el("button", { type: "button", class: `quiet ${classes}`.trim() }, text);
+  element.addEventListener("click", onClick);
+  return element;
+}
+
+/**
  * @param {string} tag
  * @param {Record<string, string | number | boolean | null | undefined>} [attributes]
  * @param {...(Node | string)} children

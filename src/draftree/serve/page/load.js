@@ -32,7 +32,7 @@ export function duration(seconds) {
 
 /**
  * @typedef {import("./metrics.js").Load} Load
- * @typedef {{speed: number, requests: number}} Point tokens/s; running and waiting texts
+ * @typedef {{timeMs: number, speed: number, requests: number}} Point tokens/s; running and waiting texts
  */
 
 /** Polls `/metrics`, and `/draftree/status` for facts that are no numbers. */
@@ -108,7 +108,8 @@ export class LoadView {
   #note(name, load) {
     if (!load) return;
     const points = this.#points.get(name) ?? [];
-    points.push({ speed: load.tokensPerSecond ?? 0, requests: (load.running ?? 0) + (load.waiting ?? 0) });
+    const requests = (load.running ?? 0) + (load.waiting ?? 0);
+    points.push({ timeMs: performance.now(), speed: load.tokensPerSecond ?? 0, requests });
     this.#points.set(name, points.slice(-SAMPLES));
   }
 
@@ -139,10 +140,13 @@ export class LoadView {
   /** @param {string} name of a model */
   #history(name) {
     const points = this.#points.get(name) ?? [];
-    const figure = (values, label) => el("figure", {}, sparkline(values, label), el("figcaption", {}, label));
+    const seconds = points.length ? (performance.now() - points[0].timeMs) / 1000 : 0;
     const speeds = points.map((point) => point.speed);
     const requests = points.map((point) => point.requests);
-    const figures = [figure(speeds, "Tokens/s"), figure(requests, "Running and waiting texts")];
+    const figures = [
+      sparkline(speeds, { label: "Speed", unit: "tokens/s", seconds }),
+      sparkline(requests, { label: "Running and waiting", unit: "texts", seconds }),
+    ];
     return el("div", { class: "history" }, ...figures);
   }
 

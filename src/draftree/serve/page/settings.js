@@ -4,11 +4,13 @@ import { byId, el } from "./dom.js";
 
 const FIELDS = ["model", "draft", "temperature", "top_p", "max_tokens", "seed", "stop", "system", "format", "order"];
 const KEY = "draftree-api-key";
+/** Characters of a name that the field shows in the narrow column of wide screens. */
+const FITS = 22;
 const KINDS = { model: "model", draft: "drafter" };
 
 /** Form of parameters. */
 export class Settings {
-  /** @type {{id: string, drafts: string[], sampling: Record<string, number>}[]} */
+  /** @type {{id: string, drafts: string[], sampling: Record<string, number>, supportsChat: boolean}[]} */
   #models = [];
 
   /**
@@ -22,6 +24,7 @@ export class Settings {
       byId(name).addEventListener("input", () => {
         state[name] = byId(name).value;
         if (name === "model") this.#fillDrafts();
+        if (name in KINDS) showName(byId(name));
         onChange();
       });
     }
@@ -32,7 +35,8 @@ export class Settings {
       else sessionStorage.removeItem(KEY);
       onKey();
     });
-    if (window.matchMedia("(max-width: 899px)").matches) byId("settings-box").open = false;
+    if (!window.matchMedia("(max-width: 899px)").matches) return;
+    for (const id of ["settings-box", "conversations-box"]) byId(id).open = false;
   }
 
   /** @returns {string} the API key, "" for none */
@@ -48,6 +52,17 @@ export class Settings {
     byId("system-field").hidden = this.state.mode === "complete";
   }
 
+  /** @returns {string} what is wrong with a number, "" for nothing */
+  problem() {
+    const wrong = [...document.querySelectorAll("#settings-form input[type=number]")].find(
+      ({ validity }) => validity.badInput || validity.rangeUnderflow || validity.rangeOverflow,
+    );
+    if (!wrong) return "";
+    const { labels, value, min, max } = wrong;
+    const range = max ? `from ${min} to ${max}` : `of at least ${min}`;
+    return `${labels[0].firstElementChild.textContent} must be a number ${range}${value && `, not ${value}`}.`;
+  }
+
   /**
    * @param {import("./api.js").Api} api
    * @returns {Promise<string>} after the lists are filled: what of the state the server does not offer, "" for nothing
@@ -59,9 +74,9 @@ export class Settings {
     ]);
     const named = (model) => [model.name, ...(model.aliases ?? [])].map((name) => [name, model]);
     const served = new Map(status.models.flatMap(named));
-    this.#models = listed.data.map(({ id }) => {
+    this.#models = listed.data.map(({ id, supports_chat: supportsChat }) => {
       const { drafts = [], sampling = {} } = served.get(id) ?? {};
-      return { id, drafts, sampling };
+      return { id, drafts, sampling, supportsChat };
     });
     const wanted = { model: this.state.model, draft: this.state.draft };
     this.#fillModels();
@@ -74,6 +89,15 @@ export class Settings {
     return this.#models.length;
   }
 
+  /** @returns {boolean} whether the selected model has a chat template */
+  get supportsChat() {
+    return this.#selected?.supportsChat ?? true;
+  }
+
+  get #selected() {
+    return this.#models.find((model) => model.id === this.state.model);
+  }
+
   #fillModels() {
     const names = this.#models.map((model) => model.id);
     if (!names.includes(this.state.model) && names.length) this.state.model = names[0];
@@ -82,7 +106,9 @@ export class Settings {
   }
 
   #fillDrafts() {
-    const { drafts = [], sampling = {} } = this.#models.find((model) => model.id === this.state.model) ?? {};
+    const { drafts = [], sampling = {} } = this.#selected ?? {};
+    byId("format").options[0].disabled = !this.supportsChat;
+    if (!this.supportsChat) byId("format").value = this.state.format = "complete";
     for (const name of ["temperature", "top_p"]) byId(name).placeholder = `default (${sampling[name] ?? 1})`;
     const first = drafts.length ? `default (${drafts[0]})` : "default";
     const choices = [["", first], ...drafts.map((name) => [name, name]), ["none", "none (plain decoding)"]];
@@ -100,4 +126,12 @@ export class Settings {
 function fill(select, choices, chosen) {
   select.replaceChildren(...choices.map(([value, text]) => el("option", { value }, text)));
   select.value = chosen;
+  showName(select);
+}
+
+/** Shows the selected text below the field if the field cuts it. @param {HTMLSelectElement} select */
+function showName(select) {
+  const [name, text] = [byId(`${select.id}-name`), select.selectedOptions[0]?.text ?? ""];
+  name.textContent = text;
+  name.hidden = text.length <= FITS;
 }

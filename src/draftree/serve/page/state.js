@@ -32,6 +32,7 @@ export const DEFAULTS = Object.freeze({
   order: "sequence",
 });
 
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 const ALLOWED = {
   mode: ["chat", "complete", "compare", "load"],
   format: ["chat", "complete"],
@@ -51,13 +52,14 @@ export function encodeState(state) {
 }
 
 /**
- * @param {string} fragment with or without "#"; unknown names and invalid choices are dropped
+ * @param {string} fragment with or without "#"; unknown names, invalid choices and what is no number are dropped
  * @returns {State}
  */
 export function decodeState(fragment) {
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(fragment.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
+    if (NUMBERS.includes(name) && !/^(-?\d+(\.\d+)?(e[+-]?\d+)?)?$/i.test(value)) continue;
     if (!Object.hasOwn(ALLOWED, name) || ALLOWED[name].includes(value)) state[name] = value;
   }
   return state;

@@ -1,9 +1,9 @@
 /** Streams one request into a text on the page, with its line of facts below. */
 
-import { copyText, decimal, el } from "./dom.js";
+import { button, decimal, el } from "./dom.js";
 import { PATHS, Run, follow } from "./run.js";
 import { randomSeed, requestBody } from "./state.js";
-import { TextView } from "./text.js";
+import { TextView, copyButton } from "./text.js";
 
 /**
  * @typedef {object} Context
@@ -30,8 +30,8 @@ export function seedOf(state) {
 /**
  * @param {Context} context
  * @param {{kind: "chat" | "complete", host: HTMLElement, label: string, seed: number, draft?: string,
- *     messages?: {role: string, content: string}[], prompt?: string, isQuiet?: boolean}} options
- *     host gets the text; isQuiet leaves the side panel and the spoken output alone
+ *     messages?: {role: string, content: string}[], prompt?: string, isQuiet?: boolean,
+ *     isMarkdown?: boolean}} options host gets the text; isQuiet leaves the side panel and the spoken output alone
  * @param {AbortSignal} signal
  * @returns {Promise<Run>}
  */
@@ -43,7 +43,7 @@ export async function write(context, options, signal) {
   const view = new TextView(label, (round, isByKey) => {
     inspector.follow(run, view);
     inspector.show(round, isByKey);
-  });
+  }, options.isMarkdown);
   view.element.classList.add("running");
   host.append(view.element);
   if (!isQuiet) inspector.follow(run, view);
@@ -56,9 +56,10 @@ export async function write(context, options, signal) {
     await follow({ api, path: PATHS[kind], body, run, signal, onPieces });
   } finally {
     view.element.classList.remove("running");
+    view.finish();
     if (!isQuiet) announcer.end();
     if (run.isPlain && run.status === "done" && run.speed) context.plainSpeeds.set(state.model, run.speed);
-    if (run.status !== "failed") host.append(facts(run));
+    if (run.status !== "failed") host.append(facts(run, view));
     context.onWritten({ kind, body, run });
     inspector.update();
   }
@@ -67,15 +68,26 @@ export async function write(context, options, signal) {
 
 /**
  * @param {Run} run
+ * @param {TextView} view
  * @returns {HTMLElement}
  */
-function facts(run) {
+function facts(run, view) {
   const ends = { stop: "end of text", length: "token limit", tool_calls: "tool call" };
   const end = run.status === "stopped" ? "stopped" : (ends[run.finishReason] ?? run.finishReason ?? "ended");
-  const copy = el("button", { type: "button", class: "quiet" }, "Copy text");
-  copy.addEventListener("click", async () => {
-    copy.textContent = (await copyText(run.text)) ? "Copied" : "Not allowed here";
-  });
   const words = [end, `${run.tokens} tokens`, `${decimal(run.speed)} tokens/s`, `seed ${run.seed}`];
-  return el("p", { class: "meta" }, ...words.map((word) => el("span", {}, word)), copy);
+  return el("p", { class: "meta" }, ...words.map((word) => el("span", {}, word)), ...textActions(view));
+}
+
+/**
+ * @param {TextView} view
+ * @returns {HTMLElement[]} buttons that copy the text and, if it is Markdown, show it as written
+ */
+export function textActions(view) {
+  const copy = copyButton(() => view.source, "Copy text");
+  if (!view.isMarkdown) return [copy];
+  const source = button("Show source", () => {
+    view.show(!view.isMarkdown);
+    source.textContent = view.isMarkdown ? "Show source" : "Show formatted";
+  });
+  return [copy, source];
 }
