@@ -47,11 +47,7 @@ class DoctorSettings(ExecutionSettings):
     """The subject of a diagnosis.
 
     Attributes:
-        model: name of the model, in any supported form.
-        draft: a drafter's spec; None for plain decoding.
-        verify: the verifier.
         length: tokens per slot; None means 2048, or the context length if that is less.
-        measure: whether speeds and passes are measured.
     """
 
     model: str
@@ -78,16 +74,11 @@ class MachineReport:
 
     Attributes:
         facts: processor, cores, instructions, memory, system.
-        versions: versions of Python and the relevant packages.
-        devices: torch's devices.
-        threads: CPU threads of passes.
         processors: logical processors, physical cores and memory nodes that this process may use, and its quota.
         choice: the choice of threads and processors, and its reasons.
         caches: bytes of the processor's caches, nearest first.
         free_bytes: free memory; None if the system does not report it.
-        compiler: path of the C compiler; None if there is none.
         instructions: instruction set of the native kernels; None if they are unavailable.
-        why_not_native: the reason why they are unavailable.
         native_bfloat16: whether the device has bfloat16 instructions.
     """
 
@@ -144,10 +135,7 @@ class DraftReport:
     """A drafter.
 
     Attributes:
-        spec: the requested spec.
         nodes: nodes of its widest tree.
-        models: the models that it loads.
-        note: its decisions during construction.
         problem: why it cannot draft for this target; None if it can.
     """
 
@@ -266,11 +254,7 @@ LENGTH = 2048
 
 
 def examine_machine(device: str = "auto") -> MachineReport:
-    """Examine the machine; builds the native library if it does not exist yet.
-
-    Raises:
-        ConfigurationError: no such device.
-    """
+    """Examine the machine; builds the native library if it does not exist yet."""
     where = resolve_device(device)
     compiler = instructions = reason = None
     with contextlib.suppress(NativeUnavailableError):  # an existing library needs no compiler
@@ -300,17 +284,7 @@ def examine_machine(device: str = "auto") -> MachineReport:
 def examine(
     settings: DoctorSettings, found: MachineReport, *, fetch: Callable[[str], object] = prepared_folder
 ) -> Diagnosis:
-    """Load the models and examine them.
-
-    Args:
-        settings: the models and options.
-        found: the machine's report.
-        fetch: called with the name of every model before any is loaded.
-
-    Raises:
-        ConfigurationError: the drafter and the rule do not fit together, or a length beyond the context.
-        ModelError: a model cannot be found or used.
-    """
+    """Load the models and examine them; `fetch` is called with the name of every model before any is loaded."""
     methods = settings.methods()
     for name in (settings.model, *methods.draft_models):
         fetch(name)

@@ -28,13 +28,7 @@ from draftree.planners.estimates.costs import DraftCosts, PassCosts
 
 
 def cut_to(tree: TokenTree, budget: Budget, parts: Sequence[DraftPart]) -> TokenTree:
-    """Limit a recorded tree to a budget, with the part of each merged drafter limited to its own.
-
-    Args:
-        tree: the recorded tree.
-        budget: the budget.
-        parts: the drafters of the trace.
-    """
+    """Limit a recorded tree to a budget, with the part of each merged drafter limited to its own."""
     limits = _limits(tree, budget, parts)
     kept: list[int] = []
     whole = set[int]()
@@ -118,11 +112,7 @@ class CostModel(Protocol):
 
 @final
 class TraceCosts:
-    """Costs from a trace: the measured curve of passes, scaled to the recorded rounds.
-
-    Args:
-        trace: the recorded run; rounds with prefill are ignored.
-    """
+    """Costs from a trace: the measured curve of passes, scaled to the recorded rounds without prefill."""
 
     def __init__(self, trace: Trace) -> None:
         self._passes = PassCosts()
@@ -159,16 +149,12 @@ class TraceCosts:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Totals of a simulated run.
+    """Totals of a simulated run; first rounds are those with a prefill.
 
     Attributes:
-        rounds: rounds of the whole batch.
         steps: rounds, counted per sequence.
-        tokens: tokens written.
         seconds: seconds of the rounds, without each sequence's first, which includes its prefill.
-        tokens_after_first: tokens written in those rounds.
         drafted: nodes that were scored.
-        accepted: scored nodes that were written.
         missing: steps at which the planner requested a draft and the trace had none.
     """
 
@@ -255,13 +241,7 @@ def scripts_of(trace: Trace) -> list[Script]:
 
 @dataclass(slots=True)
 class Simulation:
-    """One planner over one trace. Mutated by `run`.
-
-    Attributes:
-        trace: the recorded run.
-        planner: a fresh planner.
-        costs: cost model of rounds that were not recorded.
-    """
+    """A fresh planner over one trace, with costs for rounds that were not recorded. Mutated by `run`."""
 
     trace: Trace
     planner: Planner[Any]
@@ -389,13 +369,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The upper bound for a number of nodes per round.
-
-    Attributes:
-        num_nodes: maximum nodes per sequence.
-        acceptance_length: tokens written per round.
-        tokens_per_second: by the cost model, with free drafts, one sequence at a time.
-    """
+    """The upper bound for at most `num_nodes` nodes per sequence; speed by the cost model, with free drafts."""
 
     num_nodes: int
     acceptance_length: float
@@ -423,13 +397,7 @@ def _bound(trace: Trace, costs: CostModel, size: int) -> Bound:
 
 @dataclass(frozen=True, slots=True)
 class RankHits:
-    """Hits by rank among the children of the root, in draft order.
-
-    Attributes:
-        num_positions: positions at which the target wrote a token.
-        num_drafted: those of them at which something was drafted.
-        hits: number of positions whose next token is the first guess, the second, …
-    """
+    """Positions whose next token is the first guess, the second, … among the children of the root."""
 
     num_positions: int
     num_drafted: int
@@ -468,11 +436,7 @@ HEAD = f"{'plan':<20}{'tokens/round':>16}{'scored':>10}{'accepted':>10}{'tokens/
 
 
 def planner_of(trace: Trace, plan: str) -> Planner:
-    """Return a fresh planner for the drafters of a trace.
-
-    Raises:
-        ConfigurationError: unknown planner, or an option that has no effect for these drafters.
-    """
+    """Return a fresh planner for the drafters of a trace."""
     specs = PLANNERS.parse(plan)
     if len(specs) != 1:
         raise ConfigurationError(f"planner '{plan}' names {len(specs)} methods: name one")
@@ -485,11 +449,7 @@ def planner_of(trace: Trace, plan: str) -> Planner:
 
 
 def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
-    """Return the table as text.
-
-    Raises:
-        ConfigurationError: the trace's verifier does not preserve the text, or a planner is unknown.
-    """
+    """Return the table as text."""
     header = trace.header
     if header.verify.split(",")[0] not in RULES:
         raise ConfigurationError(

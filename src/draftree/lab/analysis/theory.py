@@ -107,10 +107,7 @@ def least_improvement(acceptance: float, cost: float) -> float:
 def operations_factor(acceptance: float, length: int, ratio: float) -> float:
     """Return the operations of speculative decoding divided by those of plain decoding.
 
-    Args:
-        acceptance: probability that a drafted token is accepted.
-        length: tokens of a drafted chain.
-        ratio: the drafter's operations per token divided by the target's.
+    `ratio` is the drafter's operations per token divided by the target's.
     """
     return (length * ratio + length + 1) / expected_tokens(acceptance, length)
 
@@ -130,11 +127,8 @@ def speedup_of_survival(
 ) -> float:
     """Return plain seconds per token divided by speculative ones, from measured survival and passes.
 
-    Args:
-        survival: probability of every node to be written.
-        plain_seconds: time of a target pass over one token.
-        draft_seconds: time to draft the tree.
-        score_seconds: time of a target pass over the tree and its root.
+    `survival` is the probability of every node to be written; `plain_seconds` is a target pass over one token,
+    `score_seconds` one over the tree and its root.
     """
     return tokens_of_survival(survival) * plain_seconds / (draft_seconds + score_seconds)
 
@@ -152,15 +146,10 @@ CHILDREN = (1, 2, 4)
 def kept_by_rule(target: np.ndarray, draft: np.ndarray, draws: Sequence[np.ndarray]) -> dict[str, list[float]]:
     """Return the probability that one of 1, 2, 4 children is accepted, by verifier.
 
-    Args:
-        target: the target's distribution.
-        draft: the drafter's distribution.
-        draws: several draws of four tokens without replacement from the drafter's distribution, in order.
-
-    Returns:
-        `token` and `coupled` for one child, by closed form; `multistep` by closed form; `recursive` exactly for each
-        draw and averaged; `match` likewise, for children drawn with independent noise; `likeliest`: the
-        drafter's most likely tokens under a verifier that searches the target's choice among them.
+    `draws` are several draws of four tokens without replacement from the drafter's distribution, in order. `token` and
+    `coupled` are for one child; `recursive` is exact for each draw and averaged; so is `match`, for children drawn with
+    independent noise; `likeliest` is for the drafter's most likely tokens under a verifier that searches the target's
+    choice among them.
     """
     order = np.argsort(-draft, kind="stable")[: CHILDREN[-1]]
     return {

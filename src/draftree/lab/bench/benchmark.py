@@ -72,15 +72,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs methods over groups of prompts.
+    """Runs the methods of all engines, each engine's plain one included, over groups of prompts.
 
-    Attributes:
-        methods: methods of all engines, each engine's plain method included.
-        writers: the engines by name.
-        run_params: generation parameters of every text.
-        repeats: number of repetitions of each text.
-        explain: examines a text that differs from the plain one.
-        follow: returns the next turn after an answer.
+    `explain` examines a text that differs from the plain one; `follow` returns the next turn after an answer.
     """
 
     methods: Sequence[Method]
@@ -101,9 +95,7 @@ class Runner:
     def run(self, groups: Sequence[Sequence[Prompt]], *, numbers: Sequence[int] = ()) -> Iterator[list[Record]]:
         """Yield all records of each group and of its later turns; prompts of a group run concurrently.
 
-        Args:
-            groups: groups of prompts.
-            numbers: number of each group, which the order of methods and the records depend on; 0, 1, … if empty.
+        The order of methods and the records depend on the `numbers` of groups, which are 0, 1, … if empty.
         """
         for number, group in zip(numbers or range(len(groups)), groups, strict=True):
             records: list[Record] = []
@@ -217,15 +209,7 @@ def explain(
     other: Sequence[int],
     run_params: RunParams,
 ) -> Divergence | None:
-    """Find the first difference and score the common prefix once more, in one pass, to measure the gap.
-
-    Args:
-        model: the target.
-        prompt: token ids.
-        plain: tokens of the plain method.
-        other: tokens of another method.
-        run_params: temperature and seed of both.
-    """
+    """Find the first difference and score the common prefix once more, in one pass, to measure the gap."""
     index = first_difference(plain, other)
     if index is None:
         return None
@@ -262,19 +246,9 @@ class BenchSettings(ExecutionSettings):
     """The methods and prompts of a benchmark.
 
     Attributes:
-        model: the target, in any supported form.
         drafts: methods besides plain decoding, `DRAFT[@PLAN][@VERIFY]`.
         plans: planners for drafts without their own; several planners give several methods.
-        verify: verifier of methods without their own.
         prompts: a prompts file; None uses the built-in set.
-        categories: only these; empty uses all.
-        limit: maximum prompts per category.
-        max_tokens: maximum tokens per text.
-        temperature: 0 selects the most likely token.
-        seed: seed of every text.
-        repeats: number of repetitions of each text.
-        batch: number of concurrent prompts.
-        peer: whether transformers runs the same jobs for comparison.
     """
 
     model: str
@@ -301,9 +275,7 @@ class Benchmark:
     """A benchmark that is ready to run.
 
     Attributes:
-        header: provenance.
         notes: notes for readers of the table: omitted prompts, jobs without a peer.
-        groups: prompts that run concurrently.
         warnings: the notes that must be shown before the run.
     """
 
@@ -337,16 +309,8 @@ def prepare(
 ) -> Benchmark:
     """Check everything, then load everything.
 
-    Args:
-        settings: the methods and prompts.
-        fetch: called with the name of every model before any is loaded.
-        on_round: returns the round callback of a method, by name.
-        workload: chosen prompts; None for those that the settings name.
-        target: the model that the settings name, if it is loaded already.
-
-    Raises:
-        ConfigurationError: unknown methods, a bad prompts file, no prompt that fits.
-        ModelError: a model cannot be found or used.
+    `fetch` is called with the name of every model before any is loaded; `on_round` returns the round callback of a
+    method by name; `workload` and `target` take the place of those that the settings name.
     """
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
@@ -388,11 +352,7 @@ def busy_notes(load: Sequence[float] | None, cores: int | None) -> tuple[str, ..
 
 
 def tokenizer_of(target: LoadedModel) -> Tokenizer:
-    """Return a model's tokenizer.
-
-    Raises:
-        ConfigurationError: it has none.
-    """
+    """Return a model's tokenizer."""
     trusts = target.runs_code
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     if tokenizer is None:
@@ -403,11 +363,7 @@ def tokenizer_of(target: LoadedModel) -> Tokenizer:
 
 
 def prompts_of(workload: Workload, tokenizer: Tokenizer, room: int) -> tuple[list[Prompt], tuple[str, ...]]:
-    """Return the prompts of at most `room` tokens, and a note on the others.
-
-    Raises:
-        ConfigurationError: none fits.
-    """
+    """Return the prompts of at most `room` tokens, and a note on the others."""
     prompts, too_long = [], []
     for task in workload.tasks:
         ids, form = encode(task, tokenizer)

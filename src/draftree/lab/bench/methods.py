@@ -27,12 +27,9 @@ DEFAULT_VERIFY = "coupled"
 
 @dataclass(frozen=True, slots=True)
 class OurMethod:
-    """Arguments of `LLM`.
+    """Arguments of `LLM`; the draft "none" is plain decoding.
 
     Attributes:
-        draft: a drafter's spec, "none" for plain decoding.
-        verify: a verifier's spec.
-        plan: a planner's spec; None for the default.
         draft_is_pass: whether drafting runs a model: its seconds count as passes, not as overhead.
     """
 
@@ -47,8 +44,6 @@ class PeerMethod:
     """Arguments of `model.generate`.
 
     Attributes:
-        lookup_tokens: `prompt_lookup_num_tokens`.
-        assistant: the model passed as `assistant_model`.
         exit_layers: `assistant_early_exit`: the model's first layers are its assistant.
         assistant_tokens: fixed draft length; None keeps transformers' own default and its confidence threshold.
     """
@@ -71,7 +66,6 @@ class Method:
     Attributes:
         name: unique; contains no folder.
         job: methods of one job are comparable across engines.
-        how: arguments of the engine.
     """
 
     name: str
@@ -99,11 +93,7 @@ class Method:
 
 
 def our_methods(specs: Sequence[str], *, plans: Sequence[str] = (), verify: str = DEFAULT_VERIFY) -> list[Method]:
-    """Return plain decoding first, then every draft; a draft without its own planner is run with each of `plans`.
-
-    Raises:
-        ConfigurationError: an unknown method or option, methods that do not fit together, or one given twice.
-    """
+    """Return plain decoding first, then every draft; a draft without its own planner is run with each of `plans`."""
     methods = [Method(PLAIN, PLAIN, OurMethod(NO_DRAFT, verify, None, draft_is_pass=False))]
     if any(text.split("@")[0] == AUTO_DRAFT for text in specs):
         raise ConfigurationError(

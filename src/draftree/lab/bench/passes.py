@@ -57,8 +57,6 @@ class Speeds:
         buffer_bytes: at least twice the largest cache, if the memory allows it.
         operations_per_second: multiplications and additions of weights by format, with the inputs of passes: for int8
             of 8 bits where passes round them so, otherwise of 16 bits. None if such products are not supported.
-        threads: number of concurrent threads.
-        how: "C" or "torch".
     """
 
     read_bytes_per_second: float
@@ -215,7 +213,6 @@ class PassSettings(ExecutionSettings):
     """The passes to time.
 
     Attributes:
-        model: name of the model, in any supported form.
         rows: numbers of tokens per pass; 1 is always included.
         prefix: committed tokens before them; None for 256, or as many as fit into a shorter context.
         repeats: passes of each kind that count.
@@ -236,16 +233,7 @@ class PassSettings(ExecutionSettings):
 def measure(
     settings: PassSettings, *, fetch: Callable[[str], object] = prepared_folder
 ) -> tuple[dict[str, Any], list[PassRecord]]:
-    """Load the model and time its passes; the header, and a record for each number of rows.
-
-    Args:
-        settings: the passes to time.
-        fetch: called with the model's name before it is loaded.
-
-    Raises:
-        ConfigurationError: the prefix and the widest pass do not fit into the model's context.
-        ModelError: the model cannot be found or used.
-    """
+    """Load the model and time its passes; the header, and a record for each number of rows."""
     fetch(settings.model)
     loaded = load_fitting(settings, max(settings.rows))
     prefix = settings.prefix or min(USUAL_PREFIX, loaded.model.max_length - max(settings.rows))
@@ -254,12 +242,7 @@ def measure(
 
 
 def load_fitting(settings: PassSettings, num_rows: int) -> LoadedModel:
-    """Load the model, into whose context the prefix and `num_rows` more tokens fit.
-
-    Raises:
-        ConfigurationError: they do not fit.
-        ModelError: the model cannot be had or used.
-    """
+    """Load the model, into whose context the prefix and `num_rows` more tokens fit."""
     loaded = load_for(settings)
     context = loaded.model.max_length
     prefix = settings.prefix or 1

@@ -37,17 +37,10 @@ class PerplexitySettings:
     """The text and the models of a measurement.
 
     Attributes:
-        model: name of the model, in any supported form.
-        text: a file of UTF-8 text.
         weights: one or several of the dtypes and quantizations; the others are compared with the first. With
             "+kv-int8" after its name, keys and values have 8 bits.
         window: maximum tokens per window; the context length if that is less.
-        limit: maximum tokens of the text.
         dtype: dtype of keys and values of quantized models.
-        device: device of the model.
-        kernels: kernels: "auto", "native" or "torch".
-        threads: CPU threads; None keeps torch's own choice.
-        trust_remote_code: whether Python code in the model's folder may run.
     """
 
     model: str
@@ -78,12 +71,7 @@ class PerplexitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A model's predictions of every token of a text except the first.
-
-    Attributes:
-        losses: minus the log-probability of the actual token.
-        likeliest: the token with the largest logit.
-    """
+    """A model's predictions of every token of a text except the first: minus log-probabilities, and the best tokens."""
 
     losses: Tensor
     likeliest: Tensor
@@ -92,16 +80,7 @@ class Reading:
 def measure(
     settings: PerplexitySettings, *, fetch: Callable[[str], object] = prepared_folder
 ) -> tuple[dict[str, Any], Iterator[PerplexityRecord]]:
-    """Return the header, and an iterator of one record per kind of weights.
-
-    Args:
-        settings: the text and the models.
-        fetch: called with the model's name before it is loaded.
-
-    Raises:
-        ConfigurationError: the text is unreadable, or has fewer than two tokens.
-        ModelError: the model cannot be found or used.
-    """
+    """Return the header, and an iterator of one record per kind of weights."""
     text = _text(settings.text)
     fetch(settings.model)
     apply_threads(settings.threads)
@@ -181,14 +160,7 @@ def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> Pe
 
 @torch.inference_mode()
 def read_text(model: LanguageModel, ids: Sequence[int], *, start: Sequence[int], window: int) -> Reading:
-    """Predict every token of a text except the first.
-
-    Args:
-        model: the model.
-        ids: the text.
-        start: tokens before every window.
-        window: maximum tokens per window, `start` included.
-    """
+    """Predict every token of a text except the first, in windows of at most `window` tokens that begin with `start`."""
     room = window - len(start)
     step = max(1, room // 2)
     losses, likeliest = [], []

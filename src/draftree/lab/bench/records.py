@@ -40,21 +40,15 @@ class Record:
     """One text: a prompt, a method, a repeat.
 
     Attributes:
-        task: the prompt's id.
-        category: the prompt's category.
         form: "chat" or "plain".
-        method: name of the method.
         repeat: index of the repeat, from 0.
         place: position in the rotating order of methods, from 0.
         group: number of the group of concurrent prompts.
         seconds: wall time of the call, shared by the group.
         finish_reason: "stop" or "length".
-        text_sha256: hash of the text.
-        tokens_sha256: hash of the token ids.
         equal_to_plain: whether the tokens equal those of the same engine's plain method in its first repeat; None for
             transformers at a temperature above 0, where its methods draw differently from one another.
         equal_to_other_plain: the same for the other engine's plain method; None also if that does not run.
-        divergence: first difference from its own engine's plain text.
         stats: all of `CompletionStats`; for transformers the externally visible ones.
         first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
@@ -79,13 +73,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class PassRecord:
-    """Cost of a pass by number of rows.
-
-    Attributes:
-        rows: tokens in the pass, a chain after the prefix.
-        prefix: committed tokens before it.
-        milliseconds: time of every repeat.
-    """
+    """Times of a pass over `rows` tokens, a chain after `prefix` committed ones."""
 
     rows: int
     prefix: int
@@ -97,13 +85,8 @@ class TreeRecord:
     """Cost of scoring a tree.
 
     Attributes:
-        shape: shape in the notation of draft specs.
         how: "tree" (one pass over all nodes), "batched" (one pass with a row of the batch per leaf), "one by one"
             (a pass per leaf), or "chain" (a plain pass over as many tokens).
-        rows: nodes of the tree.
-        leaves: leaves of the tree.
-        prefix: committed tokens before it.
-        milliseconds: time of every repeat.
     """
 
     shape: str
@@ -119,10 +102,6 @@ class DistributionRecord:
     """Comparison of target and drafter at every position of one text.
 
     Attributes:
-        task: the prompt's id.
-        category: the prompt's category.
-        temperature: temperature of the text and of both distributions.
-        num_positions: tokens of the text.
         own_ranks: for every position the rank of the target's pick among the drafter's first guesses with the
             text's own noise, from 1; 0 if it is absent.
         shared_hits: number of positions at which the pick is the drafter's first, second, … guess, averaged over
@@ -145,11 +124,7 @@ class PerplexityRecord:
     """Perplexity of one kind of weights on a text.
 
     Attributes:
-        weights: their dtype or quantization.
-        kernels: kernels of the passes.
         kernels_reason: why torch was used although native kernels were possible; else None.
-        num_tokens: number of predicted tokens.
-        perplexity: e to the mean of minus the log-probability of each token.
         ratio: perplexity divided by that of the first kind of weights.
         ratio_error: standard error of the ratio, from the differences token by token.
         num_other_tokens: places at which the most likely token differs from that of the first kind.
@@ -167,18 +142,7 @@ class PerplexityRecord:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """A results file.
-
-    Attributes:
-        name: the file's name.
-        header: provenance.
-        records: records of texts.
-        passes: pass costs.
-        trees: costs of scoring trees.
-        distributions: comparisons of target and drafter.
-        perplexities: comparisons of kinds of weights.
-        end: the last line; None if the run was killed before it.
-    """
+    """A results file: its header with the provenance, and its lines by kind. Without `end` the run was killed."""
 
     name: str
     header: dict[str, Any]
@@ -225,11 +189,7 @@ def sha256_of(value: str | Sequence[int]) -> str:
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file.
-
-    Raises:
-        ConfigurationError: no such file, or an invalid line; the message gives its number.
-    """
+    """Read a results file."""
     try:
         content = path.read_text("utf-8")
     except FileNotFoundError as error:

@@ -44,17 +44,10 @@ class Row:
     """A method's statistics on some prompts.
 
     Attributes:
-        method: its entry in the header.
-        num_prompts: number of prompts.
         decoding: decode tokens per second (first round excluded), sum of tokens over sum of seconds.
-        slowest: the same in the slowest repeat.
-        fastest: the same in the fastest repeat.
         whole: tokens per second of whole calls, prefill included.
-        acceptance_length: tokens written per round.
         against_plain: decode speed-up over the same engine's plain method.
-        whole_against_plain: the same for whole calls.
         against_peer: ours over transformers' fastest method for the same job; None for transformers itself.
-        whole_against_peer: the same for whole calls.
         overhead: share of the rounds' seconds outside the models' passes.
         num_equal: prompts with plain's text in every repeat; None if the texts need not be equal.
     """
@@ -86,12 +79,7 @@ class Parting:
 
 
 class Report:
-    """Statistics of a results file.
-
-    Args:
-        results: results with records of texts.
-        category: only prompts of this category; None uses all.
-    """
+    """Statistics of a results file with records of texts, of all prompts or of one category."""
 
     def __init__(self, results: Results, category: str | None = None) -> None:
         self.methods: list[Mapping[str, Any]] = results.header["methods"]

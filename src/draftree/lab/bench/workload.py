@@ -24,13 +24,9 @@ CODE_CATEGORY = "code-completion"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt of a workload.
+    """A prompt of a workload: a text to continue, or messages to answer.
 
     Attributes:
-        id: unique in its file.
-        category: kind of the task.
-        prompt: a text to continue; None for messages.
-        messages: a conversation to answer; None for a prompt.
         turns: later messages of the user, each sent after the model's answer to what was before it.
         first_turn: id of the task that began the conversation; None if this is the first turn.
     """
@@ -57,13 +53,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The prompts of a file.
-
-    Attributes:
-        name: the file's name without its folder.
-        sha256: hash of the file.
-        tasks: tasks in the file's order.
-    """
+    """The prompts of a file, with the hash of the file."""
 
     name: str
     sha256: str
@@ -75,11 +65,7 @@ class Workload:
         return dict(Counter(task.category for task in self.tasks))
 
     def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
-        """Return the tasks of these categories (none: all), the first `limit` of each.
-
-        Raises:
-            ConfigurationError: unknown category.
-        """
+        """Return the tasks of these categories (none: all), the first `limit` of each."""
         known = self.categories
         for category in categories:
             if category not in known:
@@ -96,11 +82,7 @@ class Workload:
 
 
 def read_workload(path: Path = SHIPPED) -> Workload:
-    """Read a prompts file.
-
-    Raises:
-        ConfigurationError: no such file, a malformed line (the message gives its number), or no prompts.
-    """
+    """Read a prompts file."""
     try:
         content = path.read_bytes()
         # not splitlines: a prompt may contain other separators than line breaks
@@ -193,16 +175,7 @@ class Prompt:
 
 
 def following(tokenizer: Tokenizer, prompt: Prompt, answer: str) -> Prompt | None:
-    """Return the next turn of a conversation.
-
-    Args:
-        tokenizer: of the model.
-        prompt: the turn that was answered.
-        answer: its answer, which becomes part of the conversation.
-
-    Returns:
-        The next turn; None after the last one.
-    """
+    """Return the turn of a conversation after `prompt` and its answer; None after the last one."""
     task = prompt.task
     if not task.turns or task.messages is None:
         return None
@@ -225,11 +198,7 @@ def with_room(
 ) -> tuple[list[Prompt], tuple[str, ...]]:
     """Return the prompts without the turns for which the context is too short, and a note on them.
 
-    Args:
-        prompts: first turns.
-        tokenizer: of the model.
-        room: tokens that a prompt may have.
-        answer: tokens that an answer may have.
+    `room` is the tokens that a prompt may have, `answer` those that an answer may have.
     """
     found: list[Prompt] = []
     left_out: list[str] = []

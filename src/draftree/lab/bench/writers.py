@@ -38,9 +38,6 @@ class Outcome:
 
     Attributes:
         token_ids: the generated tokens, including the one that ended the text.
-        text: the text without special tokens.
-        finish_reason: "stop" or "length".
-        seed: seed of the text.
         stats: statistics named as in `CompletionStats`.
     """
 
@@ -53,13 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunParams:
-    """Generation parameters of every text.
-
-    Attributes:
-        max_tokens: maximum tokens.
-        temperature: 0 selects the most likely token.
-        seed: seed of every text.
-    """
+    """Generation parameters of every text."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -76,15 +67,7 @@ class Writer(ABC):
 
 @final
 class OurWriter(Writer):
-    """Draftree: one `LLM` per method, all on one loaded model.
-
-    Args:
-        target: the model.
-        tokenizer: its tokenizer.
-        methods: ours; drafters are loaded here, one for each.
-        batch: maximum number of concurrent prompts.
-        on_round: returns the round callback of a method, by name; None for no callback.
-    """
+    """Draftree: one `LLM` per method, all on one loaded model."""
 
     def __init__(
         self,
@@ -139,17 +122,7 @@ def _llm(target: LoadedModel, tokenizer: Tokenizer, how: Any, *, batch: int, on_
 
 @final
 class PeerWriter(Writer):
-    """transformers with its own copy of the model, as loaded by `from_pretrained`.
-
-    Args:
-        folder: the model's folder.
-        tokenizer: tokenizer of the texts.
-        methods: transformers' methods; each assistant is loaded once, in the same dtype.
-        dtype: dtype of all weights.
-        device: device of all weights.
-        eos_ids: tokens that end a text.
-        trust_remote_code: whether Python code in the folders of the models may run.
-    """
+    """transformers with its own copy of the model, as loaded by `from_pretrained`; each assistant is loaded once."""
 
     def __init__(
         self,

@@ -24,12 +24,7 @@ PLANNED = {"watch": "watch", "adaptive": "adaptive", "fixed": "fixed"}
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What figures are made from.
-
-    Attributes:
-        traces: traces by run.
-        results: for every results file its name and its lines.
-    """
+    """What figures are made from: traces by run, and the lines of results files by name."""
 
     traces: Mapping[str, Sequence[Trace]] = field(default_factory=dict)
     results: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
@@ -43,33 +38,18 @@ class Material:
         return cls(grouped, results or {})
 
     def one(self, run: str) -> Trace:
-        """Return the trace of a run; the first of several.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """Return the trace of a run; the first of several."""
         return self.all(run)[0]
 
     def all(self, run: str) -> Sequence[Trace]:
-        """Return the traces of a run.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """Return the traces of a run."""
         found = self.traces.get(run, ())
         if not found:
             raise ConfigurationError(f"there is no trace of the run '{run}': name a model, or a trace of it")
         return found
 
     def lines(self, **fields: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Return the lines of results files in which fields have these values, each with the header before it.
-
-        Args:
-            **fields: values by name, such as kind="distribution".
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """Return the lines of results files in which fields have these values, each with the header before it."""
         found = []
         for lines in self.results.values():
             header = lines[0]
@@ -97,11 +77,7 @@ def run_of(trace: Trace) -> str:
 
 
 def read_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Read a results file as its lines.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is not JSON lines.
-    """
+    """Read a results file as its lines."""
     try:
         lines: list[Mapping[str, Any]] = [*read_json_lines(path)]
     except (OSError, ValueError) as error:

@@ -48,11 +48,7 @@ WIDTH = 112
 
 
 def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Path]:
-    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv; existing files of these names are replaced.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-    """
+    """Write NAME.svg, NAME.png, NAME.pdf and NAME.csv; existing files of these names are replaced."""
     notes = (data.measured, f"Losing case: {data.losing}.")
     paths = write_sheet(
         lambda sheet: figure.draw(sheet, data), folder / name, title=figure.title, notes=notes, size=figure.size
@@ -65,17 +61,9 @@ def write_figure(figure: Figure, name: str, data: Data, folder: Path) -> list[Pa
 def write_sheet(
     draw: Callable[[Any], None], path: Path, *, title: str, notes: Sequence[str], size: tuple[float, float]
 ) -> list[Path]:
-    """Write a drawing as SVG, PNG and PDF; equal drawings give equal files.
+    """Write a drawing as SVG, PNG and PDF to `path` plus their endings; equal drawings give equal files.
 
-    Args:
-        draw: draws into a figure of matplotlib, without title and notes.
-        path: path of the files without their ending.
-        title: title of the figure.
-        notes: paragraphs below the drawing: what was measured on what.
-        size: width and height in inches.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
+    `draw` draws into a figure of matplotlib, without the title and the notes below; `size` is in inches.
     """
     matplotlib = import_extra("plots", "figures need", error=ConfigurationError)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,14 +109,7 @@ def legend(axes: Any, **given: Any) -> None:
 
 
 def dodged(x: Sequence[float], place: int, number: int, *, step: float = 0.06) -> list[float]:
-    """Return the places of one of several lines, moved a little so that error bars do not hide one another.
-
-    Args:
-        x: places on the axis.
-        place: index of the line.
-        number: number of lines.
-        step: distance between two lines.
-    """
+    """Return the places of line `place` of `number`, moved a little so that error bars do not hide one another."""
     return [value + step * (place - (number - 1) / 2) for value in x]
 
 
@@ -159,23 +140,14 @@ def band(
 
 @dataclass(slots=True)
 class Drawn:
-    """What was drawn.
-
-    Attributes:
-        paths: written files.
-        skipped: for every figure that was not drawn the reason.
-    """
+    """The files that were written, and for every figure that was not drawn the reason."""
 
     paths: list[Path] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
 def chosen_figures(names: Sequence[str]) -> dict[str, Figure]:
-    """Return figures by name; all without names.
-
-    Raises:
-        ConfigurationError: there is no such figure.
-    """
+    """Return figures by name; all without names."""
     return {name: FIGURES.find(name)() for name in names or FIGURES.names()}
 
 
@@ -186,11 +158,7 @@ def needed_runs(figures: Mapping[str, Figure], material: Material) -> list[str]:
 
 
 def material_of(traces: Iterable[Path], results: Iterable[Path]) -> Material:
-    """Read traces and results files.
-
-    Raises:
-        ConfigurationError: a file cannot be read, or two results files have one name.
-    """
+    """Read traces and results files."""
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     for path in results:
         if path.name in lines:
@@ -210,16 +178,8 @@ def draw_all(
 ) -> Drawn:
     """Write the figures that the material has data for.
 
-    Args:
-        figures: by name.
-        material: traces and results.
-        folder: where the files are written.
-        must: whether a figure without data is an error, because it was named.
-        refused: for runs that could not be recorded the reason.
-        on_drawn: called with the name of each written figure.
-
-    Raises:
-        ConfigurationError: matplotlib is missing, or a named figure has no data.
+    A figure without data is an error if it was named (`must`). `refused` has the reason for runs that could not be
+    recorded; `on_drawn` is called with the name of each written figure.
     """
     drawn = Drawn()
     for name, figure in figures.items():

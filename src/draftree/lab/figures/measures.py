@@ -27,13 +27,7 @@ SEED = 1
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A ratio of sums over texts, with the 95% percentile interval of the bootstrap over texts.
-
-    Attributes:
-        value: the estimate; NaN if the denominators are 0.
-        low: lower end.
-        high: upper end.
-    """
+    """A ratio of sums over texts (NaN over 0), with the 95% percentile interval of the bootstrap over texts."""
 
     value: float
     low: float
@@ -116,11 +110,7 @@ MAX_KEPT = 8
 
 
 def texts_of(trace: Trace) -> tuple[Text, ...]:
-    """Return the texts of a trace of the planner `watch`, in order.
-
-    Raises:
-        ConfigurationError: a position has no draft, or the rule does not keep the text.
-    """
+    """Return the texts of a trace of the planner `watch`, in order."""
     if trace.header.verify.split(",")[0] not in ("coupled", "match"):
         raise ConfigurationError(
             f"a trace verified by '{trace.header.verify}' cannot be replayed: record it with coupled or match"

@@ -15,11 +15,7 @@ MAX_BYTES = 8_000_000
 
 
 def page_of(path: Path) -> str:
-    """Return the page with a trace in it, as one file of HTML.
-
-    Raises:
-        ConfigurationError: it is not a trace, it has no rounds, or it is too large.
-    """
+    """Return the page with a trace in it, as one file of HTML."""
     trace = read_trace(path)
     if not any(one.steps for one in trace.rounds):
         raise ConfigurationError(f"'{path}' has no rounds: there is nothing to show")

@@ -21,14 +21,7 @@ PHASE_COLOURS = dict(zip(PHASES, (INK["other"], INK["good"], INK["measured"], "#
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One figure.
-
-    Attributes:
-        name: name of its files.
-        title: title.
-        draw: draws into a figure of matplotlib.
-        sources: the results that it shows.
-    """
+    """One figure of some results."""
 
     name: str
     title: str
@@ -37,11 +30,7 @@ class Plot:
 
 
 def draw_all(results: Sequence[Results], folder: Path) -> list[Path]:
-    """Write every figure that these files have data for, as SVG, PNG and PDF; returns the paths.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed, or no file has data for a figure.
-    """
+    """Write every figure that these files have data for, as SVG, PNG and PDF; returns the paths."""
     drawn: list[Path] = []
     for plot in _plots(results):
         notes = [note for source in plot.sources for note in (provenance_line(source), *doubts(source))]

@@ -41,13 +41,8 @@ class Asked:
     """What the user asked for.
 
     Attributes:
-        model: name of the model.
-        draft: the drafter.
         tree: shape of the wide tree of drafters that have one.
-        merged: drafters that are merged with it, in their order.
         temperature: of all runs without a temperature of their own.
-        seed: of all texts.
-        max_tokens: of a text.
     """
 
     model: str
@@ -65,11 +60,7 @@ class RunSpec:
 
     Attributes:
         run: name of the run, which several runs may share.
-        draft: drafter.
-        plan: planner.
-        verify: rule.
         temperature: None for that of the user.
-        batch: concurrent texts.
         max_texts: number of prompts; None for all.
     """
 
@@ -83,11 +74,7 @@ class RunSpec:
 
 
 def specs_of(names: Iterable[str], asked: Asked) -> tuple[list[RunSpec], dict[str, str]]:
-    """Return the runs of these names, and the reason for each name that the drafter cannot take part in.
-
-    Raises:
-        ConfigurationError: the drafter is unknown.
-    """
+    """Return the runs of these names, and the reason for each name that the drafter cannot take part in."""
     choose_methods(_named(asked.draft), "coupled", None)
     specs: list[RunSpec] = []
     refused: dict[str, str] = {}
@@ -203,16 +190,7 @@ RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
 
 @dataclass(slots=True)
 class Recorder:
-    """Records runs of one loaded model as traces in a folder.
-
-    Attributes:
-        asked: what the user asked for.
-        loaded: the model.
-        prompts: token ids of the prompts.
-        folder: folder of the traces; created with the first.
-        about: facts for the headers of the traces.
-        tokenizer: the model's tokenizer.
-    """
+    """Records runs of one loaded model over prompts (token ids) as traces in a folder; `about` is for their headers."""
 
     asked: Asked
     loaded: LoadedModel
@@ -227,11 +205,7 @@ class Recorder:
         return self.folder / (re.sub(r"[^\w.+=,-]+", "_", "-".join(filter(None, facts))) + ".jsonl")
 
     def record(self, spec: RunSpec) -> Trace:
-        """Run all prompts, write the trace, and return it; a warm-up comes first and is not recorded.
-
-        Raises:
-            ConfigurationError: there is such a trace already.
-        """
+        """Run all prompts, write the trace, and return it; a warm-up comes first and is not recorded."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path_of(spec)
         if path.exists():

@@ -30,22 +30,15 @@ class PassCurve(Protocol):
 
 @final
 class MeasuredCurve:
-    """Interpolation between measured passes.
+    """Interpolation between measured passes: points of (sequences, rows of each, tokens before them, seconds).
 
     A pass over one sequence is interpolated by its rows; a pass of one row per sequence by its sequences. A pass
     between these is a mean of both, weighted by the share of rows that begin another sequence, times a correction from
     measured passes of several rows in several sequences, interpolated by sequences and by rows of each. Tokens before
-    the rows add a measured slope per sequence: a part for reading keys and values, and a part in proportion to the
-    rows. Rows that only read a prompt add what they cost in a pass of their own beyond a pass of one row.
-
-    Args:
-        points: sequences, rows of each, tokens before them, seconds.
-        token_share: bytes of a token's keys and values divided by those of all weights, which a pass over one row reads
-            in its time; 0 if unknown.
-        prompts: seconds of passes that only read a prompt, by its tokens; none: such rows cost as others.
-
-    Raises:
-        ConfigurationError: no pass of one sequence and one row is among them.
+    the rows add a measured slope per sequence: a part for reading keys and values (`token_share`: bytes of a token's
+    keys and values divided by those of all weights; 0 if unknown), and a part in proportion to the rows. Rows that only
+    read a prompt add what they cost in a pass of their own (`prompts`: seconds by tokens) beyond a pass of one row;
+    without such passes they cost as others.
     """
 
     def __init__(
@@ -76,17 +69,7 @@ class MeasuredCurve:
 
     @classmethod
     def read(cls, path: Path, *, token_share: float | None = None) -> MeasuredCurve:
-        """Read a file of `benchmarks/load.py --scenario costs` or `benchmarks/scale/fleet.py`.
-
-        The median of each kind of pass counts.
-
-        Args:
-            path: the file.
-            token_share: as for the class; None for that of the file, or 0 if it has none.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or has no such lines.
-        """
+        """Read a file of `benchmarks/load.py --scenario costs` or `benchmarks/scale/fleet.py`; medians count."""
         points, prompts, found_share = [], dict[int, float](), 0.0
         try:
             for row in read_json_lines(path):
@@ -161,9 +144,6 @@ class Device:
     """A processor by its data sheet.
 
     Attributes:
-        name: name.
-        memory: bytes.
-        bandwidth: bytes per second.
         flops: dense 16-bit operations per second.
         link: bytes per second to the devices of the same machine, one direction.
     """
@@ -203,13 +183,7 @@ class RooflineCurve:
     over the link.
 
     Attributes:
-        device: each device.
-        num_devices: devices that share every layer.
-        parameters: weights of the model.
-        weight_bytes: bytes of all weights.
         token_bytes: keys and values of one token.
-        layers: number of layers.
-        hidden: width of the residual stream.
     """
 
     device: Device

@@ -48,13 +48,8 @@ def client_seconds(
     """Return the seconds of a text whose client drafts.
 
     The simulator counts the network and the client between rounds. Opening the text takes one round trip, the first
-    draft its time, and the first round a round trip.
-
-    Args:
-        server_seconds: from the arrival of the first tree to the last verdict, as simulated.
-        round_trip: seconds on the network and back.
-        draft_seconds: of the first draft.
-        client_overhead: of the client per round besides its draft.
+    draft its time, and the first round a round trip. `server_seconds` run from the arrival of the first tree to the
+    last verdict, `client_overhead` is that of the client per round besides its draft.
     """
     return server_seconds + 2 * round_trip + draft_seconds + client_overhead
 
@@ -65,10 +60,6 @@ def streamed_seconds(server_seconds: float, round_trip: float) -> float:
     The client opens the text, which the server begins after half a round trip, and then reads: every read returns all
     new tokens, and the next one begins when its reply is there. The last read is the first one that arrives after the
     end of the text, or waits for it if it arrives while the last token is computed.
-
-    Args:
-        server_seconds: from the arrival of the request to the last token, as simulated.
-        round_trip: seconds on the network and back.
     """
     if round_trip <= 0:
         return server_seconds
@@ -83,27 +74,14 @@ TIMES = (
 
 
 def slowness(row: Run, rows: Sequence[Run]) -> float:
-    """Return how much longer the fixed work took in a run than in calibration runs; 1 if there is none.
-
-    Args:
-        row: a run.
-        rows: lines of a results file with the calibration runs.
-    """
+    """Return how much longer the fixed work took in a run than in calibration runs; 1 if there is none."""
     known = [one for one in (_probe(other) for other in rows if other.get("kind") == "calibration") if one]
     own = _probe(row)
     return own / statistics.fmean(known) if own and known else 1.0
 
 
 def calibrated_costs(rows: Sequence[Run], *, launch: bool = False) -> HostCosts:
-    """Return the costs that explain the CPU times of calibration runs.
-
-    Args:
-        rows: lines of a results file; those of other kinds do not count.
-        launch: whether the CPU time in passes counts, too: that of the model of the calibration runs.
-
-    Raises:
-        ConfigurationError: no runs of clients that open texts, that read and that draft, one and several at a time.
-    """
+    """Return the costs that explain the CPU times of calibration runs; with `launch` the time in passes counts, too."""
     runs = [_at_usual_speed(row, rows) for row in rows if row.get("kind") == "calibration"]
     opened = [row for row in runs if row["arm"] == "openings"]
     written = [row for row in runs if row["arm"] != "openings"]
@@ -215,15 +193,7 @@ def host_costs(alone: Sequence[Trace], together: Trace, curve: PassCurve) -> Hos
 
     The overhead is what a round takes besides its draft and the pass of the curve, so it contains what passes of real
     rounds take more than those of the curve. Both differences are linear in the number of sequences. Means count, since
-    a run takes the sum of its rounds.
-
-    Args:
-        alone: runs of one sequence each.
-        together: a run of several sequences; its rounds with all of them count.
-        curve: cost of passes.
-
-    Raises:
-        ConfigurationError: a run has no round of decoding.
+    a run takes the sum of its rounds; of `together`, the rounds with all sequences.
     """
     singles = [one for trace in alone for one in decoding_rounds(trace)]
     rounds = decoding_rounds(together)
@@ -248,13 +218,8 @@ def with_texts(
 
     It is what recorded runs take more than the simulator expects. What several texts at once take more than one text is
     the time of each; the rest is that of a step that reads prompts, such as what passes over real prompts take more
-    than those of the curve, which return no hidden states and no logits.
-
-    Args:
-        host: costs of rounds.
-        curve: cost of passes.
-        alone: texts that were written one by one, and the seconds of each.
-        together: texts that were written at once, and the seconds of all.
+    than those of the curve, which return no hidden states and no logits. `alone` has texts that were written one by
+    one, each with its seconds; `together` texts that were written at once, and the seconds of all.
     """
     settings, (several, seconds) = FleetSettings(host=replace(host, opening=0.0, prompt_step=0.0)), together
     one = statistics.fmean(own - Fleet(curve, settings).run([request]).seconds for request, own in alone)
@@ -282,12 +247,7 @@ def _beside(one: TracedRound, curve: PassCurve) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDraft:
-    """A drafter's rounds.
-
-    Attributes:
-        host: time besides passes.
-        texts: outcomes of the rounds of each text.
-    """
+    """A drafter's time besides passes, and the outcomes of the rounds of each text."""
 
     host: HostCosts
     texts: Sequence[Sequence[RoundOutcome]]
@@ -319,23 +279,14 @@ class MeasuredDraft:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """A measured server.
-
-    Attributes:
-        curve: cost of passes.
-        drafts: rounds by the spec of the drafter; "none" is plain decoding.
-    """
+    """A measured server: the cost of its passes, and rounds by the spec of the drafter ("none": plain decoding)."""
 
     curve: MeasuredCurve
     drafts: Mapping[str, MeasuredDraft]
 
     @classmethod
     def read(cls, path: Path) -> Measurements:
-        """Read a file of `benchmarks/scale/fleet.py`, or one with passes only.
-
-        Raises:
-            ConfigurationError: the file has no measured passes, or cannot be read.
-        """
+        """Read a file of `benchmarks/scale/fleet.py`, or one with passes only."""
         curve = MeasuredCurve.read(path)
         try:
             rows = [row for row in read_json_lines(path) if row.get("kind") == "draft"]
@@ -344,11 +295,7 @@ class Measurements:
             raise ConfigurationError(f"'{path}' cannot be read as measurements: {error!r}") from error
 
     def draft(self, spec: str) -> MeasuredDraft:
-        """Return the rounds of a drafter.
-
-        Raises:
-            ConfigurationError: it was not measured.
-        """
+        """Return the rounds of a drafter."""
         if spec not in self.drafts:
             raise ConfigurationError(f"the file has no rounds of '{spec}': {suggestion(spec, list(self.drafts))}")
         return self.drafts[spec]
@@ -357,13 +304,7 @@ class Measurements:
 def requests_of_texts(
     prompts: Sequence[int], output: int, texts: Sequence[Sequence[RoundOutcome]] = ()
 ) -> list[SimulatedRequest]:
-    """Return requests that arrive at once and replay recorded texts.
-
-    Args:
-        prompts: tokens of each prompt.
-        output: tokens of each text.
-        texts: outcomes of each, at least as many as prompts; none for plain decoding.
-    """
+    """Return requests that arrive at once and replay recorded texts (none: plain decoding); lengths are in tokens."""
     return [
         SimulatedRequest(0.0, prompt, output, tuple(texts[place]) if texts else PLAIN)
         for place, prompt in enumerate(prompts)
@@ -380,12 +321,7 @@ DRAWS = 5
 
 @dataclass(frozen=True, slots=True)
 class PacedCurve:
-    """Passes that take a given time.
-
-    Attributes:
-        fixed: seconds of a pass.
-        row: seconds of each row.
-    """
+    """Passes that take a given time: so many seconds each, and for each row."""
 
     fixed: float
     row: float
@@ -400,16 +336,11 @@ class MeasuredClients:
     """What a simulation of measured clients needs.
 
     Attributes:
-        curve: cost of passes.
-        host: of the server.
         texts: drafted and written tokens of every round, of each text.
-        output: tokens of a text.
-        draft: seconds of a draft.
         client: seconds of a device for a message besides its draft and the network.
         jitter: largest random delay of a device's message by the number of devices: twice the mean time by which
             messages are late, since all devices share a core.
         reader: the same of a client that reads without a network, and with one, which it waits for.
-        passes_on_host: whether passes are computed on the core of the server.
         calibration: runs that the costs are from.
     """
 
@@ -426,11 +357,7 @@ class MeasuredClients:
 
     @classmethod
     def of_paced(cls, rows: Sequence[Row]) -> MeasuredClients:
-        """Return the calibrated simulation of a file whose passes take a given time.
-
-        Raises:
-            ConfigurationError: the file has no calibration runs.
-        """
+        """Return the calibrated simulation of a file whose passes take a given time."""
         head = next(row for row in rows if row["kind"] == "header")
         host = calibrated_costs(rows, launch=True)
         runs = [row for row in rows if row["kind"] == "calibration" and row["arm"] != "openings"]

@@ -29,13 +29,7 @@ from draftree.lab.fleet.curves import PassCurve
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """What one round of one sequence did, whichever batch it was in.
-
-    Attributes:
-        nodes: drafted tokens that the target scored.
-        tokens: tokens that were written.
-        draft_seconds: seconds of drafting.
-    """
+    """What one round of one sequence did in any batch: scored draft nodes, written tokens, draft seconds."""
 
     nodes: int
     tokens: int
@@ -48,14 +42,7 @@ PLAIN = (RoundOutcome(0, 1),)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """A request.
-
-    Attributes:
-        arrival: seconds at which it arrives.
-        prompt: tokens of its prompt.
-        output: tokens to write.
-        outcomes: of its rounds, repeated if the text is longer.
-    """
+    """A request: its arrival in seconds, its tokens, and the outcomes of its rounds, repeated if its text is longer."""
 
     arrival: float
     prompt: int
@@ -79,13 +66,7 @@ def outcomes_of(trace: Trace) -> dict[str, tuple[RoundOutcome, ...]]:
 
 
 def mean_outcomes(tokens_per_round: float, nodes: int, draft_seconds: float = 0.0) -> tuple[RoundOutcome, ...]:
-    """Return outcomes whose mean number of tokens is as given, in an even order.
-
-    Args:
-        tokens_per_round: mean tokens of a round, at least 1 and at most `nodes` + 1.
-        nodes: drafted tokens of every round.
-        draft_seconds: seconds of drafting in every round.
-    """
+    """Return outcomes with a mean of `tokens_per_round` (from 1 to `nodes` + 1), in an even order."""
     rounds, written, found = 20, 0, []
     for index in range(1, rounds + 1):
         due = round(index * tokens_per_round)
@@ -113,12 +94,10 @@ class FleetResult:
 
     Attributes:
         seconds: from the first arrival to the last token.
-        tokens: tokens written.
         first_token: seconds from arrival to the first token of each request, in order of their ends.
         per_token: mean seconds between the later tokens of each request.
         busy: share of the time that replicas were in a step.
         queued: share of requests that waited for a place in a batch.
-        steps: passes.
         by_request: seconds from the arrival to the last token of each request, in the order in which they were given.
             Times end when the server has sent the tokens.
     """
@@ -216,9 +195,6 @@ class Host:
     If both have work, each gets half of the time. The event loop gives all messages that it has the same time: it takes
     a part of each in turn, as each takes several of its iterations. So messages that come together end together.
     Mutated by `Fleet` only.
-
-    Args:
-        wake_up: seconds of the event loop before the first message after a pause.
     """
 
     def __init__(self, wake_up: float = 0.0) -> None:
@@ -285,20 +261,15 @@ class Running:
     """A request in a replica. Mutated by `Fleet`.
 
     Attributes:
-        request: the request.
         unread: tokens of its prompt that are not read yet.
-        written: tokens of the text.
-        rounds: rounds so far.
         first: when its first tokens were there, for its client.
         end: when its last tokens were there.
-        has_first: whether `first` is known.
         queued: whether it waited for a place in the batch.
         arrived: when it, or its last tree, arrived at the engine.
         left: when its last verdict was known, while its client has not sent the next tree; None else.
         away: seconds between its last verdict and the tree after it; None before that.
         delivered: tokens that the event loop has.
         sent: tokens that its client has.
-        is_reading: whether a read of its client waits for tokens.
     """
 
     request: SimulatedRequest
@@ -335,14 +306,9 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step does.
+    """What a step does: the sequences that write, those with rows, and the rows, of which some only read prompts.
 
-    Attributes:
-        deciding: sequences that write.
-        batch: sequences with rows.
-        rows: rows of its pass.
-        prompt_rows: of these, those that only read prompts.
-        prefix: mean tokens before the rows of a sequence.
+    `prefix` is the mean number of tokens before the rows of a sequence.
     """
 
     deciding: list[Running]
@@ -357,14 +323,11 @@ class Replica:
     """An engine. Mutated by `Fleet`.
 
     Attributes:
-        host: its interpreter.
         waiting: sequences without a place in the batch.
         running: sequences that can take part in a step.
         away: sequences whose clients draft.
         load: requests that are not over.
         busy: seconds in steps.
-        is_stepping: whether a step runs.
-        ended: when the last step ended.
         version: of the next end of a work of the host: earlier ones do not count.
     """
 
@@ -386,10 +349,9 @@ class Replica:
             one.queued = True
 
     def patient_until(self, fixed: float) -> float | None:
-        """Return until when the next step waits for trees (`engine/gathering.py`); None if it does not.
+        """Return until when the next step waits for trees, as the engine does (`longest_wait`); None if it does not.
 
-        Args:
-            fixed: seconds of a pass over one row.
+        `fixed` is the seconds of a pass over one row.
         """
         if not self.running or self.waiting:
             return None
@@ -399,11 +361,7 @@ class Replica:
         return max((end for end in ends if end is not None), default=None)
 
     def next_step(self, prefill_busy: int) -> Step | None:
-        """Read the next parts of prompts, and return the step; None if there is nothing to do.
-
-        Args:
-            prefill_busy: prompt tokens of a pass while sequences are decoded.
-        """
+        """Read the next parts of prompts, and return the step; None if there is nothing to do."""
         if not self.running:
             return None
         deciding, budget = list[Running](), PREFILL_TOKENS_IDLE
@@ -431,9 +389,6 @@ class FleetSettings:
     """A fleet.
 
     Attributes:
-        replicas: number of engines.
-        max_batch: sequences that run at once in each.
-        host: time of each server besides passes.
         passes_on_host: whether passes and messages compete for one core, as passes of one thread on the processor do.
         round_trip: seconds on the network between a verdict and the arrival of the next tree, if clients draft; None if
             the server drafts.
@@ -467,12 +422,7 @@ class FleetSettings:
 
 
 class Fleet:
-    """A simulated fleet.
-
-    Args:
-        curve: cost of passes.
-        settings: the fleet.
-    """
+    """A simulated fleet."""
 
     def __init__(self, curve: PassCurve, settings: FleetSettings) -> None:
         self._curve, self._settings, self._costs = curve, settings, settings.host

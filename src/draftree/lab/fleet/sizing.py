@@ -48,21 +48,11 @@ class Demand:
     """What a fleet has to serve.
 
     Attributes:
-        parameters: weights of the target.
-        bits: bits of each weight.
-        rate: requests per second.
-        prompt: mean tokens of a prompt.
-        output: mean tokens of an answer.
         tokens_per_round: tokens written per round with the drafter; 1 for plain decoding.
-        nodes: drafted tokens that the target scores per round.
-        draft_seconds: seconds of drafting per round.
         rounds: recorded rounds to replay in place of these three; none to use them.
         round_trip: seconds between client and server for each round, if clients draft; None if the server drafts.
         first_token: largest acceptable seconds to the first token, 95th percentile; None for any.
         per_token: largest acceptable seconds between tokens, 95th percentile; None for any.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     parameters: float
@@ -110,11 +100,8 @@ class Plan:
     """A fleet and what it reaches.
 
     Attributes:
-        device: name of the device.
         tensor_parallel: devices of a replica.
-        replicas: number of replicas.
         max_batch: sequences that fit into the memory of a replica.
-        result: of the simulation.
         reason: why it does not serve the demand; empty if it does.
     """
 
@@ -132,11 +119,7 @@ class Plan:
 
 
 def parse_parameters(text: str) -> float:
-    """Return the number of weights in "8B", "70B" or "135M".
-
-    Raises:
-        ConfigurationError: malformed, or smaller than any model.
-    """
+    """Return the number of weights in "8B", "70B" or "135M"."""
     found = SIZE.fullmatch(text.strip().upper())
     if found is None or float(found[1]) * SCALES[found[2]] < LEAST_WEIGHTS:
         raise ConfigurationError(f"model size is '{text}': write a number of weights such as 8B or 135M")
@@ -159,15 +142,6 @@ def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_
     """Return the smallest fleet for each number of devices per replica, of at most `devices` devices.
 
     A fleet that does not serve the demand has a reason; none is returned if the weights fit into no replica.
-
-    Args:
-        demand: what it serves.
-        device: name of the device.
-        devices: number of devices at most.
-        host: time of each server besides passes.
-
-    Raises:
-        ConfigurationError: an unknown device, or no device.
     """
     if device not in DEVICES:
         raise ConfigurationError(f"unknown device '{device}': {suggestion(device, list(DEVICES))}")
@@ -218,17 +192,9 @@ def simulated(
     host: HostCosts = USUAL_HOST,
     count: int = REQUESTS,
 ) -> Plan:
-    """Simulate a fleet under the demand, with the same random requests for every fleet.
+    """Simulate a fleet of replicas of `width` devices, with the same random requests for every fleet.
 
-    Args:
-        demand: what it serves.
-        curve: cost of a pass of a replica.
-        device: name of the device.
-        width: devices of a replica.
-        replicas: number of replicas.
-        max_batch: sequences that run at once in each.
-        host: time of each server besides passes; messages count if clients draft, and else the opening of a text.
-        count: number of simulated requests.
+    Messages of the host count if clients draft, and else the opening of a text.
     """
     settings = FleetSettings(
         replicas=replicas,

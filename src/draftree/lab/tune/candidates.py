@@ -25,12 +25,7 @@ PLANS = ("fixed", "heuristic", "threshold")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafter and its planner.
-
-    Attributes:
-        draft: spec of the drafter; "none" for plain decoding.
-        plan: spec of the planner; None for the default.
-    """
+    """A drafter ("none": plain decoding) and its planner (None: the default), as specs."""
 
     draft: str
     plan: str | None = None
@@ -50,14 +45,7 @@ PLAIN = Candidate(NO_DRAFT)
 
 
 def own_candidates(specs: Sequence[str]) -> list[Candidate]:
-    """Return the drafters that the user names, each alone and merged with `suffix`; checks them.
-
-    Args:
-        specs: specs as `DRAFT` or `DRAFT@PLAN`.
-
-    Raises:
-        ConfigurationError: a spec is unknown, or stands for no drafter.
-    """
+    """Return the drafters that the user names (`DRAFT` or `DRAFT@PLAN`), each alone and merged with `suffix`."""
     found: list[Candidate] = []
     for spec in specs:
         draft, _, plan = spec.partition("@")
@@ -71,12 +59,7 @@ def own_candidates(specs: Sequence[str]) -> list[Candidate]:
 
 
 def first_candidates(loaded: LoadedModel, own: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
-    """Return the drafters to measure first, and those that do not fit to the target, with the reason.
-
-    Args:
-        loaded: the target.
-        own: the user's, from `own_candidates`.
-    """
+    """Return the drafters to measure first, and those that do not fit to the target, with the reason."""
     trained = [one.draft for one in auto_candidates(loaded)[0] if one.draft.startswith("head:")]
     listed = [*own, *(Candidate(draft) for draft in (*trained, *WITHOUT_TRAINING))]
     found: list[Candidate] = []

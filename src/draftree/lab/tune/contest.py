@@ -37,14 +37,7 @@ FINALISTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One text to write.
-
-    Attributes:
-        number: from 0, in the order in which cells are used.
-        prompt: index of the prompt.
-        temperature: of the text.
-        seed: of the text.
-    """
+    """One text to write, numbered in the order of use: the index of its prompt, temperature and seed."""
 
     number: int
     prompt: int
@@ -54,13 +47,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One text that was written.
-
-    Attributes:
-        seconds_per_token: of decoding, without the first round.
-        acceptance_length: tokens per round.
-        text: digest of its tokens.
-    """
+    """One written text: decode seconds per token without the first round, tokens per round, digest of its tokens."""
 
     seconds_per_token: float
     acceptance_length: float
@@ -69,18 +56,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The result of one candidate.
+    """The result of one candidate: medians, means and quartiles over its texts.
 
     Attributes:
-        candidate: the candidate.
-        texts: number of its texts.
         tokens_per_second: median.
         speedup: geometric mean of its speed divided by plain decoding's of the same text.
-        median: median of the same.
-        low: first quartile of the same.
-        high: third quartile of the same.
-        acceptance_length: mean.
-        differing: number of texts that differ from plain decoding's.
         out: why it was dropped; empty if it was not.
     """
 
@@ -99,17 +79,9 @@ class Standing:
 class Contest:
     """Measurements of candidates, and which of them are left. Mutated by `run`.
 
-    Args:
-        write: writes one text with a candidate.
-        cell: the cell of a number.
-        samples: measurements of an earlier run by cell and candidate, which are not repeated.
-        keep: called with every new measurement.
-        num_texts: texts of the last candidates.
-        is_exact: whether all texts must equal plain decoding's; a candidate whose text differs is dropped then.
-        seconds: duration after which no new text is begun.
-        clock: returns seconds.
-        finalists: candidates that are left after halving.
-        slower: why a candidate was dropped, in words.
+    `samples` are those of an earlier run by cell and candidate, which are not repeated; `keep` is called with every new
+    one. With `is_exact`, a candidate whose text differs from plain decoding's is dropped. No text is begun after
+    `seconds`.
     """
 
     def __init__(
@@ -148,12 +120,7 @@ class Contest:
         return sum(map(len, self._samples.values()))
 
     def run(self, first: Sequence[Candidate], variants: Callable[[Candidate], Sequence[Candidate]]) -> Iterator[Cell]:
-        """Measure; yields after every cell.
-
-        Args:
-            first: the candidates, without plain decoding.
-            variants: further candidates that are made of a good one.
-        """
+        """Measure; yields after every cell."""
         self.alive = list(first)
         yield from self._halve()
         known = self._candidates.keys()
@@ -265,12 +232,7 @@ logger = logging.getLogger(__name__)
 
 
 class Journal:
-    """The file of one model, one set of prompts and settings, and one machine.
-
-    Args:
-        fingerprint: identity of the model's weights.
-        facts: everything that makes measurements comparable.
-    """
+    """The file of one model, one set of prompts and settings (`facts`), and one machine."""
 
     def __init__(self, fingerprint: str, facts: Mapping[str, Any]) -> None:
         key = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:12]
@@ -293,11 +255,7 @@ class Journal:
         return found
 
     def add(self, cell: Cell, candidate: Candidate, sample: Sample) -> None:
-        """Append a measurement.
-
-        Raises:
-            ConfigurationError: the file cannot be written.
-        """
+        """Append a measurement."""
         values = {"cell": cell.number, "candidate": candidate.name, **dataclasses.asdict(sample)}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -328,14 +286,7 @@ def forget_journals(fingerprint: str) -> int:
 
 @final
 class CandidateModels:
-    """One `LLM` for each candidate, created when it is first needed.
-
-    Args:
-        loaded: the target of all candidates.
-        tokenizer: its tokenizer; None if it has none.
-        trust_remote_code: whether Python code in folders of drafters may run.
-        clock: measures drafts and planning, in seconds.
-    """
+    """One `LLM` for each candidate, created when it is first needed."""
 
     def __init__(
         self,
@@ -351,13 +302,7 @@ class CandidateModels:
     def get(self, candidate: Candidate, prompt: Sequence[int], params: SamplingParams) -> LLM:
         """Return the target with the candidate's drafter, without state of earlier texts.
 
-        Args:
-            candidate: drafter and planner.
-            prompt: token ids of the first text, which is slower than later ones and is not measured.
-            params: parameters of that text.
-
-        Raises:
-            DraftreeError: the drafter cannot be used with the target.
+        `prompt` and `params` are of its first text, which is slower than later ones and is not measured.
         """
         found = self._llms.get(candidate.name)
         if found is None:

@@ -43,14 +43,9 @@ class DraftTuneSettings(ExecutionSettings):
     """Settings of a search.
 
     Attributes:
-        model: name of the model, in any supported form.
         prompts: a prompts file as for 'draftree bench'; None for the prompts of the package.
-        drafts: further drafters, as `DRAFT` or `DRAFT@PLAN`.
         temperatures: temperatures of the texts, in turn.
-        limit: prompts per category; None uses all.
-        max_tokens: tokens per text.
         minutes: duration after which no new text is begun.
-        seed: seed of the sampled texts.
         replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
     """
 
@@ -75,17 +70,7 @@ class DraftTuneSettings(ExecutionSettings):
 
 
 class DraftSearch:
-    """A search that can be continued. Loads the model.
-
-    Args:
-        settings: the settings of the search.
-        fetch: called with the name of every model before it is loaded.
-        clock: returns seconds.
-
-    Raises:
-        ConfigurationError: a bad prompts file, or an unknown drafter.
-        ModelError: the model cannot be loaded.
-    """
+    """A search that can be continued. Loads the model."""
 
     def __init__(
         self,

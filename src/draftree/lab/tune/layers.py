@@ -42,13 +42,7 @@ class TuneSettings(ExecutionSettings):
     """The settings of a search.
 
     Attributes:
-        model: name of the model, in any supported form.
-        prompts: a prompts file.
         trials: number of sets to measure, including those of earlier runs.
-        limit: prompts per category; None uses all.
-        max_tokens: tokens per text.
-        k: draft length of each set; None for the drafter's default.
-        seed: seed of the search.
     """
 
     model: str
@@ -67,14 +61,7 @@ class TuneSettings(ExecutionSettings):
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """One set of the search.
-
-    Attributes:
-        number: index of the trial, from 0.
-        attention: layers whose attention was skipped.
-        mlp: layers whose multilayer perceptron was skipped.
-        seconds_per_token: None if it was abandoned early.
-    """
+    """One set of sublayers that were skipped; `seconds_per_token` is None if it was abandoned early."""
 
     number: int
     attention: tuple[int, ...]
@@ -83,16 +70,7 @@ class Tried:
 
 
 class LayerSearch:
-    """A search that can be continued. Loads the model and measures plain decoding.
-
-    Args:
-        settings: the settings of the search.
-        fetch: called with the model's name before it is loaded.
-
-    Raises:
-        ConfigurationError: a bad prompts file, or optuna is not installed.
-        ModelError: the model cannot be loaded, or does not run in parts.
-    """
+    """A search that can be continued. Loads the model and measures plain decoding."""
 
     def __init__(self, settings: TuneSettings, *, fetch: Callable[[str], object] = resolve_model) -> None:
         self._optuna = _optuna()

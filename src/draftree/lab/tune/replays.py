@@ -38,12 +38,7 @@ CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Seconds of passes and picks by rows, interpolated between the measured numbers.
-
-    Attributes:
-        passes: seconds of a pass by rows.
-        picks: for each temperature seconds of the picks by rows.
-    """
+    """Seconds of passes, and of target tokens by temperature, by rows; interpolated between the measured numbers."""
 
     passes: Mapping[int, float]
     picks: Mapping[float, Mapping[int, float]] = field(default_factory=dict)
@@ -72,14 +67,7 @@ def interpolated(known: Mapping[int, float], rows: int) -> float:
 
 
 def record_text(llm: LLM, prompt: Sequence[int], params: SamplingParams, layers: Sequence[int] = ()) -> RecordedText:
-    """Write a text and return it with the states of these layers.
-
-    Args:
-        llm: the target without a drafter.
-        prompt: token ids.
-        params: with a seed.
-        layers: layers whose input is recorded, counted from 0; the number of layers is the output of the last one.
-    """
+    """Write a text and return it with the input of these layers; the number of layers is the output of the last one."""
     assert params.seed is not None, "a text that is replayed has a seed"
     (done,) = llm.generate([list(prompt)], params, progress=False)
     tokens = tuple(done.token_ids)
@@ -115,15 +103,7 @@ def measure_round_costs(
     temperatures: Sequence[float],
     clock: Clock = SYSTEM_CLOCK,
 ) -> MeasuredCosts:
-    """Measure passes and picks by rows after a prefix; the numbers of rows take turns, and medians count.
-
-    Args:
-        model: the target.
-        max_rows: most tokens of a pass.
-        prefix: tokens before the pass.
-        temperatures: temperatures of the picks.
-        clock: of the measurement.
-    """
+    """Measure passes and picks by rows after a prefix; the numbers of rows take turns, and medians count."""
     widths = [rows for rows in ROWS if rows < max_rows] + [max_rows]
     prefix = max(1, min(prefix, model.max_length - max_rows))
     tokens = [(7 + 31 * place) % model.vocab_size for place in range(prefix + max_rows)]
@@ -204,15 +184,7 @@ def rows_of(candidates: Sequence[Candidate]) -> int:
 
 
 class Replays:
-    """Candidates on a replayed target.
-
-    Args:
-        loaded: the recorded target.
-        tokenizer: its tokenizer.
-        costs: seconds of its passes.
-        trust_remote_code: whether Python code in folders of drafters may run.
-        clock: measures drafts and planning.
-    """
+    """Candidates on a replayed target."""
 
     def __init__(
         self,
@@ -239,12 +211,7 @@ class Replays:
         return None
 
     def write(self, candidate: Candidate, text: RecordedText) -> Sample:
-        """Replay a text with a candidate; the sample has predicted seconds.
-
-        Raises:
-            ConfigurationError: the drafter needs more of the target than a replay has.
-            UnsupportedModelError: likewise, found during drafting.
-        """
+        """Replay a text with a candidate; the sample has predicted seconds."""
         self._model.text = text
         llm = self._models.get(candidate, text.prompt, text.params)
         (done,) = llm.generate([list(text.prompt)], text.params, progress=False)
@@ -260,16 +227,8 @@ NUM_BEST = 3
 class Prediction:
     """Replays of all candidates, text by text; the slower half is dropped after each rung. Mutated by `run`.
 
-    Args:
-        loaded: the target.
-        tokenizer: its tokenizer.
-        record: writes the text of a cell plainly, with states of layers, and returns it.
-        cell: the cell of a number.
-        journal: predictions of an earlier run, which are not repeated.
-        temperatures: temperatures of the texts.
-        prefix: typical number of tokens before a pass.
-        seconds: duration after which no new text is begun.
-        clock: returns seconds.
+    `record` writes the text of a cell plainly, with states of layers. Predictions of an earlier run are in the journal,
+    and are not repeated. `prefix` is the typical number of tokens before a pass.
 
     Attributes:
         contest: predictions so far.
@@ -313,11 +272,7 @@ class Prediction:
         )
 
     def run(self, first: Sequence[Candidate]) -> Iterator[Cell]:
-        """Replay; yields after every text. The best ones are `contest.alive` afterwards.
-
-        Args:
-            first: the candidates, without plain decoding.
-        """
+        """Replay; yields after every text. The best ones are `contest.alive` afterwards."""
         for one in first:
             reason = why_not_replayed(one, self._loaded)
             if reason is not None:

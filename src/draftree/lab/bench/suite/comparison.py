@@ -55,11 +55,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse submissions of other prompts or arguments.
-
-    Raises:
-        ConfigurationError: two are not comparable; the message has the reasons.
-    """
+    """Refuse submissions of other prompts or arguments."""
     (first, base), *others = submissions.items()
     for name, submission in others:
         reasons = differences(base, submission)
@@ -105,12 +101,7 @@ def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
 
 
 def score_grid(submissions: Mapping[str, Mapping[str, Any]], value: str = "score") -> Grid:
-    """Return one value of every category, with a column for every submission and method.
-
-    Args:
-        submissions: by name.
-        value: "score" or "tokens_per_pass".
-    """
+    """Return one value ("score" or "tokens_per_pass") of every category, by submission and method."""
     first = next(iter(submissions.values()))
     categories = dict.fromkeys(one["category"] for one in first["scores"])
     columns = [
@@ -155,11 +146,7 @@ def provenance(name: str, submission: Mapping[str, Any]) -> str:
 
 
 def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return all tables as Markdown, with the provenance of each submission below.
-
-    Raises:
-        ConfigurationError: the submissions are not comparable.
-    """
+    """Return all tables as Markdown, with the provenance of each submission below."""
     require_comparable(submissions)
     grids = [suite_grid(submissions), score_grid(submissions), score_grid(submissions, "tokens_per_pass")]
     lines = [provenance(name, submission) for name, submission in submissions.items()]
@@ -167,11 +154,7 @@ def comparison(submissions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def to_csv(submissions: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return one line for every submission, method and category.
-
-    Raises:
-        ConfigurationError: the submissions are not comparable.
-    """
+    """Return one line for every submission, method and category."""
     require_comparable(submissions)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
@@ -198,11 +181,7 @@ def columns_of(name: str, estimate: Mapping[str, float] | None) -> dict[str, flo
 
 
 def names_of(paths: Sequence[Any]) -> list[str]:
-    """Return a short name for each file, unique.
-
-    Raises:
-        ConfigurationError: two files have the same name.
-    """
+    """Return a short name for each file, unique."""
     names = [path.stem for path in paths]
     for name in names:
         if names.count(name) > 1:
@@ -215,12 +194,7 @@ SAME_EXECUTION = ("dtype", "quantization")
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Relative losses up to which a value is no regression.
-
-    Attributes:
-        tokens: of tokens per pass.
-        score: of the speed over plain decoding.
-    """
+    """Relative losses up to which tokens per pass, and the speed over plain decoding, are no regression."""
 
     tokens: float = 0.02
     score: float = 0.25
@@ -235,15 +209,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """A value that is worse than the stored one.
-
-    Attributes:
-        method: name of the method.
-        category: category; "all" for the suite.
-        value: "tokens per pass", "speed over plain" or "texts as plain".
-        before: the stored value.
-        now: the value.
-    """
+    """A value that is worse than the stored one."""
 
     method: str
     category: str
@@ -256,11 +222,7 @@ class Regression:
 
 
 def require_same_run(submission: Mapping[str, Any], baseline: Mapping[str, Any]) -> None:
-    """Refuse a baseline of another model, of other prompts or arguments, or without the methods.
-
-    Raises:
-        ConfigurationError: the message has every reason.
-    """
+    """Refuse a baseline of another model, of other prompts or arguments, or without the methods."""
     reasons = differences(submission, baseline)
     if submission["model"]["sha256"] != baseline["model"]["sha256"]:
         reasons.append(f"the models are {submission['model']['name']} and {baseline['model']['name']}, other weights")
@@ -279,16 +241,7 @@ def require_same_run(submission: Mapping[str, Any], baseline: Mapping[str, Any])
 def regressions(
     submission: Mapping[str, Any], baseline: Mapping[str, Any], tolerance: Tolerance | None = None
 ) -> list[Regression]:
-    """Return what is worse than the baseline; methods that the baseline lacks are ignored.
-
-    Args:
-        submission: the new run.
-        baseline: the stored run, of the same model, prompts and arguments.
-        tolerance: relative losses that are allowed; None for 2% of tokens per pass and 25% of speed.
-
-    Raises:
-        ConfigurationError: the baseline is of another run.
-    """
+    """Return what is worse than the baseline of the same run; methods that the baseline lacks are ignored."""
     require_same_run(submission, baseline)
     allowed = tolerance or Tolerance()
     now = {(one["method"], one["category"]): one for one in submission["scores"]}

@@ -31,23 +31,14 @@ FIELDS = {SPEC_BENCH: ("question_id", "turns"), HUMANEVAL: ("task_id", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """One set of a suite.
-
-    Attributes:
-        name: "shipped", "spec-bench" or "humaneval".
-        file: its file; None for the shipped prompts.
-    """
+    """One set of a suite, and its file; without a file the shipped prompts."""
 
     name: str
     file: Path | None = None
 
 
 def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]]:
-    """Return the prompts of all sets as one workload, and the facts of each set for submissions.
-
-    Raises:
-        ConfigurationError: no set, a file that cannot be read, or one in another format.
-    """
+    """Return the prompts of all sets as one workload, and the facts of each set for submissions."""
     if not sets:
         raise ConfigurationError("there is no prompt set: leave --no-shipped out, or name --spec-bench or --humaneval")
     tasks: list[Task] = []
@@ -66,11 +57,7 @@ def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]
 
 
 def require_format(path: Path, name: str) -> None:
-    """Check that every line of a file has the fields of a format.
-
-    Raises:
-        ConfigurationError: one has not; the message gives its number.
-    """
+    """Check that every line of a file has the fields of a format."""
     try:
         lines = path.read_text("utf-8").split("\n")
     except (OSError, UnicodeDecodeError):
@@ -126,23 +113,14 @@ SAME = (
 
 @dataclass(frozen=True, slots=True)
 class SuiteSettings(BenchSettings):
-    """A suite: the settings of a benchmark, and its prompt sets.
-
-    Attributes:
-        sets: prompt sets, in this order; `prompts` is not used.
-    """
+    """A benchmark whose prompts are these sets, in this order; `prompts` is not used."""
 
     sets: tuple[PromptSet, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """A suite that is ready to run, or to be continued.
-
-    Attributes:
-        benchmark: all of it.
-        done: records of an earlier run by the number of their group.
-    """
+    """A suite that is ready to run, or to be continued: `done` has earlier records by the number of their group."""
 
     benchmark: Benchmark
     done: Mapping[int, list[Record]]
@@ -172,12 +150,7 @@ def default_drafts(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = prepared_folder) -> Benchmark:
-    """Check everything, then load everything.
-
-    Raises:
-        ConfigurationError: unknown methods, bad prompts files, or several prompts at a time.
-        ModelError: a model cannot be found or used.
-    """
+    """Check everything, then load everything."""
     if settings.batch != 1:
         raise ConfigurationError("a suite runs one prompt at a time: speeds of prompts in one batch are not separate")
     workload, facts = read_sets(settings.sets)
@@ -199,11 +172,7 @@ def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = p
 
 
 def resumed(ready: Benchmark, journal: Path) -> SuiteRun:
-    """Return the run with what an earlier one has in its journal; groups that were not completed are run again.
-
-    Raises:
-        ConfigurationError: the journal is of another run, is complete, or cannot be read.
-    """
+    """Return the run with what an earlier one has in its journal; groups that were not completed are run again."""
     if not journal.exists():
         return SuiteRun(ready, {})
     earlier = read_results(journal)

@@ -57,11 +57,7 @@ MOST = 20
 
 
 def violations(value: Any, schema: Mapping[str, Any]) -> list[str]:
-    """Return the first violations of a schema, each with the place of the value.
-
-    Raises:
-        ValueError: the schema has a keyword that is not known here.
-    """
+    """Return the first violations of a schema, each with the place of the value."""
     found = []
     for problem in _violations(value, schema, "", schema.get("$defs", {})):
         found.append(problem)
@@ -145,13 +141,9 @@ class Entry:
     """What one method did on one prompt.
 
     Attributes:
-        category: the prompt's category.
-        tokens: tokens written.
         rounds: passes of the target that wrote them.
-        drafted: drafted tokens.
         accepted: drafted tokens that were written.
         tokens_per_second: decode speed, the first round excluded; None if the text ended in the first round.
-        equal: whether the text equals plain decoding's.
         first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
 
@@ -183,11 +175,7 @@ class MethodScore:
     """A method on a category, or on the whole suite.
 
     Attributes:
-        method: name of the method.
-        category: name of the category; "all" for the suite.
-        prompts: number of prompts.
         score: geometric mean of speed ratios; None if no text was timed.
-        tokens_per_pass: tokens per pass of the target.
         acceptance: share of drafted tokens that were written; None if nothing was drafted.
         exact: number of texts that equal plain decoding's.
     """
@@ -214,11 +202,7 @@ class MethodScore:
 
 
 def scores_of(methods: Mapping[str, Mapping[str, Entry]]) -> list[MethodScore]:
-    """Return the scores of every method: the suite first, then its categories.
-
-    Args:
-        methods: for each method, plain decoding included, what it did on each prompt by the prompt's id.
-    """
+    """Return the scores of every method (plain decoding included): the suite first, then its categories."""
     plain = methods[PLAIN]
     categories: dict[str, list[str]] = {}
     for prompt, entry in plain.items():
@@ -312,11 +296,7 @@ DIGITS = 1e-5
 
 
 def facts_of(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything of a submission that is known before the run.
-
-    Args:
-        header: of `draftree bench suite`, with the facts of its sets in `suite`.
-    """
+    """Return everything of a submission that is known before the run."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -405,11 +385,7 @@ def entries_of(submission: Mapping[str, Any]) -> dict[str, dict[str, Entry]]:
 
 
 def read_submission(path: Path) -> dict[str, Any]:
-    """Read and check a submission.
-
-    Raises:
-        ConfigurationError: it cannot be read, or does not pass the check; the message has every reason.
-    """
+    """Read and check a submission."""
     try:
         submission = read_json(path)
     except (OSError, JsonError) as error:

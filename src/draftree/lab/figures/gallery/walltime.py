@@ -66,11 +66,7 @@ class Walltime(Figure):
 
 
 def length_of(trace: Trace) -> int:
-    """Return the planned length of a trace of the planner `fixed`.
-
-    Raises:
-        ConfigurationError: it has another planner.
-    """
+    """Return the planned length of a trace of the planner `fixed`."""
     name, _, length = trace.header.plan.partition(":")
     if name != "fixed" or not length.isdigit():
         raise ConfigurationError(f"a trace of plan '{trace.header.plan}' has no fixed length: record with fixed:K")
