@@ -67,6 +67,19 @@ def test_reasoning_is_apart_whole_and_streamed(client: openai.OpenAI, model: str
     assert (reasoning, content) == (THOUGHTS, ANSWER)
 
 
+@pytest.mark.parametrize("model", SPLIT)
+def test_log_probabilities_come_with_the_text_of_their_tokens(client: openai.OpenAI, model: str) -> None:
+    chunks = client.chat.completions.create(model=model, messages=ASK, temperature=0, stream=True, logprobs=True)
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    answering = [choice for choice in choices if choice.delta.content and choice.logprobs]
+    tokens = [entry.token for choice in answering for entry in (choice.logprobs and choice.logprobs.content) or []]
+    assert "".join(tokens).startswith(ANSWER)
+    response = client.responses.create(model=model, input=ASK, temperature=0, include=["message.output_text.logprobs"])
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    message: Any = response.output[1]
+    assert "".join(entry.token for entry in message.content[0].logprobs).startswith(ANSWER)
+
+
 def test_a_text_that_ends_in_its_reasoning_has_no_content(client: openai.OpenAI) -> None:
     (choice,) = client.chat.completions.create(model="block", messages=ASK, temperature=0, max_tokens=9).choices
     message: Any = choice.message

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, final
@@ -23,7 +23,15 @@ from draftree.serve.render.tokens import TokenTexts
 from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, merged
 from draftree.serve.tools.parser import CallParser, Markers
 
-__all__ = ["AnswerParser", "Reasoning", "ReasoningFormat", "Stage", "reasoning_format", "reasoning_variables"]
+__all__ = [
+    "AnswerParser",
+    "AnswerStart",
+    "Reasoning",
+    "ReasoningFormat",
+    "Stage",
+    "reasoning_format",
+    "reasoning_variables",
+]
 
 SPACE = " \t\r\n"
 TAIL_TOKENS = 64
@@ -410,6 +418,32 @@ class Reasoning:
             was_inside = splitter.is_inside
             splitter.push(texts.text_of(token))
             count += was_inside or splitter.is_inside
+        return count
+
+
+@final
+class AnswerStart:
+    """Separates the tokens of an answer from those of its reasoning. Mutated by `push`.
+
+    Args:
+        reasoning: None for a text without it.
+        texts: the written form of tokens.
+    """
+
+    def __init__(self, reasoning: Reasoning | None, texts: TokenTexts) -> None:
+        self._splitter = None if reasoning is None else reasoning.splitter(())
+        self._texts = texts
+
+    def push(self, ids: Iterable[int]) -> int:
+        """Return how many of the next tokens precede the answer: reasoning, markers, and white space around them."""
+        count = 0
+        for token in ids:
+            if self._splitter is None:
+                break
+            if any(isinstance(delta, TextDelta) for delta in self._splitter.push(self._texts.text_of(token))):
+                self._splitter = None
+                break
+            count += 1
         return count
 
 

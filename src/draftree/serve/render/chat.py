@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, final
 
 from draftree.completion import Completion
+from draftree.engine.sequence import TokenLogprob
 from draftree.serve.job import ChoiceUpdate, Job
-from draftree.serve.reasoning import AnswerParser
+from draftree.serve.reasoning import AnswerParser, AnswerStart
 from draftree.serve.render.head import Head, Report, closing_fields, last_chunk, usage_so_far
 from draftree.serve.render.tokens import chat_logprobs, prompt_logprobs_json
 from draftree.serve.schema.chat import ChatBody
@@ -32,6 +33,9 @@ class ChatWriter:
         self._report = Report(job, body)
         self._num_sent = 0
         self._parsers: dict[int, AnswerParser] = {}
+        self._starts: dict[int, AnswerStart] = {}
+        self._held: dict[int, Sequence[TokenLogprob]] = {}
+        """Log-probabilities of tokens whose text is not certain yet."""
 
     def whole(self, completions: list[Completion]) -> dict[str, Any]:
         """Return the response object of finished texts."""
@@ -51,7 +55,9 @@ class ChatWriter:
         async for found in self._job.updates():
             data = b""
             if found.index not in self._parsers:
-                self._parsers[found.index] = self._plan.parser(self._job.options.reasoning)
+                reasoning = self._job.options.reasoning
+                self._parsers[found.index] = self._plan.parser(reasoning)
+                self._starts[found.index] = AnswerStart(reasoning, self._job.served.texts)
                 data = encoder.event(self._first_chunk(found.index))
             self._num_sent += len(found.update.token_ids)
             data += b"".join(encoder.event(chunk) for chunk in self._chunks(found))
@@ -104,15 +110,35 @@ class ChatWriter:
         if update.is_last:
             deltas += parser.finish()
         deltas = self._shown(deltas)
-        if not (deltas or update.is_last or report or body.logprobs or body.return_token_ids):
+        groups: list[list[Delta]] = [[delta] for delta in deltas]
+        logprobs: dict[int, Sequence[TokenLogprob]] = {}
+        if body.logprobs:
+            # clients take the tokens of a chunk for its content: those of reasoning come before, others with their text
+            num_before = self._starts[found.index].push(entry.token_id for entry in update.logprobs)
+            answer = [*self._held.pop(found.index, ()), *update.logprobs[num_before:]]
+            place = sum(isinstance(delta, ReasoningDelta) for delta in deltas)
+            if num_before and not place:
+                groups.insert(0, [])
+                place = 1
+            if place == len(groups) and update.is_last:
+                groups.append([])
+            if place == len(groups):
+                self._held[found.index] = answer
+            else:
+                logprobs[place] = answer
+            if num_before:
+                logprobs[0] = update.logprobs[:num_before]
+        if not (groups or update.is_last or report or body.return_token_ids):
             return []
         choices: list[dict[str, Any]] = [
-            {"index": found.index, "delta": _delta(delta), "logprobs": None, "finish_reason": None}
-            for delta in ([each] for each in deltas)
-        ] or [{"index": found.index, "delta": {}, "logprobs": None, "finish_reason": None}]
+            {"index": found.index, "delta": _delta(group), "logprobs": None, "finish_reason": None}
+            for group in groups or [[]]
+        ]
+        for place, entries in logprobs.items():
+            if entries:
+                content = chat_logprobs(entries, self._job.served.texts)
+                choices[place]["logprobs"] = {"content": content, "refusal": None}
         first, last = choices[0], choices[-1]
-        if body.logprobs and update.logprobs:
-            first["logprobs"] = {"content": chat_logprobs(update.logprobs, self._job.served.texts), "refusal": None}
         if body.return_token_ids:
             first["token_ids"] = list(update.token_ids)
         if update.is_last:

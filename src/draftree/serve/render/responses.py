@@ -8,6 +8,7 @@ from typing import Any, final
 
 from draftree.serve.errors import ApiError
 from draftree.serve.job import ChoiceUpdate, Job
+from draftree.serve.reasoning import AnswerStart
 from draftree.serve.render.head import Head, Report
 from draftree.serve.render.report import metrics_json, usage_json
 from draftree.serve.render.tokens import chat_logprobs
@@ -38,6 +39,7 @@ class ResponseWriter:
     def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
         self._parser = plan.parser(job.options.reasoning)
+        self._start = AnswerStart(job.options.reasoning, job.served.texts)
         self._report = Report(job, body)
         self._output: list[dict[str, Any]] = []
         self._is_open = False
@@ -54,7 +56,8 @@ class ResponseWriter:
         events = self._report_events(found)
         logprobs: list[Any] = []
         if self._body.wants_logprobs:
-            logprobs = chat_logprobs(update.logprobs, self._job.served.texts)
+            num_before = self._start.push(entry.token_id for entry in update.logprobs)
+            logprobs = chat_logprobs(update.logprobs[num_before:], self._job.served.texts)
         deltas = self._parser.push("".join(piece.text for piece in update.pieces))
         if update.is_last:
             deltas += self._parser.finish()

@@ -55,7 +55,7 @@ def token_texts(tokenizer: Tokenizer | None) -> TokenTexts:
     return TokenTexts(tokenizer)
 
 
-def chat_logprobs(entries: tuple[TokenLogprob, ...], texts: TokenTexts) -> list[dict[str, Any]]:
+def chat_logprobs(entries: Sequence[TokenLogprob], texts: TokenTexts) -> list[dict[str, Any]]:
     """Return the entries of `logprobs.content` of a chat completion."""
     return [
         {
