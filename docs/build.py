@@ -1,4 +1,4 @@
-"""Generate docs/methods/, papers.md, reference.md, guides/fields.md, and the package pages with their picture.
+"""Generate docs/methods/, papers.md, reference.md, guides/fields.md and the picture of the packages.
 
 `--check` reports outdated files and writes nothing. The files are made from the package itself and committed; a test
 runs the check.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from generator import fields, methods, papers, reference, rooms
+from generator import fields, methods, papers, picture, reference
 
 from draftree.core.errors import DraftreeError
 
@@ -23,18 +23,17 @@ def pages() -> dict[Path, str]:
     """Path to text of every generated file, from the current sources."""
     return {
         **{Path("methods") / name: text for name, text in methods.make().items()},
-        **{Path("rooms") / name: text for name, text in rooms.make(DOCS / "rooms").items()},
         Path("papers.md"): papers.make(),
         Path("reference.md"): reference.make(),
         Path("guides/fields.md"): fields.make(),
-        Path("architecture.svg"): rooms.picture(),
+        Path("architecture.svg"): picture.picture(),
     }
 
 
 def outdated(folder: Path, wanted: dict[Path, str]) -> list[Path]:
-    """Files that are missing, differ, or belong to a method or room that no longer exists."""
+    """Files that are missing, differ, or belong to a method that no longer exists."""
     changed = [path for path, text in wanted.items() if not is_text(folder / path, text)]
-    left = [path.relative_to(folder) for name in ("methods", "rooms") for path in sorted((folder / name).glob("*.md"))]
+    left = [path.relative_to(folder) for path in sorted((folder / "methods").glob("*.md"))]
     return changed + [path for path in left if path not in wanted]
 
 

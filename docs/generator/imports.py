@@ -1,6 +1,6 @@
-"""Rooms of the package and the imports between them, read from the sources with `ast`.
+"""Packages of the project and the imports between them, read from the sources with `ast`.
 
-A room is a package or a module directly below `src/draftree`. Its layer is the one that the import contract in
+A package here is a package or a module directly below `src/draftree`. Its layer is the one that the import contract in
 `pyproject.toml` names.
 """
 
@@ -12,46 +12,38 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Graph", "essential", "imports", "layers", "modules", "purpose"]
-
 Graph = dict[str, set[str]]
-"""Name of a room to the names of the rooms that it imports."""
+"""Name of a package to the names of those that it imports."""
 
 
 def layers(pyproject: Path) -> list[list[str]]:
-    """Rooms of every layer of the import contract, top layer first."""
+    """Packages of every layer of the import contract, top layer first."""
     contracts = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     (contract,) = (contract for contract in contracts if contract["type"] == "layers")
     return [re.findall(r"\w+", line) for line in contract["layers"]]
 
 
 def modules(package: Path) -> dict[str, list[Path]]:
-    """Python files of every room, sorted by path; the package's own `__init__.py` belongs to no room."""
+    """Python files of every package, sorted by path; the package's own `__init__.py` belongs to none."""
     found: dict[str, list[Path]] = {}
     for path in sorted(package.rglob("*.py")):
-        room = path.relative_to(package).parts[0].removesuffix(".py")
-        if room != "__init__":
-            found.setdefault(room, []).append(path)
+        name = path.relative_to(package).parts[0].removesuffix(".py")
+        if name != "__init__":
+            found.setdefault(name, []).append(path)
     return found
 
 
-def purpose(path: Path) -> str:
-    """First sentence or line of a module's docstring, in one line; empty without a docstring."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return " ".join(docstring.partition("\n\n")[0].split())
-
-
 def imports(package: Path) -> Graph:
-    """Imports between rooms, those inside functions included."""
+    """Imports between packages, those inside functions included."""
     files = modules(package)
-    graph: Graph = {room: set() for room in files}
-    for room, paths in files.items():
+    graph: Graph = {name: set() for name in files}
+    for name, paths in files.items():
         for path in paths:
-            for name in imported_names(path, package):
-                parts = name.split(".")
+            for imported in imported_names(path, package):
+                parts = imported.split(".")
                 if parts[0] == package.name and len(parts) > 1 and parts[1] in files:
-                    graph[room].add(parts[1])
-    return {room: targets - {room} for room, targets in graph.items()}
+                    graph[name].add(parts[1])
+    return {name: targets - {name} for name, targets in graph.items()}
 
 
 def imported_names(path: Path, package: Path) -> Iterator[str]:
@@ -69,18 +61,18 @@ def imported_names(path: Path, package: Path) -> Iterator[str]:
 def essential(graph: Graph) -> Graph:
     """The imports that follow from no others: the transitive reduction of a graph without cycles."""
     return {
-        room: {target for target in targets if not any(target in reached(graph, other) for other in targets)}
-        for room, targets in graph.items()
+        name: {target for target in targets if not any(target in reached(graph, other) for other in targets)}
+        for name, targets in graph.items()
     }
 
 
 def reached(graph: Graph, start: str) -> set[str]:
-    """Rooms that a room imports directly or through others."""
+    """Packages that a package imports directly or through others."""
     found: set[str] = set()
     waiting = list(graph.get(start, ()))
     while waiting:
-        room = waiting.pop()
-        if room not in found:
-            found.add(room)
-            waiting.extend(graph.get(room, ()))
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting.extend(graph.get(name, ()))
     return found

@@ -31,7 +31,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Methods/Planners", ("methods/planner-*",)),
     ("Lab notes", ("lab/index.md", "lab/*")),
     ("Inside", ("architecture.md", "guides/adding-a-method.md")),
-    ("Inside/Rooms", ("rooms/index.md", "rooms/*")),
     ("Inside/Decisions", ("decisions/index.md", "decisions/*")),
     ("Reference", ("reference.md",)),
     ("Project", ("project/readme.md", "project/contributing.md", "project/security.md", "project/changelog.md",

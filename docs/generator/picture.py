@@ -1,24 +1,16 @@
-"""The picture of the rooms, and the table of modules on every room's page."""
+"""The picture of the packages and the imports between them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from draftree.core.errors import ConfigurationError
-from generator.imports import essential, imports, layers, modules, purpose
+from generator.imports import essential, imports, layers
 from generator.layout import BOX, Layout, arrange
-from generator.markdown import code, table
-
-__all__ = ["make", "picture"]
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "draftree"
-MODULES = re.compile(r"(<!-- modules: made by docs/build\.py -->\n).*?(<!-- end of modules -->)", re.DOTALL)
-INDEX = "README"
-
 HEIGHT, STEP, MARGIN = 26, 58, 20
 PORT = 12
 """Distance of arrows that end at one box, in pixels."""
@@ -26,7 +18,7 @@ STYLE = """\
     text { font: 13px ui-monospace, monospace; text-anchor: middle; }
     @media (prefers-color-scheme: dark) {
       .paper { fill: #0d1117; }
-      .room { fill: #1c2d41; stroke: #6ca4e0; }
+      .package { fill: #1c2d41; stroke: #6ca4e0; }
       .file { fill: #161b22; stroke: #8b949e; }
       text { fill: #e6edf3; }
       .arrow { stroke: #9aa4af; }
@@ -34,58 +26,18 @@ STYLE = """\
     }"""
 
 
-def make(folder: Path, package: Path = PACKAGE) -> dict[str, str]:
-    """File name to text: every room's page in `folder` with its table of modules as the sources have it now.
-
-    Raises:
-        ConfigurationError: a room has no page, or a page has no place for the table.
-    """
-    found = modules(package)
-    packages = [room for room in found if (package / room).is_dir()]
-    files = [path for room, paths in found.items() if room not in packages for path in paths]
-    tables = {room: module_table(found[room], package) for room in packages}
-    return {
-        f"{name}.md": with_table(folder / f"{name}.md", rows)
-        for name, rows in {**tables, INDEX: module_table(files, package)}.items()
-    }
-
-
-def module_table(paths: list[Path], package: Path) -> str:
-    """Modules and their purposes; a subpackage stands before its modules."""
-    return table(("module", "purpose"), rows_of(paths, package))
-
-
-def rows_of(paths: list[Path], package: Path) -> Iterator[tuple[str, str]]:
-    for path in paths:
-        name = path.relative_to(package)
-        if name.name != "__init__.py":
-            yield code(name.as_posix()), purpose(path)
-        elif len(name.parts) > 2:
-            yield code(f"{name.parent.as_posix()}/"), purpose(path)
-
-
-def with_table(page: Path, rows: str) -> str:
-    """The page's own text around a new table."""
-    if not page.is_file():
-        raise ConfigurationError(f"{page} is missing: write the room's page, with a place for its table of modules")
-    text = page.read_text(encoding="utf-8")
-    if not MODULES.search(text):
-        raise ConfigurationError(f"{page} has no place for its modules: add the two comments of the other pages")
-    return MODULES.sub(lambda match: f"{match[1]}\n{rows}\n\n{match[2]}", text)
-
-
 def picture(package: Path = PACKAGE, pyproject: Path = ROOT / "pyproject.toml") -> str:
-    """The rooms in their layers as SVG, with an arrow for every import that follows from no others."""
+    """The packages in their layers as SVG, with an arrow for every import that follows from no others."""
     graph = imports(package)
-    edges = [(room, target) for room, targets in essential(graph).items() for target in targets]
-    rows = [[room for room in row if room in graph] for row in layers(pyproject)]
+    edges = [(name, target) for name, targets in essential(graph).items() for target in targets]
+    rows = [[name for name in row if name in graph] for row in layers(pyproject)]
     layout = arrange([row for row in rows if row], edges)
-    width = max(layout.x[room] for room in graph) + BOX / 2 + 2 * MARGIN
+    width = max(layout.x[name] for name in graph) + BOX / 2 + 2 * MARGIN
     width = round(max(width, max(layout.x.values()) + 2 * MARGIN))
     height = STEP * (len(layout.rows) - 1) + HEIGHT + 2 * MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        "  <title>Rooms of Draftree and the imports between them</title>",
+        "  <title>Packages of Draftree and the imports between them</title>",
         f"  <style>\n{STYLE}\n  </style>",
         '  <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">',
         '    <path class="tip" d="M0 0 L8 4 L0 8 z" fill="#57606a"/>',
@@ -99,13 +51,13 @@ def picture(package: Path = PACKAGE, pyproject: Path = ROOT / "pyproject.toml") 
 
 
 def boxes(layout: Layout, package: Path) -> Iterator[str]:
-    """A box for every room; modules that are no packages are drawn without colour."""
+    """A box for every package; modules that are no packages are drawn without colour."""
     for row, names in enumerate(layout.rows):
         top = MARGIN + row * STEP
         for name in (name for name in names if ">" not in name):
             x = layout.x[name] + MARGIN
             is_package = (package / name).is_dir()
-            kind, fill, stroke = ("room", "#ddf0ff", "#2f6fab") if is_package else ("file", "#f6f8fa", "#6e7781")
+            kind, fill, stroke = ("package", "#ddf0ff", "#2f6fab") if is_package else ("file", "#f6f8fa", "#6e7781")
             yield (
                 f'<rect class="{kind}" x="{x - BOX / 2:g}" y="{top}" width="{BOX}" height="{HEIGHT}" rx="5" '
                 f'fill="{fill}" stroke="{stroke}"/>'
