@@ -127,11 +127,7 @@ def method_files() -> list[str]:
     seams = (DRAFTERS, VERIFIERS, PLANNERS)
     methods = [method.module.replace(".", "/").removeprefix("draftree/") for seam in seams for method in seam.methods()]
     heads = sorted({name.partition(":")[0].replace(".", "/").removeprefix("draftree/") for name in CLASSES.values()})
-    folder = SOURCES / "beam" / "strategies"
-    strategies = sorted(
-        path.stem for path in folder.glob("*.py") if path.stem not in ("__init__", "base", "filters", "phrases")
-    )
-    names = [f"{name}.py" for name in (*methods, *heads, *(f"beam/strategies/{name}" for name in strategies))]
+    names = [f"{name}.py" for name in (*methods, *heads, "beam/strategies")]
     return [name for name in names if (SOURCES / name).is_file()]
 
 

@@ -176,7 +176,9 @@ class IndependentSampling(Strategy):
 
 @final
 class DiverseGroups(Strategy):
-    """Groups are searched in order; each subtracts a penalty for tokens that beams of earlier groups go on with.
+    """Diverse beam search: groups searched in order, each penalised for the tokens of earlier groups.
+
+    Source: arXiv 1610.02424.
 
     The penalty is `diversity_penalty` for each such beam (Hamming diversity), times 1 plus the discounted number of
     equal earlier tokens of the two groups if there is a discount. It stays in the cumulative score.
@@ -236,7 +238,7 @@ class DiverseGroups(Strategy):
 class DiverseSiblings(Strategy):
     """Subtracts `sibling_penalty` times the rank (1, 2, …) of a continuation among those of its beam.
 
-    The first step is plain beam search. The penalty stays in the cumulative score.
+    The first step is plain beam search. The penalty stays in the cumulative score. Source: arXiv 1611.08562.
     """
 
     @property
@@ -417,7 +419,13 @@ def longest_end(tokens: Phrase, phrase: Phrase) -> int:
 
 @final
 class LexicalConstraints(Strategy):
-    """Candidates are the best of all beams, the best of each beam, and the next phrase tokens of each beam."""
+    """Lexical constraints: every text contains the given phrases.
+
+    Candidates are the best of all beams, the best of each beam, and the next phrase tokens of each beam. Beams are
+    grouped into banks by the number of phrase tokens that they contain, and the banks share the places.
+
+    Source: arXiv 1804.06609, 1905.04519.
+    """
 
     def __init__(self, params: BeamSearchParams) -> None:
         super().__init__(params)

@@ -1,4 +1,12 @@
-"""Measurement at start: whether drafting during the passes of the target saves time."""
+"""Drafting ahead: the wrapped drafter continues while the target verifies.
+
+After a tree was handed to the target, the nodes where the walk may stop are ranked by their probability under the
+drafter. At the best ones a further tree is drafted in a thread. Its first level are guesses of the bonus, ranked with
+the request's noise like the target tokens; what is below the right guess is the next draft. A wrong guess costs the
+work of an idle device. Only the verdict decides about the text. A measurement at start tells whether it saves time.
+
+Source: PEARL, arXiv 2408.11850; SSD (Saguaro), arXiv 2603.03251, which guesses the bonus without shared noise.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `MergedDrafter` merges the trees of its drafters into one tree, which is scored in one pass. Where the verifier reads no
 draft distributions, common prefixes are shared and every node names all its sources. Where it does, each child keeps
-the distribution that it was drawn from, and children drawn from a model come before copied ones (`core/joining.py`): a
+the distribution that it was drawn from, and children drawn from a model come before copied ones (`core/node_map.py`): a
 copied token that is tried first is often accepted where the model's draft would have gone further.
 
 `RoutedDrafter` gives every sequence to the drafter that its request chose, or to none. The drafters share the batch,
