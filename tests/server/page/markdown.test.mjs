@@ -35,6 +35,7 @@ const CASES = {
     "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td><code>x</code></td></tr></tbody></table>",
     "<p>end</p>",
   ],
+  "if x:\n    return *y*": ["<p>if x:\n    return <em>y</em></p>"],
   "> a\n> *b\n> c*\n\n---": ["<blockquote><p>a\n<em>b\nc</em></p></blockquote>", "<hr></hr>"],
   "<b>html</b> &amp; <script>x</script>": ["<p><b>html</b> &amp; <script>x</script></p>"],
 };

@@ -233,7 +233,7 @@ class Blocks {
 
   #paragraph() {
     const lines = [];
-    do lines.push(this.#strip(this.#at++, Infinity));
+    do lines.push(this.lines[this.#at++]); // with its indentation: code without fences stays readable
     while (this.#text() !== "" && (this.depth >= MAX_DEPTH || !this.#startsBlock()));
     return { tag: "p", children: inline(this.source, lines) };
   }
