@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -78,9 +77,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
         require_count("max_waiting", max_waiting, least=0)
         self._llm = LLM(model, draft, **options)
         self._llm.engine.max_waiting = max_waiting
-        # tokenizers are not safe for concurrent use
-        self._encoding = threading.Lock()
-        self._prompts = AsyncPromptEncoder(self._llm.prompts, self._encoding)
+        self._prompts = AsyncPromptEncoder(self._llm.prompts)
         self._compiling = ThreadPoolExecutor(COMPILING_THREADS, thread_name_prefix="draftree-compiling")
         self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)
         self._driver = Driver(self._llm.engine, self._beams)
@@ -168,25 +165,24 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
             spoken = None  # the prompt is token ids now
 
         def make() -> list[WritingSequence]:
-            with self._encoding:
-                start = self._llm.prompts.encode_start(decoder)
-                ids = (
-                    prompt
-                    if isinstance(prompt, FeatureSource)
-                    else self._llm.prompts.encode(prompt, source_lang=spoken, most=most)
-                )
-                told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
-                made = requests.sequences(ids, checked, draft=draft, priority=priority, decoder_prompt=start, **told)
-                for sequence in made:
-                    sequence.given = given
-                    if written:
-                        sequence.write(written, 0)
-                return made
+            start = self._llm.prompts.encode_start(decoder)
+            ids = (
+                prompt
+                if isinstance(prompt, FeatureSource)
+                else self._llm.prompts.encode(prompt, source_lang=spoken, most=most)
+            )
+            told: dict[str, Any] = {"request_id": request_id, "trace": trace, "owner": owner}
+            made = requests.sequences(ids, checked, draft=draft, priority=priority, decoder_prompt=start, **told)
+            for sequence in made:
+                sequence.given = given
+                if written:
+                    sequence.write(written, 0)
+            return made
 
         loop = asyncio.get_running_loop()
         if not requests.has_grammar(checked):
-            # on separate threads and without the lock: a grammar may take long to compile
-            await loop.run_in_executor(self._compiling, requests.compile_grammar, checked, self._encoding)
+            # on separate threads: a grammar may take long to compile
+            await loop.run_in_executor(self._compiling, requests.compile_grammar, checked)
         # long prompts take long to encode: the event loop stays free
         request = Request(await asyncio.to_thread(make), loop)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, final
 
@@ -27,11 +26,10 @@ class AsyncPromptEncoder:
 
     Args:
         encoder: the encoder.
-        lock: held while the encoder is used; tokenizers are not safe for concurrent use.
     """
 
-    def __init__(self, encoder: PromptEncoder, lock: AbstractContextManager[Any]) -> None:
-        self._encoder, self._lock = encoder, lock
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder = encoder
         self._long_prompts = ThreadPoolExecutor(1, thread_name_prefix="draftree-long-prompts")
 
     async def encode(
@@ -114,24 +112,18 @@ class AsyncPromptEncoder:
         return await self._run(len(ids) >= LONG, lambda encoder: encoder.decode(ids, skip_special_tokens))
 
     async def with_tokenizer(self, action: Callable[[Tokenizer | None], Any]) -> Any:
-        """Run an action that uses the tokenizer, on a thread and while nothing else uses it."""
+        """Run an action that uses the tokenizer, on a thread."""
         return await self._run(False, lambda encoder: action(encoder.tokenizer))
 
     async def _run(self, is_long: bool, action: Callable[[PromptEncoder], Any]) -> Any:
         if is_long:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._long_prompts, lambda: action(self._encoder_of_long_prompts))
-
-        def locked() -> Any:
-            with self._lock:
-                return action(self._encoder)
-
-        return await asyncio.to_thread(locked)
+        return await asyncio.to_thread(action, self._encoder)
 
     @cached_property
     def _encoder_of_long_prompts(self) -> PromptEncoder:
-        with self._lock:
-            return self._encoder.twin()
+        return self._encoder.twin()
 
 
 def is_long(*values: Any) -> bool:

@@ -42,7 +42,7 @@ def require_decoder_options(decoder: DecoderOptions) -> None:
 
 
 class PromptEncoder:
-    """Encoder of the prompts of one model. Not thread-safe.
+    """Encoder of the prompts of one model.
 
     Args:
         tokenizer: the target's tokenizer, None if it has none.

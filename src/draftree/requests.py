@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from draftree.arguments import shown_value
 from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
@@ -267,12 +265,11 @@ class Requests:
             return True
         return self._grammars is not None and self._grammars.is_compiled(params)
 
-    def compile_grammar(self, params: SamplingParams, encoding: AbstractContextManager[Any]) -> None:
+    def compile_grammar(self, params: SamplingParams) -> None:
         """Compile the grammar of a future request, which may take long: call it on a thread that delays no request.
 
         Args:
             params: sampling parameters with a grammar.
-            encoding: held while the tokenizer is used.
 
         Raises:
             InvalidRequestError: the grammar is invalid, or takes too long to compile.
@@ -280,8 +277,7 @@ class Requests:
         """
         if self._tokenizer is None or params.constraint is None:
             return
-        with encoding:
-            grammars = self._spelled_grammars()
+        grammars = self._spelled_grammars()
         with blaming(params.constraint[0]):
             grammars.compile(params)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from draftree.core.errors import (
     DraftreeError,
@@ -32,9 +34,12 @@ SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tok
 CHARS_PER_TOKEN = 16
 """Most texts have fewer; of those that have more, more is encoded before they are refused as too long."""
 
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+"""The lock of each backend."""
+
 
 class Tokenizer:
-    """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded.
+    """A transformers tokenizer with exact text: nothing is cleaned up, truncated or padded. Thread-safe.
 
     Args:
         backend: a tokenizer object of transformers, or an object with the same interface.
@@ -47,6 +52,8 @@ class Tokenizer:
         self._full = full
         self.name = name
         self._schemes: dict[bool, TextScheme] = {}
+        # settings of the backend change from call to call, and others may wrap the same backend
+        self._lock = _locks.setdefault(backend, threading.RLock())
 
     @classmethod
     def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
@@ -100,7 +107,7 @@ class Tokenizer:
                 f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
             )
         require_unicode(text, "The prompt")
-        with self._working("encode this text"):
+        with self._lock, self._working("encode this text"):
             return [int(i) for i in self._backend.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
     def require_fit(self, text: str, most: int) -> None:
@@ -124,7 +131,8 @@ class Tokenizer:
 
     def twin(self) -> Tokenizer:
         """Return an equal tokenizer that another thread may use at the same time."""
-        return Tokenizer(copy.deepcopy(self._backend), name=self.name, full=self._full)
+        with self._lock:
+            return Tokenizer(copy.deepcopy(self._backend), name=self.name, full=self._full)
 
     def encode_in(self, language: str, text: str) -> list[int]:
         """Encode a text with the tokens that a multilingual model expects around a prompt in this language.
@@ -133,7 +141,7 @@ class Tokenizer:
             InvalidRequestError: an unknown language, or a tokenizer without languages.
         """
         language_token(self.languages, language, param="source_lang", name=self.name)
-        with reading(self.backend, language):
+        with self._lock, reading(self.backend, language):
             return self.encode(text)
 
     @cached_property
@@ -143,13 +151,13 @@ class Tokenizer:
 
     def encode_literally(self, text: str) -> list[int]:
         """Encode plain text: a special token such as </s> in it is spelled."""
-        with self._working("encode this text"):
+        with self._lock, self._working("encode this text"):
             ids = self._backend.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
             return [int(i) for i in ids]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
         """Decode token ids exactly; bytes that form no character become U+FFFD."""
-        with self._working("decode these tokens"):
+        with self._lock, self._working("decode these tokens"):
             return self._backend.decode(
                 list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
             )
@@ -221,7 +229,7 @@ class Tokenizer:
             self.require_fit(text, most)
         if allow_control_tokens:
             return self.encode(text, add_special_tokens=False)
-        with self._working("encode this conversation"):
+        with self._lock, self._working("encode this conversation"):
             return self._literal_encoder.ids(conversation, text)
 
     @cached_property
