@@ -27,12 +27,12 @@ class AsyncGiven:
         """Give a submission with `given` the tree of its next round."""
         (sequence,), held = submission.sequences, self._llm.engine.held
         arrived = held.gathering.clock()
-        await asyncio.wrap_future(self._driver.call(lambda: held.give(sequence, tree, arrived=arrived)))
+        await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))
 
     async def park(self, submission: Submission) -> None:
         """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
         (sequence,) = submission.sequences
-        await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.held.park(sequence)))
+        await self.between_steps(lambda: self._llm.engine.held.park(sequence))
 
     async def between_steps(self, action: Callable[[], T]) -> T:
         """Return the result of an action on the engine's thread, which may use the model, between two steps.
@@ -40,7 +40,7 @@ class AsyncGiven:
         Raises:
             EngineClosedError: the engine was closed, or failed.
         """
-        found: T = await asyncio.wrap_future(self._driver.call(action))
+        found: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
         return found
 
     async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
@@ -52,4 +52,4 @@ class AsyncGiven:
             gathering.fixed = costs[min(costs)]
             return costs
 
-        return await asyncio.wrap_future(self._driver.call(measured))
+        return await self.between_steps(measured)

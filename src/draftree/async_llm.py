@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, NoReturn, Self, Unpack
 
 from draftree.arguments import (
     Messages,
@@ -82,6 +82,10 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
         self._beams = BeamWork(self._llm.engine, self._llm.tokenizer, self._llm.requests.eos_ids)
         self._driver = Driver(self._llm.engine, self._beams)
         self._stop_watching = on_loss(self._llm.model, self._driver.lose)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to pickle or copy."""
+        raise TypeError("an AsyncLLM can be neither pickled nor copied: create another one with the same arguments")
 
     @property
     def llm(self) -> LLM:

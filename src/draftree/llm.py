@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from functools import partial
+from typing import Any, NoReturn, Unpack
 
 from draftree.arguments import (
     Messages,
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLM(BeamSearching, Streams, Transcribes):
-    """A model for generation, accelerated by a drafter. Not thread-safe; use `AsyncLLM` for concurrent requests.
+    """A model for generation, accelerated by a drafter. Thread-safe: calls of several threads are decoded as one batch.
 
     Args:
         model: a catalogue name, a folder, a GGUF file, a hub id, a loaded `…ForCausalLM` of transformers, any
@@ -146,13 +147,13 @@ class LLM(BeamSearching, Streams, Transcribes):
         given |= {"offload": offload, "kv_dtype": kv_dtype, "trust_remote_code": trusts}
         loaded = load_divided(load_target, model, division, given)
         require_exact(loaded, asked=exact)
-        methods, auto = decide_each(methods, loaded, verify, plan, learn)
+        alone = loaded.model.lock.run  # others may share the model, and it is measured here
+        methods, auto = alone(lambda: decide_each(methods, loaded, verify, plan, learn))
         self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self.learned, own = store_of(learning, loaded.model, user=self), kernels_of_drafter(loaded)
-        self._parts = build_each(
-            methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts, clock=clock, learning=self.learned
-        )
+        build = partial(build_each, methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts)
+        self._parts = alone(lambda: build(clock=clock, learning=self.learned))
         self._engine = Engine(self._parts, limits, on_round=on_round)
         ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.why_torch
         defaults = NEUTRAL
@@ -178,6 +179,10 @@ class LLM(BeamSearching, Streams, Transcribes):
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
         if self.sampling_note and loaded is not model:
             logger.warning("'%s': %s", loaded.name, self.sampling_note)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to pickle or copy."""
+        raise TypeError("an LLM can be neither pickled nor copied: create another one, or let threads share it")
 
     @property
     def model(self) -> LanguageModel:
@@ -226,6 +231,9 @@ class LLM(BeamSearching, Streams, Transcribes):
 
     def forget(self, *, learned: bool = True) -> None:
         """Drop cached prefixes, and with `learned` all that drafters learned and its files. Never affects a text."""
+        self._engine.lock.between(lambda: self._forget(learned=learned))
+
+    def _forget(self, *, learned: bool) -> None:
         self._engine.forget()
         if learned and self._parts.drafter is not None:
             self._parts.drafter.forget()

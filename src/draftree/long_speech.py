@@ -194,6 +194,6 @@ def first_window(work: Transcriber, features: np.ndarray) -> FeatureSource:
 
 
 def long_speech(work: Transcriber, features: np.ndarray, speech: Speech, *, conditioned: bool = False) -> LongSpeech:
-    """Return the windows of features; a pass detects the language if it is not given. Call it where passes run."""
+    """Return the windows of features; a pass detects the language if it is not given."""
     detected = work.detect(first_window(work, features)) if work.needs_language(speech) else None
     return LongSpeech(work, features, speech, detected=detected, conditioned=conditioned)

@@ -70,17 +70,22 @@ def write_all(
         progress: whether to show a progress bar; None shows one on a terminal, for several texts without `on_update`.
     """
     sequences = [sequence for request in batch for sequence in request]
+
+    def observe() -> tuple[list[Update | None], list[WritingSequence]]:
+        updates = [] if on_update is None else [sequence.take_update() for sequence in going]
+        return updates, [sequence for sequence in going if not sequence.is_finished]
+
     with ProgressBar(len(sequences), shown=False if progress is None and on_update else progress) as bar:
         engine.add(*sequences)
         going = list(sequences)
         try:
             while going:
-                engine.step()
-                for sequence in going if on_update is not None else ():
-                    update = sequence.take_update()
+                if not all(sequence.is_finished for sequence in going):  # steps of other threads finish them too
+                    engine.step()
+                updates, going = engine.lock.between(observe)
+                for update in updates:
                     if on_update is not None and update is not None:
                         on_update(update)
-                going = [sequence for sequence in going if not sequence.is_finished]
                 if bar.is_shown:
                     bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
         finally:

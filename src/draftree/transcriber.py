@@ -123,7 +123,10 @@ class Transcriber:
         return speech.language is None and self.rules is not None and bool(self.rules.languages)
 
     def detect(self, source: FeatureSource) -> Detection:
-        """Run a pass over the start token; call it where the engine's passes run."""
+        """Run a pass over the start token."""
+        return self.engine.lock.run(lambda: self._detect(source))
+
+    def _detect(self, source: FeatureSource) -> Detection:
         target, rules = self.target, self.rules
         slot = target.open_on(source)
         try:

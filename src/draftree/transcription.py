@@ -65,9 +65,7 @@ class Transcribes:
         """
         work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
         found = [work.source(item) for item in _each(audio)]
-        starts = [
-            work.start(speech, None if not work.needs_language(speech) else work.detect(source)) for source in found
-        ]
+        starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
         batch = [
             work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
             for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)

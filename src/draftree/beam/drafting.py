@@ -50,6 +50,9 @@ Draft = tuple["Beam", TokenTree]
 class BeamDrafter(ABC):
     """Drafter of a beam search. Has state for each text."""
 
+    model: LanguageModel | None = None
+    """Its own model; None if it has none."""
+
     def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
         """Prepare for a text.
 
@@ -218,7 +221,7 @@ class ModelBeams(BeamDrafter):
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self.model = model
+        self.model: LanguageModel = model
         self._forests: dict[SequenceSearch, Forest] = {}
 
     def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
@@ -302,6 +305,7 @@ class SeveralDrafters(BeamDrafter):
 
     def __init__(self, drafters: Sequence[BeamDrafter]) -> None:
         self._drafters = list(drafters)
+        self.model = next((drafter.model for drafter in drafters if drafter.model is not None), None)
 
     def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
         """Prepare all."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +18,8 @@ from draftree.beam.sequence import Decode, Hooks, OnStep, SequenceSearch, requir
 from draftree.core.errors import GenerationError, NonFiniteLogitsError
 from draftree.models.base import LanguageModel
 from draftree.sampling.logits import Logits
+
+T = TypeVar("T")
 
 BATCH_SIZE = 32
 """Maximum number of prompts that are searched at the same time."""
@@ -116,6 +120,9 @@ class BeamSearch:
 
     def cancel(self, text: SequenceSearch) -> None:
         """Drop a search and close its slots; one that has ended is unchanged."""
+        self._alone(lambda: self._cancel(text))
+
+    def _cancel(self, text: SequenceSearch) -> None:
         if text in self._waiting:
             self._waiting.remove(text)
         forests = self._forests.pop(text, None)
@@ -183,13 +190,26 @@ class BeamSearch:
         fused = [] if text.params.lm_model is None else [text.params.lm_model]
         return [self._model, *text.params.models, *fused]
 
-    @torch.inference_mode()
+    def _alone(self, use: Callable[[], T]) -> T:
+        """Run a use of all models, which others may share."""
+        texts = (*self._waiting, *self._forests)
+        models = {self._model, *(model for text in texts for model in self._models_of(text))}
+        if self._drafter is not None and self._drafter.model is not None:
+            models.add(self._drafter.model)
+        for model in sorted(models, key=id):  # in one order, so that no two searches wait for each other
+            use = partial(model.lock.run, use)
+        return use()
+
     def step(self) -> list[SequenceSearch]:
         """Start waiting searches, run one pass of each model, and make the steps of which all beams are scored.
 
         Returns:
             The searches that ended, with a result or an error.
         """
+        return self._alone(self._step)
+
+    @torch.inference_mode()
+    def _step(self) -> list[SequenceSearch]:
         while self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
         texts = list(self._forests)
@@ -275,7 +295,7 @@ class BeamSearch:
         forests = self._forests[text]
         text.num_used = forests[0].num_reused
         if text.is_done or text.error is not None:
-            self.cancel(text)
+            self._cancel(text)
             return
         beams = text.live
         for place, forest in enumerate(forests):

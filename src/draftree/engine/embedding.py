@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -53,6 +54,9 @@ class Embedding:
 
     def step(self) -> Tensor | None:
         """Read the next tokens; return the embedding after the last ones, of length 1, shape (hidden,), float32."""
+        return self._model.lock.run(self._step)
+
+    def _step(self) -> Tensor | None:
         model = self._model
         if self._slot is None:
             model.reserve(model.num_open + 1, len(self._ids))
@@ -74,5 +78,5 @@ class Embedding:
     def close(self) -> None:
         """Free the slot."""
         if self._slot is not None:
-            self._model.close(self._slot)
+            self._model.lock.between(partial(self._model.close, self._slot))
             self._slot = None

@@ -54,7 +54,9 @@ class Limits:
 
 
 class Engine:
-    """Generates many sequences concurrently, each at its own pace. Not thread-safe.
+    """Generates many sequences concurrently, each at its own pace.
+
+    Several threads may add, step, stream and abort: a step of any of them advances the sequences of all.
 
     Args:
         parts: model, drafter, verifier and planner.
@@ -74,6 +76,8 @@ class Engine:
         tries_again: bool = True,
     ) -> None:
         self._parts = parts
+        self.lock = parts.target.lock
+        """Lock of the model; unfinished sequences are read under it."""
         self._limits = limits or Limits()
         self._budget = slot_budget(parts, self._limits.memory)
         most = self._limits.max_batch_size or MAX_BATCH
@@ -82,7 +86,7 @@ class Engine:
         self.held = HeldSequences(self._scheduler, self._allocator)
         """Sequences whose trees come from clients."""
         # the model may outlive this engine: what is kept must not
-        weakref.finalize(self, self._allocator.prefixes.clear).atexit = False
+        weakref.finalize(self, self.lock.later, self._allocator.prefixes.clear).atexit = False
         self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
@@ -159,7 +163,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop all cached prefixes."""
-        self._allocator.prefixes.clear()
+        self.lock.between(self._allocator.prefixes.clear)
 
     def add(self, *sequences: WritingSequence) -> None:
         """Queue the sequences of a request, all or none; they join the batch when there is room.
@@ -168,6 +172,9 @@ class Engine:
             InvalidRequestError: a sequence never fits into memory, is finished, or was added before.
             QueueFullError: the queue has no room for them.
         """
+        self.lock.between(lambda: self._add(sequences))
+
+    def _add(self, sequences: Sequence[WritingSequence]) -> None:
         here = {id(sequence) for sequence in (*self._scheduler.running, *self.waiting)}
         for sequence in sequences:
             if sequence.is_finished or id(sequence) in here:
@@ -180,6 +187,9 @@ class Engine:
 
     def abort(self, sequences: Sequence[WritingSequence]) -> None:
         """End these sequences now and free their slots; finished ones are unchanged."""
+        self.lock.between(lambda: self._abort(sequences))
+
+    def _abort(self, sequences: Sequence[WritingSequence]) -> None:
         for sequence in sequences:
             if not sequence.is_finished:
                 sequence.abort()
@@ -195,7 +205,7 @@ class Engine:
         self.add(sequence)
         try:
             while True:
-                update = sequence.take_update()
+                update = self.lock.between(sequence.take_update)
                 if update is None:
                     self.step()
                     continue
@@ -203,7 +213,8 @@ class Engine:
                 if update.is_last:
                     return
         finally:
-            self.abort([sequence])
+            # not `abort`: an abandoned generator is closed by whatever thread collects it, even within a step
+            self.lock.later(lambda: self._abort([sequence]))
 
     def step(self) -> list[WritingSequence]:
         """Run one pass: a round for every prefilled sequence, and prompt chunks of others.
@@ -215,6 +226,9 @@ class Engine:
             BaseException: a failure that no sequence caused, such as a callback's or Ctrl-C; all running sequences fail
                 with it and their slots are freed.
         """
+        return self.lock.run(self._step)
+
+    def _step(self) -> list[WritingSequence]:
         try:
             has_admitted = self.held.admit()
             self._make_room()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NoReturn, final
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.core.tensors import synchronize
 from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.lock import ModelLock
 from draftree.models.memory import NOTHING, Footprint
 from draftree.models.operations import (
     ALL_LAYERS,
@@ -80,6 +81,18 @@ class LanguageModel(ABC):
     """Result of the self-check at load; None if it was not run."""
     streams_weights: bool = False
     """Whether passes read weights from a file, so that one over hundreds of rows costs hardly more than over one."""
+
+    @final
+    @property
+    def lock(self) -> ModelLock:
+        """The lock of all threads and engines that use the model; passes are run and slots are edited under it."""
+        lock: ModelLock = self.__dict__.setdefault("_lock_of_model", ModelLock())
+        return lock
+
+    @final
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to pickle or copy a model, whose slots and native memory have no copy."""
+        raise TypeError(f"{type(self).__name__} can be neither pickled nor copied: load the model again, or share it")
 
     @property
     def here(self) -> LanguageModel:

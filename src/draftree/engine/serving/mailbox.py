@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -10,6 +11,10 @@ from typing import final
 
 from draftree.core.errors import EngineClosedError
 
+FORKED = (
+    "the process was forked after the engine was created, and its thread is missing here: create the engine in the "
+    "child process, or start it with multiprocessing's 'spawn'"
+)
 Refuse = Callable[[EngineClosedError], None]
 
 
@@ -25,12 +30,16 @@ class Mailbox:
         self._letters: queue.SimpleQueue[tuple[Callable[[], None], Refuse]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._reason: str | None = None
+        self._process = os.getpid()
 
     def __len__(self) -> int:
         return self._letters.qsize()
 
     def put(self, action: Callable[[], None], *, otherwise: Refuse) -> None:
         """Submit an action; does not wait. `otherwise` is called with the reason if the action will never run."""
+        if os.getpid() != self._process:
+            otherwise(EngineClosedError(FORKED))
+            return
         with self._lock:
             # under the lock: otherwise it could be added after `shut` emptied the queue
             if self._reason is None:
