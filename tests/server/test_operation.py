@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import itertools
 import json
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from draftree.serve.app import create_app
 from draftree.serve.logs import configured_logs
@@ -113,7 +117,16 @@ def test_the_status_shows_models_and_queue(server: Running) -> None:
     assert isinstance(model["explain"], str)
     assert found["queue"] == {"running": 0, "waiting": 0, "places": 0, "max_places": 32, "max_waiting": 256}
     assert found["is_ready"] is True
-    assert found["uptime_seconds"] > 0
+
+
+def test_a_clock_that_is_set_back_changes_no_duration(monkeypatch: pytest.MonkeyPatch, server: Running) -> None:
+    ticks = itertools.count(2_000_000_000, -1000)
+    monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
+    fields = {"input": "hello", "text": {"format": {"type": "json_schema", "name": "one", "schema": {"const": 1}}}}
+    answer = HTTP.post(f"{server.url}/v1/responses", json={"model": NAME, **fields}).json()
+    assert answer["status"] == "completed"
+    assert answer["completed_at"] >= answer["created_at"]
+    assert 0 < HTTP.get(f"{server.url}/draftree/status").json()["uptime_seconds"] < 1e6
 
 
 def test_rounds_are_streamed_without_text(server: Running) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from draftree.core.errors import RankError
+from draftree.core.host import SYSTEM_CLOCK
 from draftree.serve.access import Authentication, HostCheck, SecurityHeaders
 from draftree.serve.gate import Gate
 from draftree.serve.job import JobOptions
@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, settings: ServerSettings, pool: ModelPool, *, keys: KeyRing) -> None:
         self.settings, self.pool, self.keys = settings, pool, keys
-        self.started = time.time()
+        self._started = SYSTEM_CLOCK()
         self.gate = Gate(
             max_running=settings.max_concurrent_requests, max_waiting=settings.max_queue, key_share=settings.key_share
         )
@@ -82,6 +82,11 @@ class Server:
         return next((failure for failure in failures if isinstance(failure, RankError)), None)
 
     @property
+    def uptime(self) -> float:
+        """Seconds since it began to accept requests."""
+        return SYSTEM_CLOCK() - self._started
+
+    @property
     def has_one_key(self) -> bool:
         """Whether all requests are of one client, so that their priorities compare."""
         return len(self.keys.names) == 1
@@ -103,7 +108,7 @@ class Server:
 
     async def start(self) -> None:
         """Begin to accept requests."""
-        self.started = time.time()
+        self._started = SYSTEM_CLOCK()
 
     def record_of(self, request: Request) -> RequestRecord:
         """Return the record of a request."""

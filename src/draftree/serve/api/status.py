@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -63,7 +62,7 @@ async def status(request: Request) -> Response:
             },
             **({} if server.verify is None else {"verify": server.verify.status()}),
             "is_ready": server.is_ready,
-            "uptime_seconds": round(time.time() - server.started, 3),
+            "uptime_seconds": round(server.uptime, 3),
             "version": __version__,
         }
     )

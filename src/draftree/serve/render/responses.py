@@ -82,7 +82,7 @@ class ResponseWriter:
         if is_cut:
             self._end["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
-            self._end["completed_at"] = int(time.time())
+            self._end["completed_at"] = max(int(time.time()), self._head.created)  # the clock may have been set back
         self._end |= {"usage": self._usage(), **self._statistics()}
         return [*events, self._event(f"response.{self._end['status']}", response=self.response())]
 
