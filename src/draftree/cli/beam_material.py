@@ -125,7 +125,7 @@ def read_texts(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = [line for line in path.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--allowed-texts") from error
     if not lines:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,7 @@ import typer
 from draftree.cli.options import TEXT
 from draftree.cli.prompt import STANDARD_INPUT
 from draftree.core.errors import InvalidRequestError, suggestion
-from draftree.core.files import JsonError, parse_json
+from draftree.core.files import JsonError, parse_json, read_lines
 from draftree.text.chat.messages import check_messages
 
 __all__ = ["FilePrompt", "Prompts", "read_prompts", "require_alone"]
@@ -78,9 +80,7 @@ def read_prompts(file: str) -> list[FilePrompt]:
         InvalidRequestError: the file is unreadable or empty, or a line is invalid; the message names the line.
     """
     name = "standard input" if file == STANDARD_INPUT else file
-    raw = read_raw(file).removeprefix(b"\xef\xbb\xbf")
-    # not splitlines: a prompt may contain other separators than line breaks
-    lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw.split(b"\n"), 1)]
+    lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw_lines(file), 1)]
     lines = [(number, line) for number, line in lines if line.strip()]
     if not lines:
         raise InvalidRequestError(f"'{name}' holds no prompt: write one per line, or JSON lines with 'prompt'")
@@ -92,15 +92,17 @@ def read_prompts(file: str) -> list[FilePrompt]:
     return prompts
 
 
-def read_raw(file: str) -> bytes:
-    if file == STANDARD_INPUT:
-        if sys.stdin is None:
-            raise InvalidRequestError("standard input is closed: name a file with --prompts, or pipe one in")
-        return sys.stdin.buffer.read()
+def raw_lines(file: str) -> Iterator[bytes]:
+    """Yield the lines of a file, or of standard input, without a byte order mark and line feeds."""
+    if file == STANDARD_INPUT and sys.stdin is None:
+        raise InvalidRequestError("standard input is closed: name a file with --prompts, or pipe one in")
     try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise InvalidRequestError(f"prompts file '{file}' cannot be read: {error.strerror}") from error
+        with nullcontext(sys.stdin.buffer) if file == STANDARD_INPUT else Path(file).open("rb") as stream:
+            for number, line in enumerate(read_lines(stream)):
+                yield (line if number else line.removeprefix(codecs.BOM_UTF8)).removesuffix(b"\n")
+    except (OSError, JsonError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequestError(f"prompts file '{file}' cannot be read: {reason}") from error
 
 
 def decoded(line: bytes, place: str) -> str:

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 from draftree.core.errors import ConfigurationError
 
@@ -74,7 +74,7 @@ def shown_name(name: str) -> str:
 
 
 MAX_JSON_BYTES = 64 << 20
-"""Largest file that is read: twice the largest known tokenizer.json."""
+"""Largest file, or line of a file of JSON lines, that is read: twice the largest known tokenizer.json."""
 
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
@@ -139,30 +139,49 @@ def read_json(path: Path) -> dict[str, Any]:
     return parse_json_object(content)
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, Any]]:
     """Read a file that holds one JSON object per line; blank lines are skipped.
+
+    Args:
+        path: the file.
+        may_be_cut: leave out a last line that its writer did not complete.
 
     Raises:
         FileNotFoundError: there is no such file.
-        JsonError: it cannot be read, or a line is not a JSON object; the text has its number.
+        JsonError: it cannot be read, or a line is too long or not a JSON object; the text has its number.
     """
+    found = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        with path.open("rb") as stream:
+            for number, line in enumerate(read_lines(stream), start=1):
+                if not line.strip():
+                    continue
+                try:
+                    found.append(parse_json_object(line))
+                except JsonError as error:
+                    if may_be_cut and not line.endswith(b"\n"):
+                        break
+                    raise JsonError(f"line {number}: {error}") from None
     except FileNotFoundError:
         raise
     except OSError as error:
         raise JsonError(error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise JsonError("it is not UTF-8 text") from None
-    found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            found.append(parse_json_object(line))
-        except JsonError as error:
-            raise JsonError(f"line {number}: {error}") from None
     return found
+
+
+def read_lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file; unlike `str.splitlines`, only line feeds end one.
+
+    Raises:
+        JsonError: a line is longer than any content that is read, as in a file without line breaks.
+        OSError: the file cannot be read.
+    """
+    number = 0
+    while line := stream.readline(MAX_JSON_BYTES + 1):
+        number += 1
+        if len(line) > MAX_JSON_BYTES:
+            raise JsonError(f"line {number}: it has more than {MAX_JSON_BYTES >> 20} MiB")
+        yield line
 
 
 @final

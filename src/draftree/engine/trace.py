@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from draftree.core.errors import ConfigurationError, import_extra, suggestion
-from draftree.core.files import MALFORMED, JsonError, parse_json_object
+from draftree.core.files import MALFORMED, JsonError, read_json_lines
 from draftree.core.node_map import NodeMap, prune
 from draftree.core.tree import ROOT, TokenTree, depths, first_children
 from draftree.core.types import DraftPart, RoundRecord, SequenceRecord
@@ -159,10 +159,9 @@ def read_trace(path: Path) -> Trace:
         ConfigurationError: it is not a trace, or of another format.
     """
     try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        lines = read_json_lines(path, may_be_cut=True)
+    except (OSError, JsonError) as error:
         raise ConfigurationError(f"'{path}' cannot be read as a trace: {error}") from error
-    lines = [_entry(path, number, line) for number, line in enumerate(content.splitlines()[: content.count("\n")], 1)]
     if not lines or lines[0].get("kind") != "trace":
         raise ConfigurationError(f"'{path}' is not a trace of format {FORMAT}: write one with --record")
     if lines[0].get("format") not in READ_FORMATS:
@@ -175,13 +174,6 @@ def read_trace(path: Path) -> Trace:
         return _trace_of(lines)
     except MALFORMED as error:
         raise ConfigurationError(f"'{path}' is damaged: a field of a line is missing or wrong ({error!r})") from error
-
-
-def _entry(path: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        return parse_json_object(line)
-    except JsonError as error:
-        raise ConfigurationError(f"'{path}' cannot be read as a trace: line {number}: {error}") from error
 
 
 def _trace_of(lines: list[dict[str, Any]]) -> Trace:

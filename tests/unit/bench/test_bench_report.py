@@ -228,7 +228,7 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
         ("", "no header line"),
         ("oops\n", "line 1: it is not JSON"),
         ('{"a": 1}\n', "line 1 was not written by draftree bench"),
-        ("[]\n", "line 1 was not written by draftree bench"),
+        ("[]\n", "line 1: it does not hold a JSON object"),
         ('{"kind": "header", "format": 99}\n', "has format 99, this version reads 1"),
         ('{"kind": "poem"}\n', "unknown kind 'poem'"),
         ('{"kind": "record", "divergence": null, "task": "a"}\n', "line 1 was not written"),

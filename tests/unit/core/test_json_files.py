@@ -110,5 +110,14 @@ def test_the_number_of_a_damaged_line_is_given(tmp_path: Path) -> None:
     assert read_json_lines(path) == [{"a": 1}]
 
 
+def test_only_line_feeds_end_a_line_and_none_is_endless(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": "1\u2028\x85"}\n{"a": ', "utf-8")
+    assert read_json_lines(path, may_be_cut=True) == [{"a": "1\u2028\x85"}]
+    if Path("/dev/zero").exists():
+        with pytest.raises(JsonError, match="line 1: it has more than 64 MiB"):
+            read_json_lines(Path("/dev/zero"))
+
+
 def test_a_byte_order_mark_is_no_content() -> None:
     assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}

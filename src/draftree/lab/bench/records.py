@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.files import MALFORMED, parse_json
+from draftree.core.files import MALFORMED, JsonError, read_json_lines
 
 FORMAT = 1
 OURS = "draftree"
@@ -191,21 +191,12 @@ def sha256_of(value: str | Sequence[int]) -> str:
 def read_results(path: Path) -> Results:
     """Read a results file."""
     try:
-        content = path.read_text("utf-8")
+        lines = read_json_lines(path, may_be_cut=True)  # a run may be killed during its last line
     except FileNotFoundError as error:
         raise ConfigurationError(f"results file '{path}' does not exist: check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except JsonError as error:
         raise ConfigurationError(f"results file '{path}' cannot be read: {error}") from error
-    lines = content.splitlines()
-    entries = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            entries.append((number, parse_json(line)))
-        except ValueError as error:
-            if number == len(lines) and not content.endswith("\n"):
-                break  # the run was killed during this line
-            raise ConfigurationError(f"results file '{path}', line {number}: {error}") from error
-    return _results(entries, path.name)
+    return _results(enumerate(lines, start=1), path.name)
 
 
 def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:

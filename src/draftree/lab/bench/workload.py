@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError, suggestion
-from draftree.core.files import JsonError, parse_json_object
+from draftree.core.files import JsonError, parse_json_object, read_lines
 from draftree.text.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
@@ -83,17 +83,21 @@ class Workload:
 
 def read_workload(path: Path = SHIPPED) -> Workload:
     """Read a prompts file."""
+    tasks, sha256 = [], hashlib.sha256()
     try:
-        content = path.read_bytes()
-        # not splitlines: a prompt may contain other separators than line breaks
-        lines = content.decode("utf-8-sig").split("\n")
+        with path.open("rb") as stream:
+            for number, line in enumerate(read_lines(stream), start=1):
+                sha256.update(line)
+                if text := line.decode("utf-8-sig" if number == 1 else "utf-8").strip():
+                    tasks.append(_task(text, number, path.name))
     except FileNotFoundError as error:
         raise ConfigurationError(f"prompts file '{path}' does not exist: check the path") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"prompts file '{path}' is not UTF-8 text: it must hold JSON lines") from error
+    except JsonError as error:
+        raise ConfigurationError(f"prompts file '{path}', {error}") from error
     except OSError as error:
         raise ConfigurationError(f"prompts file '{path}' cannot be read: {error.strerror}") from error
-    tasks = [_task(line, number, path.name) for number, line in enumerate(lines, start=1) if line.strip()]
     if not tasks:
         raise ConfigurationError(f"prompts file '{path}' holds no prompts: write one JSON object per line")
     for task_id, count in Counter(one for task in tasks for one in task.ids).items():
@@ -101,7 +105,7 @@ def read_workload(path: Path = SHIPPED) -> Workload:
             raise ConfigurationError(
                 f"prompts file '{path}' has {count} prompts with the id '{task_id}': ids are unique"
             )
-    return Workload(path.name, hashlib.sha256(content).hexdigest(), tuple(tasks))
+    return Workload(path.name, sha256.hexdigest(), tuple(tasks))
 
 
 def encode(task: Task, tokenizer: Tokenizer) -> tuple[list[int], str]:

@@ -242,7 +242,7 @@ class Journal:
         """Return the measurements by cell and candidate; a last line that was not completed is left out."""
         found: dict[tuple[int, str], Sample] = {}
         try:
-            lines = self.path.read_text("utf-8").splitlines()
+            lines = self.path.read_text("utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             return found
         for line in lines:

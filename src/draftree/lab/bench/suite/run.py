@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.files import parse_json
+from draftree.core.files import JsonError, read_json_lines
 from draftree.execution import load_for
 from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
 from draftree.lab.bench.records import Record, RecordFile, Results, read_results
@@ -59,17 +59,11 @@ def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]
 def require_format(path: Path, name: str) -> None:
     """Check that every line of a file has the fields of a format."""
     try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
+        entries = read_json_lines(path)
+    except (OSError, JsonError):
         return  # `read_workload` reports it
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = parse_json(line)
-        except ValueError:
-            return  # likewise
-        missing = [field for field in FIELDS[name] if not isinstance(entry, dict) or field not in entry]
+    for number, entry in enumerate(entries, start=1):
+        missing = [field for field in FIELDS[name] if field not in entry]
         if missing:
             raise ConfigurationError(
                 f"prompts file {path.name}, line {number} has no '{missing[0]}', so it is not in the format of {name}: "
