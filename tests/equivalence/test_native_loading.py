@@ -18,6 +18,7 @@ from draftree.models.native.blueprint import RMS_NORM
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
 from draftree.models.native.norms import NormFacts
+from draftree.models.native.rotary import read_ropes
 from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh
 from native_samples import SIZES, lower, text
@@ -39,6 +40,14 @@ def test_other_kinds_are_left_whole(family: str) -> None:
     with pytest.raises(NativeUnavailableError, match=OTHERS[family]):
         lower(lm)
     assert torch.equal(alone(lm, text(5)), before)
+
+
+def test_a_context_of_any_length_is_compared_at_few_positions() -> None:
+    rotary = fresh("llama").model.rotary_emb
+    counts = []
+    rotary.register_forward_pre_hook(lambda module, inputs: counts.append(inputs[1].numel()))
+    read_ropes(rotary, [""], context=10**9)
+    assert counts[0] < 10_000
 
 
 @pytest.mark.parametrize(

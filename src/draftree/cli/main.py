@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from draftree.cli.streams import drop_output, open_standard_files, tame_log
 from draftree.core.errors import OUT_OF_MEMORY, harmless, is_out_of_memory
-from draftree.core.host import leaving_on_signals
+from draftree.core.host import address_space_limit, leaving_on_signals
 
 __all__ = ["main"]
 
@@ -52,13 +52,13 @@ def end(status: int) -> NoReturn:
 
 
 def spare_threads() -> None:
-    """Let tokenizers use one thread if the process has a limit on addresses: they panic where none can be started."""
-    if sys.platform == "win32":
-        return
-    import resource
+    """Let libraries use one thread if the process has a limit on addresses.
 
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
-        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    Tokenizers panic where no thread can be started, and OpenBLAS takes 32 MiB for each.
+    """
+    if address_space_limit() is not None:
+        for name in ("RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -426,6 +426,16 @@ def return_free_memory() -> None:
         trim(ctypes.c_size_t(0))
 
 
+def address_space_limit() -> int | None:
+    """Return the bytes of memory that this process may map (`ulimit -v`); None for no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Collect no garbage inside, unless it was off already: imports make many objects that stay.

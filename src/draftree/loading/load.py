@@ -14,7 +14,7 @@ import torch
 
 from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
 from draftree.core.files import code_named_in
-from draftree.core.host import return_free_memory
+from draftree.core.host import address_space_limit, return_free_memory
 from draftree.loading.choices import require_known, resolve_device, resolve_dtype
 from draftree.loading.encoder_decoder import (
     is_encoder_decoder,
@@ -50,6 +50,12 @@ from draftree.weights.sums import is_distrusted
 
 __all__ = ["LoadedModel", "eos_ids_in", "load_model", "lower_model", "wrap_model"]
 
+LEAST_ADDRESS_SPACE = 1 << 30
+"""Bytes that the imports of torch and transformers take: 1,008 MiB with one thread of OpenBLAS on x86-64 without CUDA.
+
+With less, OpenBLAS may try again for ever to allocate its buffers.
+"""
+
 logger = logging.getLogger(__name__)
 
 
@@ -82,9 +88,15 @@ def load_model(
     Raises:
         ConfigurationError: unknown options, or native kernels were requested but are not available.
         ModelNotFoundError: there is no such model, or it is not available here.
-        ModelLoadError: its files are damaged, or it needs Python code of its own.
+        ModelLoadError: its files are damaged, it needs Python code, or this process may map too little memory.
         UnsupportedModelError: its architecture is not supported.
     """
+    limit = address_space_limit()
+    if limit is not None and limit < LEAST_ADDRESS_SPACE:
+        raise ModelLoadError(
+            f"this process may map {limit >> 20} MiB of memory, and loading a model takes at least "
+            f"{LEAST_ADDRESS_SPACE >> 20} MiB: raise the limit (ulimit -v)"
+        )
     require_known(kernels, quantization)
     require_kv_dtype(kv_dtype, kernels, device)
     if kv_dtype is not None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.structures import CPass
 
-NEAR, FAR = 64, 97
-"""Number of first positions that are all compared with the model; also the step between later ones."""
+NEAR, FAR, MOST = 64, 97, 4096
+"""Number of first positions that are all compared with the model; smallest step between later ones; their number."""
 FIRST_POSITIONS = 1024
 """Number of positions in the first tables."""
 TOLERANCE = 1e-3
@@ -73,7 +73,7 @@ def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope
     Raises:
         NativeUnavailableError: its rotary positions are not supported.
     """
-    positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, FAR)))
+    positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, max(FAR, context // MOST))))
     return tuple(_read(rotary, kind, positions) for kind in kinds)
 
 
