@@ -57,7 +57,7 @@ def reader_class(folder: Path) -> Any:
     import transformers
 
     speech = transformers.models.auto.modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
-    if _config(folder).get("model_type") in speech:
+    if str(_config(folder).get("model_type")) in speech:
         return transformers.AutoModelForSpeechSeq2Seq
     return transformers.AutoModelForSeq2SeqLM
 

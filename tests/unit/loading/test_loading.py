@@ -127,6 +127,7 @@ def set_config(folder: Path, **settings: Any) -> None:
         cut_weights,
         lambda folder: set_config(folder, model_type="no_such_kind"),
         lambda folder: set_config(folder, hidden_size="wide"),
+        lambda folder: set_config(folder, model_type={}, is_encoder_decoder=True),
         lambda folder: set_config(folder, num_hidden_layers=3),
         lambda folder: set_config(folder, hidden_act="no_such_function"),
     ],
