@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from draftree import LLM, AsyncLLM, BeamSearchParams, SamplingParams
-from draftree.core.errors import EngineClosedError, ModelError
+from draftree.core.errors import EngineClosedError, GenerationError, ModelError
 from draftree.text.tokenizer import Tokenizer
 from families import prompts, target
 
@@ -144,6 +144,23 @@ def test_exceptions_of_other_threads_leave_the_model_usable() -> None:
             time.sleep(0.001)
     assert llm.generate(PROMPTS[1], params(8))[0].token_ids == expected
     llm.engine.check_integrity()
+
+
+def test_other_calls_of_an_interrupted_batch_are_told() -> None:
+    interrupted = threading.Event()
+
+    def interrupt(_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+
+    llm = LLM(target("llama"), DRAFTS[0], on_round=interrupt)
+    stream = llm.stream_updates(PROMPTS[1], params(8))
+    next(stream)
+    interrupted.set()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[0], params(8))
+    with pytest.raises(GenerationError, match="KeyboardInterrupt interrupted the batch"):
+        list(stream)
 
 
 class ChangingBackend:

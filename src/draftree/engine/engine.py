@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import InvalidRequestError, RankError
+from draftree.core.errors import GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
 from draftree.engine.alternating import Alternation, alternation_of
 from draftree.engine.given import HeldSequences, is_held
@@ -238,9 +238,11 @@ class Engine:
                 self._pass(ready, chunks)
         except BaseException as error:
             # also on Ctrl-C: slots must be consistent for the next user of the engine
+            interrupted = GenerationError(f"{type(error).__name__} interrupted the batch: run the request again")
+            reason = error if isinstance(error, Exception) else interrupted
             for sequence in self._scheduler.running:
                 if not sequence.is_finished:
-                    sequence.fail(error if isinstance(error, Exception) else RuntimeError("interrupted"))
+                    sequence.fail(reason)
             self._release()
             raise
         stepped = list(self._scheduler.running)
