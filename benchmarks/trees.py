@@ -141,7 +141,7 @@ def _grow(
     """Return the milliseconds of whole trees, and of the passes in each."""
     history = History(some_tokens(timed, prefix))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=timed.vocab_size, seed=1)
-    state = growth.open(SequenceView(history, controls))
+    state = growth.stepper.open(SequenceView(history, controls))
     grown, inside = [], []
     with collector_off():
         for turn in range(-WARM_UP_PASSES, repeats):
@@ -154,7 +154,7 @@ def _grow(
                 inside.append(1e3 * timed.seconds)
             history.append([turn % timed.vocab_size])
             growth.observe([state], [Verdict((), 0)])
-    growth.close(state)
+    growth.stepper.close(state)
     return grown, inside
 
 

@@ -13,8 +13,8 @@ from draftree.core.errors import ConfigurationError, require_extra
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
-from draftree.drafters.base import DRAFTERS, NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
+from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
+from draftree.drafters.base import NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.model import apart_reader, model_reader
 from draftree.drafters.wrappers.ahead import wrapped_apart

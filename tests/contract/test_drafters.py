@@ -19,7 +19,8 @@ from drafter_rig import (
 )
 from draftree.core.tree import Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DRAFTERS, SequenceView
+from draftree.drafters import DRAFTERS
+from draftree.drafters.base import SequenceView
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History

@@ -36,8 +36,5 @@ class ScriptedDrafter(SequenceDrafter[SequenceView]):
     def __init__(self, config: Config, context: DraftContext) -> None:
         self._script = self.scripts[config.name]
 
-    def open(self, sequence: SequenceView) -> SequenceView:
-        return sequence
-
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         return self._script(state.history.tokens, budget)

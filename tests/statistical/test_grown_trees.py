@@ -38,10 +38,10 @@ def grown(shape: str, draw: Draw) -> list[TokenTree]:
     form = parse_shape(shape, None)
     growth = TreeBuilder(ModelStepper(CASE.drafter), shape=form, draw=draw, shares_noise=False)
     views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
-    states = [growth.open(view) for view in views]
+    states = [growth.stepper.open(view) for view in views]
     trees = growth.grow(states, [Budget(form.num_nodes, form.depth)] * ROUNDS)
     for state in states:
-        growth.close(state)
+        growth.stepper.close(state)
     return trees
 
 

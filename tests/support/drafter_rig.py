@@ -12,7 +12,8 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DRAFTERS, DraftContext, Drafter, LoadedDraftModel, Observation, SequenceView
+from draftree.drafters import DRAFTERS
+from draftree.drafters.base import DraftContext, Drafter, LoadedDraftModel, Observation, SequenceView
 from draftree.models.base import Extend, Pass
 from draftree.models.table import TableLM, hashed, near
 from draftree.sampling.controls import build_controls

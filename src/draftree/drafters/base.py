@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from torch import Tensor
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, DraftPart, Verdict
-from draftree.drafters import DRAFTERS
+from draftree.core.types import MAX_NODES, Budget, DraftPart, Verdict
 from draftree.drafters.learning.store import LearningStore
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.memory import NOTHING, Footprint
@@ -23,18 +23,6 @@ from draftree.models.source import Source
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.text.tokenizer import Tokenizer
-
-__all__ = [
-    "DRAFTERS",
-    "NO_DRAFTS",
-    "DraftContext",
-    "DraftTraits",
-    "Drafter",
-    "LoadedDraftModel",
-    "Observation",
-    "SequenceDrafter",
-    "SequenceView",
-]
 
 State = TypeVar("State")
 
@@ -192,12 +180,16 @@ class Drafter(ABC, Generic[State]):
     """Costs of each part in the last `draft`, set by drafters that combine several."""
 
     @classmethod
-    @abstractmethod
     def describe(cls, config: Any) -> DraftTraits:
-        """Return the traits of this configuration; called before weights are loaded."""
+        """Return the traits of this configuration; called before weights are loaded.
 
-    @abstractmethod
-    def __init__(self, config: Any, context: DraftContext) -> None: ...
+        The default is that of a drafter that copies or computes chains of at most `config.k` tokens.
+        """
+        return DraftTraits(draws=frozenset({Draw.FREE, Draw.POINT}), depth=config.k, nodes=config.k)
+
+    def __init__(self, config: Any, context: DraftContext) -> None:
+        self._config = config
+        self._draw = context.draw
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room for `num_sequences` open sequences of `length` tokens."""
@@ -207,9 +199,9 @@ class Drafter(ABC, Generic[State]):
         """Memory of its own models in bytes; zero for a drafter without one."""
         return NOTHING
 
-    @abstractmethod
     def open(self, sequence: SequenceView) -> State:
-        """Return the state of a new sequence."""
+        """Return the state of a new sequence; by default the view, for drafters that keep nothing else."""
+        return cast(State, sequence)
 
     @abstractmethod
     def draft(self, states: Sequence[State], budgets: Sequence[Budget]) -> list[TokenTree]:
@@ -269,3 +261,13 @@ class SequenceDrafter(Drafter[State]):
     @abstractmethod
     def draft_one(self, state: State, budget: Budget) -> TokenTree:
         """Return a tree for one sequence."""
+
+
+def require_length(drafter: str, k: int) -> None:
+    """Check that a chain has at least one token and fits in a pass.
+
+    Raises:
+        ConfigurationError: `k` is out of range.
+    """
+    if not 1 <= k <= MAX_NODES:
+        raise ConfigurationError(f"option k of drafter '{drafter}' is {k}: it must be from 1 to {MAX_NODES}")

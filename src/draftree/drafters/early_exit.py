@@ -19,8 +19,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.base import DraftContext, DraftTraits
 from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
-from draftree.drafters.tree_builder.builder import Shape, Stepper, TreeBuilder, parse_shape
-from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.builder import Shape, Stepper, TreeBuilder, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.learning_stepper import LearningStepper
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
 from draftree.heads.vocabulary import DraftVocabulary
@@ -66,7 +65,7 @@ class EarlyExitDrafter(TreeBuildingDrafter):
         stepper: Stepper[Any] = own
         if self._corrections is not None:
             stepper = LearningStepper(own, self._corrections, DraftVocabulary.full(target.vocab_size))
-        self._growth = TreeBuilder(
+        self._builder = TreeBuilder(
             stepper,
             shape=config.shape,
             draw=context.draw,

@@ -15,12 +15,11 @@ from typing import final
 
 from draftree.core.tree import EMPTY, TokenTree, chain
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftTraits, SequenceView
-from draftree.drafters.lookup.chains import ChainDrafter, require_length
+from draftree.drafters.base import DraftTraits, SequenceDrafter, SequenceView, require_length
 
 
 @final
-class GrammarDrafter(ChainDrafter):
+class GrammarDrafter(SequenceDrafter[SequenceView]):
     """Drafter of forced tokens."""
 
     @dataclass(frozen=True, slots=True)

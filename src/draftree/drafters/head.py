@@ -22,8 +22,7 @@ from draftree.drafters.base import DraftContext, DraftTraits, Observation
 from draftree.drafters.learning.corrections import HeadCorrections, Pace
 from draftree.drafters.learning.store import LearningStore
 from draftree.drafters.tree_builder.block_stepper import BlockStepper
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
-from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.drafters.tree_builder.learning_stepper import LearningStepper
 from draftree.heads.base import BlockHead, FeatureHead, Head, TargetParts
@@ -101,7 +100,7 @@ class HeadDrafter(TreeBuildingDrafter):
         # before the passes take the weights
         self._corrections = None if context.learning is None else _corrections(head, target, context.learning)
         self._stepper = _stepper(head, target, self._corrections)
-        self._growth = TreeBuilder(
+        self._builder = TreeBuilder(
             self._stepper,
             shape=_shape(config, head.config),
             draw=context.draw,

@@ -32,7 +32,7 @@ from typing import final
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget
-from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
 
 Rows = list[list[int]]
 
@@ -255,9 +255,6 @@ class LookaheadDrafter(SequenceDrafter[_Lookahead]):
             works_ahead=config.window > 0,
             wants_picks=config.window > 0,
         )
-
-    def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
 
     def open(self, sequence: SequenceView) -> _Lookahead:
         """Return a state with the prompt in the pool and a window of one row."""

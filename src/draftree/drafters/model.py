@@ -25,8 +25,7 @@ import torch
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.tree import Draw
 from draftree.drafters.base import DraftContext, DraftTraits, LoadedDraftModel
-from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
-from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader, require_same_source
 from draftree.drafters.tree_builder.vocabularies import (
     STRINGS,
@@ -210,7 +209,7 @@ class ModelDrafter(TreeBuildingDrafter):
                 "tokens: choose a drafter with the same tokenizer"
             )
         if translation is not None and translation.way == STRINGS:
-            self._growth = StringTreeBuilder(loaded.model, shape=config.shape, translation=translation)
+            self._builder = StringTreeBuilder(loaded.model, shape=config.shape, translation=translation)
         else:
             reader = (
                 SameReader(
@@ -221,7 +220,7 @@ class ModelDrafter(TreeBuildingDrafter):
                 if translation is None
                 else CommonReader(translation)
             )
-            self._growth = TreeBuilder(
+            self._builder = TreeBuilder(
                 ModelStepper(loaded.model, reader),
                 shape=config.shape,
                 draw=context.draw,

@@ -75,7 +75,7 @@ class SyntheticDrafter(SequenceDrafter[Ahead]):
         )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
+        super().__init__(config, context)
         self._target = context.target
 
     def reserve(self, num_sequences: int, length: int) -> None:

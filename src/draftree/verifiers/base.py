@@ -120,20 +120,20 @@ class Verifier(ABC):
         return Guarantee.SAME_DISTRIBUTION if cls.needs_distributions else Guarantee.SAME_TEXT
 
     @abstractmethod
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Verify a tree.
 
         Args:
             tree: the drafted tree, possibly empty.
             distributions: the target's distributions; row 0 at the root, row 1 + i at node i.
-            chance: random decisions of this round, independent of the draft.
+            random: random decisions of this round, independent of the draft.
         """
 
     def verify_many(
-        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[RandomSource]
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], randoms: Sequence[RandomSource]
     ) -> list[Verdict]:
         """Verify the trees of a round; a rule may process them together."""
-        return [self.verify(*given) for given in zip(trees, distributions, chances, strict=True)]
+        return [self.verify(*given) for given in zip(trees, distributions, randoms, strict=True)]
 
 
 def deepest_path(tree: TokenTree, is_kept: Callable[[int], bool]) -> list[int]:
@@ -237,7 +237,7 @@ def normalised(weights: Tensor, *, otherwise: Tensor) -> Tensor:
     return weights / total if total > 0 else otherwise
 
 
-def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+def walk_siblings(tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
     """Try the children of a node in draw order, each against the residual after the rejected ones; descend if accepted.
 
     Child x_i, drawn from D_i, is accepted with probability min(1, T(x_i) / D_i(x_i)), else T becomes norm((T - D_i)+).
@@ -251,13 +251,13 @@ def walk_siblings(tree: TokenTree, distributions: NodeDistributions, chance: Ran
         siblings = children[node + 1]
         for index, child in enumerate(siblings):
             draft = draft_distribution(tree, child, vocab_size=len(target), used=used_before(tree, siblings, index))
-            if chance.accepts(acceptance(target, draft, tree.tokens[child])):
+            if random.accepts(acceptance(target, draft, tree.tokens[child])):
                 path.append(child)
                 node = child
                 break
             target = normalised(residual(target, draft), otherwise=target)
         else:
-            return Verdict(tuple(path), chance.draw(target))
+            return Verdict(tuple(path), random.draw(target))
 
 
 def share_left(rest: Tensor, weight: float) -> float:

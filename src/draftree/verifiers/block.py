@@ -47,7 +47,7 @@ class Block(Verifier):
     chains_only: ClassVar[bool] = True
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Compute weights from the start of the chain, then toss coins from its end."""
         require_chain(tree, "block")
         length = len(tree)
@@ -58,10 +58,10 @@ class Block(Verifier):
             draft = draft_distribution(tree, node, vocab_size=len(target))
             rests.append(residual(target, draft, weight=weights[-1]))
             weights.append(acceptance(target, draft, token, weight=weights[-1]))
-        if chance.accepts(weights[length]):
-            return Verdict(tuple(range(length)), chance.draw(target_distribution(distributions, length)))
+        if random.accepts(weights[length]):
+            return Verdict(tuple(range(length)), random.draw(target_distribution(distributions, length)))
         kept = length - 1
-        while kept > 0 and not chance.accepts(share_left(rests[kept], weights[kept])):
+        while kept > 0 and not random.accepts(share_left(rests[kept], weights[kept])):
             kept -= 1
         left = normalised(rests[kept], otherwise=target_distribution(distributions, kept))
-        return Verdict(tuple(range(kept)), chance.draw(left))
+        return Verdict(tuple(range(kept)), random.draw(left))

@@ -32,7 +32,7 @@ class Match(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     follows_picks: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Follow the picks. Twins (equal tokens under one parent) are both followed; the deeper one is kept."""
         picks = distributions.picks()
         path = deepest_path(tree, lambda node: picks[tree.parents[node] + 1] == tree.tokens[node])

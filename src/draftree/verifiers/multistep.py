@@ -33,6 +33,6 @@ class Multistep(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset({Draw.IID, Draw.POINT})
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Descend, with children in draw order."""
-        return walk_siblings(tree, distributions, chance)
+        return walk_siblings(tree, distributions, random)

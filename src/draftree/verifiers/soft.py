@@ -56,7 +56,7 @@ class Soft(Verifier):
     lossless: ClassVar[bool] = False
     wants_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Descend while a child is likely enough."""
 
         @functools.cache

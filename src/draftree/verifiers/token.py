@@ -44,13 +44,13 @@ class Token(Verifier):
     chains_only: ClassVar[bool] = True
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Verify the chain from its start."""
         require_chain(tree, "token")
         for node, token in enumerate(tree.tokens):
             target = target_distribution(distributions, node)
             draft = draft_distribution(tree, node, vocab_size=len(target))
-            if not chance.accepts(acceptance(target, draft, token)):
+            if not random.accepts(acceptance(target, draft, token)):
                 left = normalised(residual(target, draft), otherwise=target)
-                return Verdict(tuple(range(node)), chance.draw(left))
-        return Verdict(tuple(range(len(tree))), chance.draw(target_distribution(distributions, len(tree))))
+                return Verdict(tuple(range(node)), random.draw(left))
+        return Verdict(tuple(range(len(tree))), random.draw(target_distribution(distributions, len(tree))))

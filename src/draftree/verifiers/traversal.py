@@ -46,20 +46,20 @@ class Traversal(Verifier):
     accepts: ClassVar[frozenset[Draw]] = WITH_DISTRIBUTIONS
     needs_distributions: ClassVar[bool] = True
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Visit the root, which is always accepted."""
-        return _Visit(tree, distributions, chance).root()
+        return _Visit(tree, distributions, random).root()
 
 
 class _Visit:
     """One verification in progress."""
 
-    __slots__ = ("_chance", "_children", "_distributions", "_tree")
+    __slots__ = ("_children", "_distributions", "_random", "_tree")
 
-    def __init__(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> None:
+    def __init__(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> None:
         self._tree = tree
         self._distributions = distributions
-        self._chance = chance
+        self._random = random
         self._children: Sequence[Sequence[int]] = tree.children()
 
     def root(self) -> Verdict:
@@ -82,6 +82,6 @@ class _Visit:
             weight = share_left(rest, weight)
             target = normalised(rest, otherwise=target)
         # at the root the weight is 1 up to rounding
-        if node == ROOT or self._chance.accepts(weight):
-            return Verdict(tuple(tree.path(node)), self._chance.draw(target))
+        if node == ROOT or self._random.accepts(weight):
+            return Verdict(tuple(tree.path(node)), self._random.draw(target))
         return None

@@ -51,7 +51,7 @@ class Typical(Verifier):
     accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
     lossless: ClassVar[bool] = False
 
-    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, random: RandomSource) -> Verdict:
         """Descend while a child is typical."""
 
         @functools.cache

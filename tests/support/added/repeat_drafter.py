@@ -10,7 +10,7 @@ from typing import final
 
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import Budget
-from draftree.drafters.base import DraftContext, DraftTraits, SequenceDrafter, SequenceView
+from draftree.drafters.base import DraftTraits, SequenceDrafter, SequenceView
 
 
 @final
@@ -27,13 +27,6 @@ class RepeatDrafter(SequenceDrafter[SequenceView]):
     def describe(cls, config: Config) -> DraftTraits:
         """Chosen children."""
         return DraftTraits(draws=frozenset({Draw.FREE}), depth=config.k, nodes=config.k + 1, branches=True)
-
-    def __init__(self, config: Config, context: DraftContext) -> None:
-        self._config = config
-
-    def open(self, sequence: SequenceView) -> SequenceView:
-        """The sequence is all that is needed."""
-        return sequence
 
     def draft_one(self, state: SequenceView, budget: Budget) -> TokenTree:
         """The last token `k` times, and the one before it."""

@@ -20,7 +20,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter
-from draftree.drafters.tree_builder.drafter import TreeBuildingDrafter
+from draftree.drafters.tree_builder.builder import TreeBuildingDrafter
 from draftree.drafters.wrappers import ahead as ahead_module
 from draftree.drafters.wrappers import ahead as overlap
 from draftree.drafters.wrappers.ahead import AheadDrafter, Overlap, below, likely_stops, measure_overlap, within
@@ -150,7 +150,8 @@ class MeetingDrafter(TreeBuildingDrafter):
     """The wrapped drafter: in the thread it waits for the target's pass."""
 
     def __init__(self, own: Any, meeting: Meeting) -> None:
-        self._growth, self._meeting = own._growth, meeting
+        self._builder = own._builder
+        self._meeting = meeting
 
     def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
         if threading.current_thread() is not threading.main_thread():

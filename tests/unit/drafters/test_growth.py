@@ -91,7 +91,7 @@ def greedy(table: Any, context: list[int], count: int) -> list[int]:
 def test_a_chain_is_what_the_model_would_write() -> None:
     table = hashed(VOCAB, seed=1)
     one = growth(TableLM(table))
-    state = one.open(view([3, 4]))
+    state = one.stepper.open(view([3, 4]))
     (tree,) = one.grow([state], [Budget(5, 5)])
     assert list(tree.tokens) == greedy(table, [3, 4], 5)
     assert tree.parents == (-1, 0, 1, 2, 3)
@@ -102,7 +102,7 @@ def test_accepted_tokens_are_not_read_again(kept: tuple[int, ...]) -> None:
     table = hashed(VOCAB, seed=1)
     one = growth(TableLM(table))
     seen = view([3, 4])
-    state = one.open(seen)
+    state = one.stepper.open(seen)
     (tree,) = one.grow([state], [Budget(5, 5)])
     seen.history.append([*(tree.tokens[node] for node in kept), 7])
     one.observe([state], [Verdict(kept, 7)])
@@ -122,7 +122,7 @@ def test_a_full_window_starts_again_from_its_younger_half() -> None:
 
     one = growth(TableLM(noting, max_length=20))
     seen = view(list(range(8)))
-    state = one.open(seen)
+    state = one.stepper.open(seen)
     lengths = []
     for _ in range(60):
         text = seen.history.tokens.tolist()
@@ -135,17 +135,17 @@ def test_a_full_window_starts_again_from_its_younger_half() -> None:
         one.observe([state], [Verdict((0,), 5)])
     assert max(asked) <= 20
     assert min(lengths[10:]) == 11
-    one.close(state)
+    one.stepper.close(state)
 
 
 def test_a_prompt_longer_than_the_window_and_the_deepest_tree_that_fits() -> None:
     model = TableLM(hashed(VOCAB, seed=1), max_length=16)
     one = growth(model, "chain")
-    state = one.open(view([1, 2, 3] * 40))
+    state = one.stepper.open(view([1, 2, 3] * 40))
     (tree,) = one.grow([state], [Budget(100, 100)])
     assert len(tree) == 5
     deep = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", 50), draw=Draw.FREE, shares_noise=True)
-    (tree,) = deep.grow([deep.open(view([1, 2, 3] * 40))], [Budget(100, 100)])
+    (tree,) = deep.grow([deep.stepper.open(view([1, 2, 3] * 40))], [Budget(100, 100)])
     assert len(tree) == 16 - 8 - 2
 
 
@@ -153,7 +153,7 @@ def test_a_long_prompt_is_read_in_pieces() -> None:
     table = hashed(VOCAB, seed=1)
     text = [i % VOCAB for i in range(1300)]
     one = growth(TableLM(table))
-    states = [one.open(view(tokens)) for tokens in (text, text[:3], text[:513])]
+    states = [one.stepper.open(view(tokens)) for tokens in (text, text[:3], text[:513])]
     trees = one.grow(states, [Budget(2, 2)] * 3)
     for tree, tokens in zip(trees, (text, text[:3], text[:513]), strict=True):
         assert list(tree.tokens) == greedy(table, tokens, 2)
@@ -172,7 +172,7 @@ def test_logits_of_another_width_are_fitted_to_the_target(width: int, shape: str
         return found
 
     one = growth(TableLM(table), shape, draw=draw)
-    states = [one.open(view([3, VOCAB - 1, 4], temperature=t)) for t in (0.0, 1.0)]
+    states = [one.stepper.open(view([3, VOCAB - 1, 4], temperature=t)) for t in (0.0, 1.0)]
     for tree in one.grow(states, [Budget(6, 6)] * 2):
         assert len(tree) >= 5
         assert max(tree.tokens) < min(width, VOCAB)
@@ -190,7 +190,7 @@ def test_nan_scores_give_no_children(shape: str, draw: Draw) -> None:
         return base(context) * (float("nan") if len(context) == 4 or context[:1] == (9,) else 1.0)
 
     one = growth(TableLM(table), shape, draw=draw)
-    trees = one.grow([one.open(view(tokens)) for tokens in ([3, 4], [9, 4], [3])], [Budget(20, 5)] * 3)
+    trees = one.grow([one.stepper.open(view(tokens)) for tokens in ([3, 4], [9, 4], [3])], [Budget(20, 5)] * 3)
     deepest = [max((len(tree.path(node)) for node in range(len(tree))), default=0) for tree in trees]
     assert deepest == [2, 0, min(3, len(parse_shape(shape, None).widths))]
 
@@ -200,7 +200,7 @@ def test_tokens_that_controls_forbid_are_not_drafted() -> None:
     bias = {token: float("-inf") for token in range(2, VOCAB)}
     forbidding = view_of([0], vocab_size=VOCAB, temperature=0, logit_bias=bias)
     one = growth(TableLM(table), "best-8")
-    (tree,) = one.grow([one.open(forbidding)], [Budget(8, 6)])
+    (tree,) = one.grow([one.stepper.open(forbidding)], [Budget(8, 6)])
     assert set(tree.tokens) <= {0, 1}
     assert len(tree) == 8
 
@@ -213,7 +213,7 @@ def test_the_best_tree_is_the_best_of_the_whole_tree(count: int, temperature: fl
     # the whole tree has more nodes than fit in a pass of the target, so no spec may name it
     for shape in (parse_shape(f"best-{count}", 3), Shape((VOCAB,) * 3, frozenset({Draw.FREE}))):
         one = TreeBuilder(ModelStepper(TableLM(table)), shape=shape, draw=Draw.FREE, shares_noise=True)
-        trees.extend(one.grow([one.open(view([3, 4], temperature=temperature))], [Budget(2000, 3)]))
+        trees.extend(one.grow([one.stepper.open(view([3, 4], temperature=temperature))], [Budget(2000, 3)]))
     found, whole = trees
     best = sorted(whole.scores, reverse=True)[:count]
     assert sorted(found.scores, reverse=True) == pytest.approx(best, abs=1e-6)
@@ -235,7 +235,7 @@ class Counted(TableLM):
 def test_only_the_best_nodes_of_a_level_are_extended(extended: int) -> None:
     model = Counted(hashed(VOCAB, seed=6, scale=2.0))
     one = growth(model, f"best-20-{extended}")
-    (tree,) = one.grow([one.open(view([3, 4]))], [Budget(20, 6)])
+    (tree,) = one.grow([one.stepper.open(view([3, 4]))], [Budget(20, 6)])
     assert model.rows == [2, *[extended] * 5]
     assert len(tree) == 20
     levels = depths(tree.parents)
@@ -281,7 +281,7 @@ def test_a_distribution_all_on_one_token_is_drafted_as_such() -> None:
     distribution = [0.0] * VOCAB
     distribution[5] = 1.0
     one = growth(TableLM(listed({}, distribution)), "2-2")
-    (tree,) = one.grow([one.open(view([3], temperature=1.0))], [Budget(6, 2)])
+    (tree,) = one.grow([one.stepper.open(view([3], temperature=1.0))], [Budget(6, 2)])
     assert (tree.tokens, tree.parents) == ((5, 5), (-1, 0))
 
 
@@ -301,7 +301,7 @@ def grown(
     own = TreeBuilder(
         stepper, shape=parse_shape(shape, None), draw=draw, shares_noise=shares_noise, calibration=calibration
     )
-    state = own.open(view([3, 4], temperature=temperature))
+    state = own.stepper.open(view([3, 4], temperature=temperature))
     (tree,) = own.grow([state], [Budget(6, 4) if budget is None else budget])
     return tree
 
@@ -374,7 +374,7 @@ def test_windows_are_those_of_the_text(length: int, added: int, rounds: int, is_
     model = TableLM(hashed(VOCAB, seed=1, scale=2.0), max_length=WINDOW)
     growth = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", 3), draw=Draw.FREE, shares_noise=True)
     source_view = view(written(length))
-    source = growth.open(source_view)
+    source = growth.stepper.open(source_view)
     growth.grow([source], [Budget(3, 3)])
     for token in range(rounds):
         source_view.history.append([token])
@@ -382,13 +382,13 @@ def test_windows_are_those_of_the_text(length: int, added: int, rounds: int, is_
         growth.grow([source], [Budget(3, 3)])
     tokens = written(length) + [7] * added
     one, other = view(tokens), view(tokens)
-    fresh = growth.open(other)
+    fresh = growth.stepper.open(other)
     if is_cached:
-        source = growth.detach(source)
-        state = growth.attach(source, one)
+        source = growth.stepper.detach(source)
+        state = growth.stepper.attach(source, one)
     else:
-        state = growth.fork(source, one)
-    growth.check_integrity([state, fresh, *([] if is_cached else [source])])
+        state = growth.stepper.fork(source, one)
+    growth.stepper.check_integrity([state, fresh, *([] if is_cached else [source])])
     for token in range(12):
         (tree,), (wanted,) = growth.grow([state], [Budget(3, 3)]), growth.grow([fresh], [Budget(3, 3)])
         assert tree == wanted

@@ -13,7 +13,8 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.tree import Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import DRAFTERS, DraftContext, LoadedDraftModel, SequenceView
+from draftree.drafters import DRAFTERS
+from draftree.drafters.base import DraftContext, LoadedDraftModel, SequenceView
 from draftree.drafters.tree_builder.vocabularies import translation_between
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from draftree.drafters.base import DRAFTERS
+from draftree.drafters import DRAFTERS
 from draftree.heads.calibration import AcceptanceRates, read_rates
 from draftree.heads.shipped import head_folder
 

@@ -92,5 +92,5 @@ def test_a_drafter_stops_where_it_is_not_sure() -> None:
     model = TableLM(listed({(2,): sure, (2, 0): unsure}, sure))
     growth = TreeBuilder(ModelStepper(model), shape=parse_shape("chain", None), draw=Draw.FREE, shares_noise=True)
     view = view_of([2], vocab_size=3, temperature=0)
-    lengths = [len(growth.grow([growth.open(view)], [Budget(5, 5, c)])[0]) for c in (0.0, 0.39, 0.41, 0.95)]
+    lengths = [len(growth.grow([growth.stepper.open(view)], [Budget(5, 5, c)])[0]) for c in (0.0, 0.39, 0.41, 0.95)]
     assert lengths == [5, 5, 2, 1]

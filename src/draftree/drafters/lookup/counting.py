@@ -208,9 +208,8 @@ class CountingDrafter(SequenceDrafter[Text]):
     """Drafter that grows trees from earlier occurrences, which a method finds in `_matches`."""
 
     def __init__(self, config: Any, context: DraftContext) -> None:
-        self._config = config
+        super().__init__(config, context)
         self._traits = self.describe(config)
-        self._draw = context.draw
         self._shares_noise = context.shares_noise and context.draw is Draw.FREE
 
     @classmethod

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftree.core.tensors import to_host
-from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Stepper
 from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, Unread, common_length, drop_before
@@ -329,10 +328,6 @@ class BlockStepper(Stepper[BlockSequence]):
         self._idle_rounds += 1
         for state in states:
             self._forget_tree(state)
-
-    def follow(self, states: Sequence[BlockSequence], trees: Sequence[TokenTree]) -> None:
-        """Do as `keep`."""
-        self.keep(states, [()] * len(states))
 
     @staticmethod
     def _forget_tree(state: BlockSequence) -> None:

@@ -31,7 +31,7 @@ from draftree.core.node_map import NodeMap
 from draftree.core.noise import Noise
 from draftree.core.tree import ROOT, Draw, TokenTree
 from draftree.core.types import MAX_NODES, Budget, Verdict
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
 from draftree.heads.calibration import Calibration, with_confidence
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -243,10 +243,6 @@ class Stepper(ABC, Generic[StateT]):
             paths: for each the accepted nodes, in order from the root down.
         """
 
-    @abstractmethod
-    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
-        """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""
-
 
 class AnsweringStepper(Stepper[StateT]):
     """Stepper that keeps the states from which logits were computed, so that corrections can be learned."""
@@ -338,7 +334,7 @@ class TreeBuilder:
         calibration: Calibration | None = None,
         sharpness: float = 1.0,
     ) -> None:
-        self._stepper = stepper
+        self.stepper = stepper
         self._shape = shape
         self._draw = draw
         self._salts = (place,) if place else ()
@@ -347,54 +343,21 @@ class TreeBuilder:
 
     def reserve(self, num_sequences: int, length: int) -> None:
         """Make room in the stepper's slots, at most for its context length."""
-        readable = min(length, self._stepper.max_length)
-        self._stepper.reserve(num_sequences, readable + self._shape.num_fed)
-
-    def open(self, view: SequenceView) -> Any:
-        """Return the state of a new sequence."""
-        return self._stepper.open(view)
-
-    def close(self, state: Stepped) -> None:
-        """Free the slot."""
-        self._stepper.close(state)
-
-    def fork(self, state: Stepped, view: SequenceView) -> Any:
-        """Return the state of a new sequence with the common prefix of an open one."""
-        return self._stepper.fork(state, view)
-
-    def detach(self, state: Stepped) -> Any:
-        """Return the state to keep of a finished sequence; None if it was closed."""
-        return self._stepper.detach(state)
-
-    def attach(self, state: Stepped, view: SequenceView) -> Any:
-        """Do as `fork`, and consume the detached state."""
-        return self._stepper.attach(state, view)
-
-    def check_integrity(self, states: Sequence[Stepped]) -> None:
-        """Raise AssertionError if the slots of all open states contradict them."""
-        self._stepper.check_integrity(states)
-
-    @torch.inference_mode()
-    def read(self, states: Sequence[Stepped], counts: Sequence[int]) -> None:
-        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
-        self._stepper.read(states, counts)
+        readable = min(length, self.stepper.max_length)
+        self.stepper.reserve(num_sequences, readable + self._shape.num_fed)
 
     def observe(self, states: Sequence[Stepped], verdicts: Sequence[Verdict]) -> None:
         """Keep the accepted nodes of those that were read."""
-        self._stepper.keep(states, [verdict.path for verdict in verdicts])
-
-    def follow(self, states: Sequence[Stepped], trees: Sequence[TokenTree]) -> None:
-        """Do as `observe` for trees in the model's own tokens, whose acceptance follows from the text."""
-        self._stepper.follow(states, trees)
+        self.stepper.keep(states, [verdict.path for verdict in verdicts])
 
     def grow(self, states: Sequence[Stepped], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
-        depth = min(self._shape.depth, self._stepper.max_depth)
+        depth = min(self._shape.depth, self.stepper.max_depth)
         growing = [
             GrowingTree(state, budget.within(self._shape.num_nodes, depth), self._noise(state))
             for state, budget in zip(states, budgets, strict=True)
         ]
-        active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self._stepper.is_ready(g.state)]
+        active = [g for g in growing if g.budget.num_nodes and g.budget.depth and self.stepper.is_ready(g.state)]
         if active and self._is_one_call(active):
             self._grow_at_once(active)
         else:
@@ -419,7 +382,7 @@ class TreeBuilder:
 
     def _is_one_call(self, active: Sequence[GrowingTree]) -> bool:
         """Return whether the stepper grows all levels itself: children are chosen by temperature and noise only."""
-        if self._draw is not Draw.FREE or max(self._shape.widths) > self._stepper.most_children:
+        if self._draw is not Draw.FREE or max(self._shape.widths) > self.stepper.most_children:
             return False
         if self._shape.num_extended is not None:
             return False
@@ -431,7 +394,7 @@ class TreeBuilder:
     def _grow_at_once(self, active: Sequence[GrowingTree]) -> None:
         """Set the nodes of trees that the stepper grows."""
         shape = TreeWidths(self._shape.widths, self._shape.num_best is not None)
-        found = self._stepper.trees([g.state for g in active], shape, [self._search_of(g) for g in active])
+        found = self.stepper.trees([g.state for g in active], shape, [self._search_of(g) for g in active])
         for g, tree in zip(active, found, strict=True):
             g.tokens, g.parents, g.scores = tree
 
@@ -450,14 +413,14 @@ class TreeBuilder:
     def _feed(self, active: Sequence[GrowingTree], level: int) -> Logits:
         """Run a pass over all frontiers; the first one also reads the unread tokens of the texts."""
         if level == 0:
-            return self._stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
+            return self.stepper.catch_up([g.state for g in active], [g.budget.depth for g in active])
         parents = []
         for g in active:
             fed = g.state.fed
             parents.append([fed[g.parents[n]] if g.parents[n] != ROOT else ROOT for n in g.frontier])
             for node in g.frontier:
                 fed[node] = len(fed)
-        return self._stepper.feed(
+        return self.stepper.feed(
             [g.state for g in active], [[g.tokens[n] for n in g.frontier] for g in active], parents
         )
 
@@ -536,7 +499,7 @@ class TreeBuilder:
                 self._calibration.log_probabilities(row, level, is_sampled=g.state.view.controls.temperature > 0)
                 for (g, level), row in zip(places, values, strict=True)
             ]
-        sure = self._stepper.confidence()
+        sure = self.stepper.confidence()
         return None if sure is None else [with_confidence(row, own) for row, own in zip(values, sure, strict=True)]
 
     def _confidence(
@@ -582,3 +545,73 @@ class TreeBuilder:
 def _log_probs(logits: Tensor, chosen: Tensor) -> Tensor:
     """Return log-probabilities of the chosen columns only: a whole row costs far more than its sum."""
     return logits.gather(-1, chosen) - log_total(logits)
+
+
+class TreeBuildingDrafter(Drafter[Any]):
+    """Drafter that grows trees of the shape in its configuration.
+
+    A method sets `_builder`, and `_note` if there is a message.
+    """
+
+    _builder: TreeBuilder
+    _note = ""
+
+    @classmethod
+    def describe(cls, config: Any) -> DraftTraits:
+        """Return the traits of the shape; confidence is the model's probability."""
+        shape: Shape = config.shape
+        return DraftTraits(
+            draws=shape.draws,
+            depth=shape.depth,
+            nodes=shape.num_nodes,
+            branches=not shape.is_chain,
+            gives_confidence=True,
+            runs_model=True,
+        )
+
+    @property
+    def note(self) -> str:
+        """Message about decisions during construction; empty if none."""
+        return self._note
+
+    def reserve(self, num_sequences: int, length: int) -> None:
+        """Make room in the slots of the draft model."""
+        self._builder.reserve(num_sequences, length)
+
+    def open(self, sequence: SequenceView) -> Any:
+        """Return a state with a slot of the draft model, or with the target's slot."""
+        return self._builder.stepper.open(sequence)
+
+    def draft(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
+        """Return a tree for every sequence, with one pass per level for all sequences."""
+        return self._builder.grow(states, budgets)
+
+    def observe(self, observations: Sequence[Observation[Any]]) -> None:
+        """Keep accepted tokens in the slots; prefill prompts in the target's chunks."""
+        judged = [(o.state, o.verdict) for o in observations if o.verdict is not None]
+        if judged:
+            self._builder.observe([state for state, _ in judged], [verdict for _, verdict in judged])
+        chunks = [o for o in observations if o.verdict is None]
+        if chunks:
+            with torch.inference_mode():
+                self._builder.stepper.read([o.state for o in chunks], [o.tokens_read for o in chunks])
+
+    def fork(self, state: Any, sequence: SequenceView, length: int) -> Any:
+        """Return a state with a copy of the slot's common prefix with the new text."""
+        return self._builder.stepper.fork(state, sequence)
+
+    def detach(self, state: Any, length: int) -> Any:
+        """Keep the slot and drop its tree."""
+        return self._builder.stepper.detach(state)
+
+    def attach(self, state: Any, sequence: SequenceView, length: int) -> Any:
+        """Return the state, with the slot cut to the common prefix with the new text."""
+        return self._builder.stepper.attach(state, sequence)
+
+    def check_integrity(self, states: Sequence[Any]) -> None:
+        """Check the slots."""
+        self._builder.stepper.check_integrity(states)
+
+    def close(self, state: Any) -> None:
+        """Free the slot unless it is the target's."""
+        self._builder.stepper.close(state)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from draftree.core.tensors import rows_of
-from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import AnsweringStepper
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
@@ -316,10 +315,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         self._idle_rounds += 1
         for state in states:
             self._cut(state, len(state.positions))
-
-    def follow(self, states: Sequence[HeadedSequence], trees: Sequence[TokenTree]) -> None:
-        """Do as `keep`."""
-        self.keep(states, [()] * len(states))
 
     def _read(self, states: Sequence[HeadedSequence], ends: Sequence[int]) -> None:
         """Read unread rows below these positions."""

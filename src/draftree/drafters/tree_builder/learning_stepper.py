@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from draftree.core.host import single_threaded
-from draftree.core.tree import TokenTree
 from draftree.drafters.base import SequenceView
 from draftree.drafters.learning.corrections import HeadCorrections
 from draftree.drafters.tree_builder.builder import AnsweringStepper, StateT, Stepper
@@ -272,10 +271,6 @@ class LearningStepper(Stepper[StateT]):
                     columns=batch.columns,
                     temperatures=batch.temperatures,
                 )
-
-    def follow(self, states: Sequence[StateT], trees: Sequence[TokenTree]) -> None:
-        """Drop the tree."""
-        self.keep(states, [()] * len(states))
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:

@@ -19,18 +19,19 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import numpy as np
 import torch
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.tree import TokenTree, follow
+from draftree.core.tree import EMPTY, TokenTree, follow
 from draftree.drafters.base import LoadedDraftModel, SequenceView
 from draftree.drafters.tree_builder.builder import Stepper
 from draftree.models.base import Commit, Extend, LanguageModel, Pass, Slot
 from draftree.models.source import EncoderDecoder, TokenSource
+from draftree.sampling.controls import Controls
 from draftree.sampling.logits import Logits
 
 
@@ -181,6 +182,8 @@ class SteppedSequence:
     """Nodes of the last tree that the model has read: tree index to tentative index."""
     fed_tokens: list[int] = field(default_factory=list)
     """The model's tokens of these nodes by tentative index."""
+    tree: TokenTree = EMPTY
+    """Last tree, if it is in other tokens than the target's."""
 
 
 @final
@@ -190,9 +193,11 @@ class ModelStepper(Stepper[SteppedSequence]):
     Args:
         model: the draft model.
         reader: conversion of tokens and logits; None if the model has the trees' vocabulary.
+        controls: controls of drafts in place of the request's.
     """
 
-    def __init__(self, model: LanguageModel, reader: Reader | None = None) -> None:
+    def __init__(self, model: LanguageModel, reader: Reader | None = None, *, controls: Controls | None = None) -> None:
+        self._controls = controls
         self.model = model
         self.max_length = model.max_length
         self._reader = SameReader(model.vocab_size, model.vocab_size) if reader is None else reader
@@ -210,9 +215,13 @@ class ModelStepper(Stepper[SteppedSequence]):
 
     def open(self, view: SequenceView) -> SteppedSequence:
         """Return the state of a new sequence."""
+        view = self._drafted(view)
         state = SteppedSequence(view, open_slot(self.model, view), self._reader.open(view))
         self._num_open += 1
         return state
+
+    def _drafted(self, view: SequenceView) -> SequenceView:
+        return view if self._controls is None else replace(view, controls=self._controls)
 
     def close(self, state: SteppedSequence) -> None:
         """Free the slot."""
@@ -227,7 +236,7 @@ class ModelStepper(Stepper[SteppedSequence]):
             return self.open(view)
         slot = self.model.fork(state.slot, state.slot.length - (state.covered - stands))
         self._num_open += 1
-        return SteppedSequence(view, slot, reading, start=state.start, covered=stands)
+        return SteppedSequence(self._drafted(view), slot, reading, start=state.start, covered=stands)
 
     def detach(self, state: SteppedSequence) -> SteppedSequence | None:
         """Drop the tree and keep the prefix."""
@@ -245,7 +254,8 @@ class ModelStepper(Stepper[SteppedSequence]):
             self.close(state)
             return self.open(view)
         self._cut(state, stands)
-        state.view, state.reading = view, reading
+        state.view = self._drafted(view)
+        state.reading = reading
         return state
 
     def _common(self, state: SteppedSequence, view: SequenceView, reading: Reading) -> int:
@@ -388,7 +398,7 @@ class ModelStepper(Stepper[SteppedSequence]):
         return [node for node, _ in itertools.takewhile(lambda pair: state.fed_tokens[pair[0]] == pair[1], pairs)]
 
     def follow(self, states: Sequence[SteppedSequence], trees: Sequence[TokenTree]) -> None:
-        """Do as `keep` for trees in the model's own tokens, whose acceptance follows from the text."""
+        """Do as `keep` for trees in the model's own tokens: the nodes that agree with the text are kept."""
         touched = [(state, tree) for state, tree in zip(states, trees, strict=True) if state.fed]
         for state, _ in touched:
             self._advance(state)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from draftree.core.tree import ROOT, TokenTree
+from draftree.core.tree import ROOT
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import AnsweringStepper
 from draftree.models.base import ALL_LAYERS, Extend, LanguageModel, LayerSubset, Pass, Slot, Truncate
@@ -109,7 +109,3 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
         """Drop the partial nodes; the target keeps the accepted tokens."""
         for state in states:
             state.fed.clear()
-
-    def follow(self, states: Sequence[PartialSequence], trees: Sequence[TokenTree]) -> None:
-        """Do as `keep`: tokens are the target's."""
-        self.keep(states, [()] * len(states))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -238,16 +238,6 @@ class _Translated(Reading):
 
 
 @dataclass(slots=True)
-class SpelledSequence:
-    """State of a sequence with drafts in other tokens. Mutated by `StringGrowth` only."""
-
-    view: SequenceView
-    stepped: SteppedSequence
-    tree: TokenTree = EMPTY
-    """Last tree, in the model's tokens."""
-
-
-@dataclass(slots=True)
 class _Trie:
     """Tree in the target's tokens, into which paths are merged."""
 
@@ -279,8 +269,9 @@ class _Trie:
         return prune(tree, order[: budget.num_nodes])
 
 
-class StringTreeBuilder:
-    """Variant of `TreeBuilder` for a model whose drafts are converted as strings.
+@final
+class StringTreeBuilder(TreeBuilder):
+    """Grows trees in the draft model's own tokens, and returns them in the target's.
 
     Args:
         model: the draft model.
@@ -289,64 +280,26 @@ class StringTreeBuilder:
     """
 
     def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:
-        reader = OwnReader(translation, model.vocab_size)
-        self._growth = TreeBuilder(ModelStepper(model, reader), shape=shape, draw=Draw.FREE, shares_noise=False)
-        self._shape = shape
+        likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)
+        self._model_stepper = ModelStepper(model, OwnReader(translation, model.vocab_size), controls=likeliest)
+        super().__init__(self._model_stepper, shape=shape, draw=Draw.FREE, shares_noise=False)
         self._translation = translation
-        self._likeliest = build_controls(SamplingParams(temperature=0), vocab_size=model.vocab_size, seed=0)
 
-    def reserve(self, num_sequences: int, length: int) -> None:
-        """Make room in the draft model's slots."""
-        self._growth.reserve(num_sequences, length)
-
-    def open(self, view: SequenceView) -> SpelledSequence:
-        """Return the state of a new sequence."""
-        return SpelledSequence(view, self._growth.open(self._unsampled(view)))
-
-    def close(self, state: SpelledSequence) -> None:
-        """Free the slot."""
-        self._growth.close(state.stepped)
-
-    def fork(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
-        """Return the state of a new sequence with the common prefix of an open one."""
-        return SpelledSequence(view, self._growth.fork(state.stepped, self._unsampled(view)))
-
-    def detach(self, state: SpelledSequence) -> SpelledSequence | None:
-        """Return the state to keep of a finished sequence; None if it was closed."""
-        stepped = self._growth.detach(state.stepped)
-        return None if stepped is None else SpelledSequence(state.view, stepped)
-
-    def attach(self, state: SpelledSequence, view: SequenceView) -> SpelledSequence:
-        """Do as `fork`, and consume the detached state."""
-        return SpelledSequence(view, self._growth.attach(state.stepped, self._unsampled(view)))
-
-    def _unsampled(self, view: SequenceView) -> SequenceView:
-        return SequenceView(view.history, self._likeliest)
-
-    def check_integrity(self, states: Sequence[SpelledSequence]) -> None:
-        """Raise AssertionError if the slots of all open states contradict them."""
-        self._growth.check_integrity([state.stepped for state in states])
-
-    def read(self, states: Sequence[SpelledSequence], counts: Sequence[int]) -> None:
-        """Prefill prompts along with the target, which has just read `counts` tokens of each."""
-        self._growth.read([state.stepped for state in states], counts)
-
-    def observe(self, states: Sequence[SpelledSequence], verdicts: Sequence[Verdict]) -> None:
+    def observe(self, states: Sequence[Any], verdicts: Sequence[Verdict]) -> None:
         """Keep nodes that agree with the text; the accepted nodes of the target's tree do not determine them."""
-        self._growth.follow([state.stepped for state in states], [state.tree for state in states])
+        self._model_stepper.follow(states, [state.tree for state in states])
         for state in states:
             state.tree = EMPTY
 
-    def grow(self, states: Sequence[SpelledSequence], budgets: Sequence[Budget]) -> list[TokenTree]:
+    def grow(self, states: Sequence[Any], budgets: Sequence[Budget]) -> list[TokenTree]:
         """Return a tree for every sequence, within its budget and the shape."""
-        trees = self._growth.grow([state.stepped for state in states], budgets)
-        said = []
-        for state, tree, budget in zip(states, trees, budgets, strict=True):
+        spelled = []
+        for state, tree, budget in zip(states, super().grow(states, budgets), budgets, strict=True):
             state.tree = tree
-            said.append(self._said(state, tree, budget.within(self._shape.num_nodes, self._shape.depth)))
-        return said
+            spelled.append(self._spelled(state, tree, budget.within(self._shape.num_nodes, self._shape.depth)))
+        return spelled
 
-    def _said(self, state: SpelledSequence, tree: TokenTree, budget: Budget) -> TokenTree:
+    def _spelled(self, state: SteppedSequence, tree: TokenTree, budget: Budget) -> TokenTree:
         before = state.view.history.tokens[-CONTEXT_TOKENS:].tolist()
         trie = _Trie()
         inner = set(tree.parents)

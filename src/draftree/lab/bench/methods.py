@@ -14,8 +14,7 @@ from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.files import shown_name
 from draftree.core.registry import Spec
-from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
-from draftree.drafters.base import DRAFTERS
+from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
 from draftree.lab.bench.records import OURS, PEER
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS

@@ -11,8 +11,7 @@ from typing import Any
 from draftree.assembly import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import shown_name
-from draftree.drafters import NO_DRAFT
-from draftree.drafters.base import DRAFTERS
+from draftree.drafters import DRAFTERS, NO_DRAFT
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
 from draftree.lab.figures.base import RUN
 from draftree.llm import LLM

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
-from draftree.drafters.base import DRAFTERS
+from draftree.drafters import DRAFTERS
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import ink_on
 from draftree.lab.figures.measures import measured_on, tokens_per_round
