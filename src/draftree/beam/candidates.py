@@ -54,15 +54,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A continuation on the host.
-
-    Attributes:
-        parent: the beam that it continues.
-        rank: rank of the parent in its group.
-        token: the token.
-        score: cumulative log-probability.
-        logprob: what the token added to the score.
-    """
+    """A continuation on the host: `logprob` is what the token added to the cumulative `score`."""
 
     parent: Beam
     rank: int
@@ -86,23 +78,12 @@ class Candidates(NamedTuple):
 
 
 def at_places(totals: Tensor, logprobs: Tensor, places: Tensor) -> Candidates:
-    """Return candidates.
-
-    Args:
-        totals: cumulative log-probabilities, shape (beams, vocab).
-        logprobs: log-probabilities of the tokens alone, shape (beams, vocab).
-        places: indices into the flattened tensors, int64, shape (count,).
-    """
+    """Return candidates at flat `places` of `totals` and `logprobs`, both of shape (beams, vocab)."""
     return Candidates(totals.reshape(-1)[places], places, logprobs.reshape(-1)[places])
 
 
 def best(values: Tensor, count: int) -> Tensor:
-    """Return the places of the largest entries of a vector, of equals the first.
-
-    Args:
-        values: shape (size,); with NaN the places are arbitrary.
-        count: number of places, at most `size`.
-    """
+    """Return the places of the `count` largest entries of a vector, of equals the first; with NaN any places."""
     found, places = values.topk(count)
     lowest, size = found[-1], len(values)
     if on_host(values) and int((values >= lowest).sum()) == count:
@@ -119,19 +100,13 @@ def best(values: Tensor, count: int) -> Tensor:
 
 
 def best_of_all(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
-    """Return the best candidates of all beams together.
-
-    Args:
-        logprobs: log-probabilities of the next token, shape (beams, vocab).
-        scores: cumulative scores of the beams, shape (beams,).
-        count: number of candidates; fewer if there are fewer continuations.
-    """
+    """Return the best candidates of all beams, from `logprobs` (beams, vocab) and cumulative `scores` (beams,)."""
     totals = logprobs + scores[:, None]
     return at_places(totals, logprobs, best(totals.reshape(-1), min(count, totals.numel())))
 
 
 def best_of_each(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
-    """Return the best `count` candidates of every beam, all sorted together; arguments as of `best_of_all`."""
+    """Return the best `count` candidates of every beam, all sorted together."""
     beams, vocab = logprobs.shape
     totals = logprobs + scores[:, None]
     count = min(count, vocab)
@@ -140,14 +115,9 @@ def best_of_each(logprobs: Tensor, scores: Tensor, count: int) -> Candidates:
 
 
 def drawn(logprobs: Tensor, scores: Tensor, count: int, generator: torch.Generator, *, width: int) -> Candidates:
-    """Draw candidates without replacement, with the softmax of the cumulative scores; in the order of the draws.
+    """Draw candidates without replacement from the softmax of the cumulative scores, in the order of the draws.
 
-    Args:
-        logprobs: shape (beams, vocab).
-        scores: shape (beams,).
-        count: number of candidates; fewer if fewer have a probability above 0.
-        generator: source of the draws, on the host.
-        width: maximum number of beams; the draws are those of so many rows, as in transformers.
+    The draws are those of `width` rows, as in transformers; there are fewer if fewer have a probability above 0.
     """
     totals = logprobs + scores[:, None]
     missing = (width - len(totals)) * totals.shape[1]
@@ -158,13 +128,9 @@ def drawn(logprobs: Tensor, scores: Tensor, count: int, generator: torch.Generat
 
 
 def keep_top(logprobs: Tensor, *, top_k: int, top_p: float, least: int = 1) -> Tensor:
-    """Return log-probabilities with -inf at tokens outside of the filters; the others stay unchanged.
+    """Return rows of log-probabilities with -inf outside of the filters, which keep at least `least` tokens of a row.
 
-    Args:
-        logprobs: shape (rows, vocab).
-        top_k: number of most likely tokens; 0 keeps all. Tokens equal to the last of them are kept too.
-        top_p: the most likely tokens that together have this probability, the one that crosses it included.
-        least: tokens of a row that are kept in any case.
+    Tokens equal to the last of the top k are kept too, and so is the one that crosses `top_p`.
     """
     vocab = logprobs.shape[-1]
     if top_k:

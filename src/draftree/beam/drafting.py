@@ -81,14 +81,7 @@ class BeamDrafter(ABC):
 
 @dataclass(slots=True)
 class Pace:
-    """Depth of the next draft of a text: twice as deep after success, less after failure, and none for some passes.
-
-    Attributes:
-        depth: levels of the next draft.
-        failures: drafts in a row after which no further step was possible.
-        pause: passes without a draft.
-        is_drafting: whether the last pass scored drafted nodes.
-    """
+    """Depth of the next draft of a sequence: doubled after success, less after failure, and none for some passes."""
 
     depth: int = 4
     failures: int = 0
@@ -117,11 +110,7 @@ class Pace:
 
 
 def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
-    """Check that drafts can be scored, and that a score bounds the continuations of a beam.
-
-    Raises:
-        InvalidRequestError: the message names the parameter.
-    """
+    """Check that drafts can be scored, and that a score bounds the continuations of a beam."""
     for name in ("unk_penalty", "diversity_penalty", "sibling_penalty", "lm_weight"):
         if getattr(params, name) < 0:
             raise InvalidRequestError(
@@ -139,11 +128,7 @@ def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
 
 @final
 class RunnersUp(BeamDrafter):
-    """Drafts of the last step's other candidates.
-
-    Args:
-        count: maximum number of tokens after each beam.
-    """
+    """Drafts of the last step's other candidates."""
 
     def __init__(self, count: int = 2) -> None:
         self._count = count
@@ -164,11 +149,9 @@ class RunnersUp(BeamDrafter):
 
 @final
 class SequenceDrafts(BeamDrafter):
-    """Drafts of a drafter that reads texts only. The source of an encoder-decoder model is read too.
+    """Drafts of a drafter that reads sequences only: no model passes, hidden states or target tokens.
 
-    Args:
-        drafter: needs neither passes of a model nor hidden states or picks of the target.
-        vocab_size: number of token ids.
+    The source of an encoder-decoder model is read too.
     """
 
     def __init__(self, drafter: Drafter[Any], vocab_size: int) -> None:
@@ -214,11 +197,7 @@ class _Node:
 
 @final
 class ModelBeams(BeamDrafter):
-    """Drafts by a model with the same vocabulary.
-
-    Args:
-        model: the draft model; it must accept trees.
-    """
+    """Drafts by a model with the same vocabulary, which accepts trees."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model: LanguageModel = model
@@ -297,11 +276,7 @@ def _width(beam_width: int) -> int:
 
 @final
 class SeveralDrafters(BeamDrafter):
-    """The drafts of all, in order; at most one of them has a model.
-
-    Args:
-        drafters: the drafters.
-    """
+    """The drafts of all, in order; at most one of them has a model."""
 
     def __init__(self, drafters: Sequence[BeamDrafter]) -> None:
         self._drafters = list(drafters)
@@ -334,17 +309,9 @@ LoadModel = Callable[[str], LanguageModel]
 def beam_drafter(
     draft: Any, *, target: LanguageModel, tokenizer: Tokenizer | None, load: LoadModel
 ) -> BeamDrafter | None:
-    """Return the drafter of a spec.
+    """Return the drafter of a spec such as `runners-up`, `suffix` or `ngram+model:NAME`, or of a loaded model.
 
-    Args:
-        draft: `runners-up`, `ngram`, `suffix`, `model:NAME`, several joined by "+", or a loaded model; None or "none"
-            for none.
-        target: the model that is searched.
-        tokenizer: its tokenizer; None if it has none.
-        load: loads the model that a spec names.
-
-    Raises:
-        InvalidRequestError: an unknown drafter, or one that cannot draft for beams.
+    None or "none" disables drafting; `load` loads the model that a spec names.
     """
     if draft is None or draft == NO_DRAFT:
         return None

@@ -53,7 +53,7 @@ class BeamPrompt:
 
 
 def beam_prompt(prompt: Sequence[int] | BeamPrompt) -> BeamPrompt:
-    """Return token ids as the beginning of a causal model's text."""
+    """Return token ids as the beginning of a causal model's sequence."""
     return prompt if isinstance(prompt, BeamPrompt) else BeamPrompt(tuple(prompt))
 
 
@@ -66,16 +66,7 @@ def open_slot(model: LanguageModel, prompt: BeamPrompt) -> Slot:
 
 
 def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
-    """Check that a model reads the prompt's source, or needs none.
-
-    Args:
-        model: the model.
-        prompt: the prompt.
-        name: parameter that gave the model.
-
-    Raises:
-        InvalidRequestError: the model needs a source and there is none, or the other way round.
-    """
+    """Check that a model reads the prompt's source, or needs none; `name` is the parameter that gave the model."""
     if isinstance(model, EncoderDecoder) != (prompt.source is not None):
         reads, given = ("no source", "has one") if prompt.source is not None else ("a source", "has none")
         raise InvalidRequestError(
@@ -92,13 +83,7 @@ def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
 
 
 class Row(NamedTuple):
-    """The results of a pass for one node.
-
-    Attributes:
-        logits: logits of the pass, shape (rows, vocab).
-        place: row of the node.
-        attention: weights of the node's cross-attention, float32 of shape (source length,); None if not wanted.
-    """
+    """Results of a pass for one node: row `place` of `logits` (rows, vocab), and its cross-attention (source length,)."""
 
     logits: Tensor
     place: int
@@ -118,14 +103,8 @@ def gathered(rows: Sequence[Row]) -> Tensor:
 class Trunk:
     """One slot and its tree; nodes from `num_stored` on are computed by the next pass.
 
-    Attributes:
-        slot: the slot.
-        tokens: token of each node.
-        parents: parent of each node.
-        num_stored: number of nodes that are computed.
-        children: node by parent and token.
-        wanted: nodes whose logits the next pass returns.
-        rows: logits of the nodes that are scored.
+    `children` maps a parent and a token to a node, `wanted` holds nodes whose logits the next pass returns, and `rows` the
+    logits of scored nodes.
     """
 
     slot: Slot
@@ -198,11 +177,9 @@ class Trunk:
         return tokens[::-1][depth:]
 
     def keep(self, nodes: Sequence[int], end: int) -> Mapping[int, int]:
-        """Drop all other nodes; `end` becomes the root. Returns the new number of each node.
+        """Drop all other nodes; `end`, the last committed one, becomes the root. Returns the new number of each node.
 
-        Args:
-            nodes: ascending; the parents of each are among them, or `end`.
-            end: last node that has been committed, or the root.
+        `nodes` ascend, and the parents of each are among them, or `end`.
         """
         place = {end: ROOT} | {node: index for index, node in enumerate(nodes)}
         self.parents = [place[self.parents[node]] for node in nodes]
@@ -251,13 +228,10 @@ def capacity_for(width: int) -> int:
 
 
 class Forest:
-    """The trunks of one text. Closes them when the text is finished.
+    """The trunks of one sequence. Its prompt's source is encoded once, since further trunks are forks.
 
-    Args:
-        model: the model.
-        prompt: the prompt; further trunks of the text are forks, so its source is encoded once.
-        capacity: maximum number of live nodes in one slot; one beam may have more.
-        length: expected maximum number of tokens in a slot.
+    `capacity` is the maximum number of live nodes in one slot (one beam may have more), `length` the expected maximum
+    number of tokens in a slot.
     """
 
     def __init__(self, model: LanguageModel, prompt: Sequence[int] | BeamPrompt, *, capacity: int, length: int) -> None:
@@ -274,9 +248,6 @@ class Forest:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
 
         Rows of logits are requested for wanted nodes, and not before the end of the prompt.
-
-        Args:
-            chunk: maximum number of prompt tokens.
         """
         whole = self._is_read or self.root.node - self.trunks[0].num_stored < chunk
         jobs = []
@@ -301,17 +272,7 @@ class Forest:
         first: int,
         attention: Sequence[np.ndarray] | None = None,
     ) -> int:
-        """Record that the jobs have been run.
-
-        Args:
-            jobs: the jobs.
-            logits: logits of the pass, shape (rows, vocab).
-            first: row of the first requested node.
-            attention: weights of cross-attention of each job; None if they are not wanted.
-
-        Returns:
-            The row after the last one.
-        """
+        """Record that jobs have been run, whose logits (rows, vocab) start at row `first`; returns the row after the last."""
         for number, (trunk, job) in enumerate(jobs):
             for place in job.logits_at or ():
                 weights = None if attention is None else attention[number][place]
@@ -328,11 +289,7 @@ class Forest:
         return all(trunk.num_stored == len(trunk.tokens) for trunk in self.trunks)
 
     def extend(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
-        """Append a token to each of these beams; equal continuations share a node.
-
-        Returns:
-            The new ends, in the order of the continuations.
-        """
+        """Append a token to each of these beams and return the new ends; equal continuations share a node."""
         tips, reused = [], set()
         for tip, token in continuations:
             node = tip.trunk.child(tip.node, token, is_wanted=True)
@@ -349,16 +306,9 @@ class Forest:
 
     @staticmethod
     def graft(tip: Tip, tree: TokenTree, room: int, ends: Sequence[int] = ()) -> int:
-        """Append a drafted tree after a beam.
+        """Append a drafted tree after a beam, at most `room` new nodes; returns their number.
 
-        Args:
-            tip: end of the beam.
-            tree: the draft.
-            room: maximum number of new nodes; the first ones are taken.
-            ends: tokens that no beam contains; they and what follows them are left out.
-
-        Returns:
-            The number of new nodes.
+        No beam contains a token of `ends`: they and what follows them are left out.
         """
         nodes: list[int | None] = []
         before = len(tip.trunk.tokens)

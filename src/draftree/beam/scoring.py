@@ -93,12 +93,7 @@ def _is_given(text: SequenceSearch) -> bool:
 
 
 def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Return log-probabilities of the next token.
-
-    Args:
-        logits: shape (rows, vocab), float32 or float64; unchanged.
-        temperatures: one for each row.
-    """
+    """Return log-probabilities of the next token, shape (rows, vocab), with one temperature for each row."""
     if set(temperatures) != {1.0}:
         logits = logits / to_device(temperatures, logits.device, dtype=logits.dtype)[:, None]
     return logits.log_softmax(dim=-1)
@@ -144,14 +139,7 @@ def _favour(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> No
 
 
 def combined(own: Tensor, others: Sequence[Tensor], fused: Tensor | None, weight: float) -> Tensor:
-    """Return log-probabilities of an ensemble with shallow fusion.
-
-    Args:
-        own: log-probabilities of the model, shape (rows, vocab).
-        others: those of the other models, same shape; the mean of the probabilities is taken.
-        fused: those of a language model, same shape; None without one.
-        weight: factor of `fused`.
-    """
+    """Return log-probabilities (rows, vocab) of the ensemble's mean probability, plus `weight` times those of a language model."""
     if others:
         stacked = torch.stack([own, *(other.to(own) for other in others)])
         own = stacked.logsumexp(dim=0) - math.log(len(stacked))
@@ -209,15 +197,9 @@ def is_quick(text: SequenceSearch) -> bool:
 def quick_columns(
     logits: Logits, texts: Sequence[SequenceSearch], beams: Sequence[Sequence[Beam]]
 ) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates of the scored beams of plain searches.
+    """Return the candidates of the scored beams of plain searches, and whether a row has NaN.
 
-    Args:
-        logits: of the last pass; rows of earlier passes are searched by the same implementation.
-        texts: searches for which `is_quick` holds.
-        beams: scored beams of each text.
-
-    Returns:
-        As `scoring.read`.
+    Rows of earlier passes are searched by the same implementation as those of the last.
     """
     rows = [row for own in beams for beam in own if (row := beam.tips[0].row) is not None]
     with logits.computing():
@@ -253,15 +235,7 @@ def _best(
 
 @dataclass(slots=True)
 class SearchStats:
-    """Counts of a search.
-
-    Attributes:
-        num_passes: forward passes.
-        num_rows: tokens computed in them.
-        num_draft_passes: passes of a drafter's model.
-        most_live: largest number of nodes in the trees of one text.
-        most_slots: largest number of open slots of one text.
-    """
+    """Counts of a search: forward passes and the tokens in them, and the most nodes and slots of one sequence."""
 
     num_passes: int = 0
     num_rows: int = 0
@@ -275,11 +249,7 @@ def run_pass(
 ) -> tuple[int, Logits]:
     """Run the jobs of forests on their model in one pass; returns the number of tokens, and the logits.
 
-    Args:
-        model: the model.
-        forests: trees of texts.
-        chunk: maximum number of prompt tokens of a text.
-        attends: whether weights of cross-attention are noted, for an encoder-decoder model.
+    `attends` asks for weights of cross-attention, of an encoder-decoder model.
     """
     jobs = [forest.jobs(chunk) for forest in forests]
     together = [job for own in jobs for _, job in own]
@@ -297,26 +267,14 @@ def run_pass(
 
 
 def logprobs_of(beams: Sequence[Sequence[Beam]], place: int, temperatures: Sequence[float]) -> Tensor:
-    """Return log-probabilities of scored beams by one model, shape (beams, vocab).
-
-    Args:
-        beams: beams of each text.
-        place: number of the model among those of a text.
-        temperatures: one for each text.
-    """
+    """Return log-probabilities of scored beams by the model at `place` of each search, shape (beams, vocab)."""
     rows = [row for own in beams for beam in own if (row := beam.tips[place].row) is not None]
     each = [warm for own, warm in zip(beams, temperatures, strict=True) for _ in own]
     return next_logprobs(gathered(rows), each)
 
 
 def combined_logprobs(text: SequenceSearch, own: Tensor, beams: Sequence[Beam]) -> Tensor:
-    """Return log-probabilities with those of the ensemble and of shallow fusion.
-
-    Args:
-        text: the search.
-        own: log-probabilities by the model, shape (beams, vocab).
-        beams: scored beams of the text.
-    """
+    """Return log-probabilities with those of the ensemble and of shallow fusion."""
     params, count = text.params, len(text.params.models)
     others = [logprobs_of([beams], place, [params.temperature]) for place in range(1, 1 + count)]
     fused = logprobs_of([beams], 1 + count, [1.0]) if params.lm_model is not None else None
@@ -329,14 +287,7 @@ def candidates_of(
     logits: Logits,
     hooks: Hooks | None,
 ) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates of each group of each text, and whether a row has NaN.
-
-    Args:
-        scored: for each text the scored beams of its groups.
-        flat: for each text all of them.
-        logits: of the last pass of the model that is searched.
-        hooks: further rules; None for none.
-    """
+    """Return the candidates of each group of each search, and whether a row has NaN."""
     # elsewhere than on the host, scores and totals would take two reads
     on_host = all(row.logits.device.type == "cpu" for own in flat for beam in own if (row := beam.tips[0].row))
     beams = dict(zip(scored, flat, strict=True))
@@ -378,15 +329,7 @@ def _whole_rows(
 
 
 def read(found: Sequence[Sequence[Candidates]], is_nan: Sequence[Tensor]) -> tuple[list[list[Columns]], list[bool]]:
-    """Read the candidates of all texts with one copy from the device.
-
-    Args:
-        found: candidates of the groups of each text.
-        is_nan: for each text a bool tensor without dimensions.
-
-    Returns:
-        Scores, places and log-probabilities for each group of each text; and the flags.
-    """
+    """Read the candidates of all groups of all searches, and the flags of NaN, with one copy from the device."""
     flat = [column.double() for groups in found for candidates in groups for column in candidates]
     numbers = to_host(torch.cat((*flat, torch.stack(tuple(is_nan)).double())))
     columns, start = [], 0

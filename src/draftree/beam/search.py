@@ -109,11 +109,7 @@ class BeamSearch:
         return len(self._waiting)
 
     def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
-        """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each.
-
-        Raises:
-            InvalidRequestError: parameters that do not fit.
-        """
+        """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each."""
         text = self._text(0, prompt, params)
         self._waiting.append(text)
         return text
@@ -203,8 +199,7 @@ class BeamSearch:
     def step(self) -> list[SequenceSearch]:
         """Start waiting searches, run one pass of each model, and make the steps of which all beams are scored.
 
-        Returns:
-            The searches that ended, with a result or an error.
+        Returns the searches that ended, with a result or an error.
         """
         return self._alone(self._step)
 

@@ -43,17 +43,7 @@ class Hooks(ABC):
 
 
 def require_fit(text: SequenceSearch, vocab_size: int, max_length: int, *, has_text: bool) -> None:
-    """Check the parameters of a search against its prompt and its model.
-
-    Args:
-        text: the search, with its limits and end tokens.
-        vocab_size: number of token ids.
-        max_length: the model's maximum length.
-        has_text: whether tokens can be decoded.
-
-    Raises:
-        InvalidRequestError: the message names the parameter.
-    """
+    """Check the parameters of a search against its prompt and its model."""
     params = text.params
     if text.limit < 1:
         raise InvalidRequestError(
@@ -102,16 +92,7 @@ def require_fit(text: SequenceSearch, vocab_size: int, max_length: int, *, has_t
 
 
 def require_models(model: LanguageModel, prompt: BeamPrompt, params: BeamSearchParams) -> None:
-    """Check that all models of a search take its prompt and share their vocabulary.
-
-    Args:
-        model: the model that is searched.
-        prompt: tokens, or a source.
-        params: names the other models.
-
-    Raises:
-        InvalidRequestError: the message names the parameter.
-    """
+    """Check that all models of a search take its prompt and share their vocabulary."""
     require_source(model, prompt, "prompts")
     for other in params.models:
         require_source(other, prompt, "models")
@@ -134,13 +115,7 @@ def require_models(model: LanguageModel, prompt: BeamPrompt, params: BeamSearchP
 
 @dataclass(frozen=True, slots=True)
 class LengthScore:
-    """Score of a hypothesis: its cumulative log-probability over length**penalty.
-
-    Attributes:
-        penalty: exponent; 0 ranks by the sum.
-        basis: tokens that count, as `BeamSearchParams.length_basis`.
-        prompt_length: number of prompt tokens.
-    """
+    """Score of a hypothesis: its cumulative log-probability over length**penalty."""
 
     penalty: float
     basis: str
@@ -159,12 +134,9 @@ class LengthScore:
 
 
 def coverage(attention: Sequence[np.ndarray]) -> float:
-    """Return the logarithm of the attention that each position of the source got, up to 1 each; the sum of all.
+    """Return the sum over the source of the logarithm of the attention that each position got, up to 1 each.
 
     Positions without any attention are left out, as in CTranslate2. Source: arXiv 1609.08144, equation 14.
-
-    Args:
-        attention: weights for each token, shape (source length,).
     """
     total = np.stack(attention).sum(axis=0, dtype=np.float64)
     return float(np.log(np.minimum(total[total > 0], 1.0)).sum())
@@ -172,14 +144,7 @@ def coverage(attention: Sequence[np.ndarray]) -> float:
 
 @dataclass(slots=True)
 class Pool:
-    """The finished hypotheses of a search, best first.
-
-    Args:
-        params: size, rules and penalties.
-        width: beams of the search, or of its group.
-        limit: maximum number of generated tokens.
-        lengths: the score.
-    """
+    """The finished hypotheses of a search or of a group of `width` beams, best first."""
 
     params: BeamSearchParams
     width: int
@@ -214,12 +179,7 @@ class Pool:
         return hypothesis.constraints_met, hypothesis.score
 
     def is_final(self, best_total: float, num_tokens: int) -> bool:
-        """Whether the search ends by its stop rule.
-
-        Args:
-            best_total: highest cumulative log-probability of the live beams.
-            num_tokens: their generated tokens.
-        """
+        """Whether the search ends by its stop rule, given the best score of the live beams and their number of tokens."""
         if not self.is_full:
             return False
         rule = self.params.early_stopping
@@ -247,13 +207,7 @@ class Group:
         return max((beam.score for beam in self.beams), default=-math.inf)
 
     def candidates(self, beams: Sequence[Beam], columns: Columns, vocab_size: int) -> list[Candidate]:
-        """Return the possible candidates of some of its beams.
-
-        Args:
-            beams: the beams whose rows were ranked.
-            columns: as they were read; a place is the index in `beams` times `vocab_size` plus the token.
-            vocab_size: width of the rows.
-        """
+        """Return the possible candidates of `beams`; a place is an index of them times `vocab_size` plus the token."""
         rank = {id(beam): index for index, beam in enumerate(self.beams)}
         found = []
         for score, place, logprob in zip(*columns, strict=True):
@@ -265,12 +219,9 @@ class Group:
 
 @dataclass(slots=True)
 class Division:
-    """Candidates of a step that finish, with the reason, in order, and those that go on.
+    """Candidates of a step that finish, with the reason, and those that go on.
 
-    Attributes:
-        finished: candidates with their reasons.
-        going: candidates that go on.
-        lowest: score of the last candidate that was needed; -inf if more candidates could change the division.
+    `lowest` is the score of the last candidate that was needed; -inf if more candidates could change the division.
     """
 
     finished: list[tuple[Candidate, str]] = field(default_factory=list)
@@ -287,15 +238,10 @@ def divide(
     is_last: bool,
     is_ranked: bool,
 ) -> Division:
-    """Divide the candidates of a group.
+    """Divide the candidates of a group, which are in the order of the strategy.
 
-    Args:
-        candidates: in the order of the strategy.
-        reason_of: function from a place to the reason why that candidate ends; None if it goes on.
-        width: maximum number of beams.
-        rule: as `BeamSearchParams.eos_rule`.
-        is_last: whether this is the last token before the limit.
-        is_ranked: whether the order is that in which candidates go on; otherwise the best of all go on.
+    `reason_of` returns why the candidate at a place ends, or None; `rule` is `BeamSearchParams.eos_rule`. Unless
+    candidates are ranked, the best of all go on.
     """
     found = Division()
     room = width if is_ranked else len(candidates)
@@ -316,22 +262,7 @@ def divide(
 
 
 class SequenceSearch:
-    """Search of one prompt.
-
-    Args:
-        index: index of the prompt.
-        opening: the prompt.
-        params: parameters.
-        end_ids: the model's end-of-text tokens.
-        vocab_size: number of token ids.
-        max_length: the model's maximum length.
-        device: device of the log-probabilities.
-        decode: for stop strings; None without a tokenizer.
-        hooks: further rules; None for none.
-
-    Raises:
-        InvalidRequestError: the parameters do not fit the prompt or the model.
-    """
+    """Search of one prompt, the one with this index."""
 
     def __init__(
         self,
@@ -427,12 +358,7 @@ class SequenceSearch:
         return is_exact and self.strategy.is_bounded and not params.increments_may_be_positive
 
     def select(self, logprobs: Tensor, beams: Sequence[Sequence[Beam]]) -> list[Candidates]:
-        """Return the candidates of each live group, on the device.
-
-        Args:
-            logprobs: rows of the beams after `shape`, shape (beams, vocab).
-            beams: scored beams of each live group, as returned by `ready`.
-        """
+        """Return the candidates of each live group, from rows after `shape` of the scored beams that `ready` returned."""
         step = StepInfo(beams, [group.width for group in self.going], self.end_ids, self.is_last)
         self.strategy.mask(logprobs, step)
         logprobs = self.strategy.score(logprobs, step)
@@ -440,16 +366,7 @@ class SequenceSearch:
         return self.strategy.select(logprobs, scores, step)
 
     def advance(self, found: Sequence[Columns], vocab_size: int, beams: Sequence[Sequence[Beam]]) -> bool:
-        """Finish texts and choose the next beams, unless a beam that is not scored could change the result.
-
-        Args:
-            found: scores, places and log-probabilities of the candidates of each live group.
-            vocab_size: width of the rows.
-            beams: scored beams of each live group.
-
-        Returns:
-            Whether the step was made.
-        """
+        """Finish hypotheses and choose the next beams; False if a beam that is not scored could change the result."""
         going, divisions = self.going, []
         for group, columns, own in zip(going, found, beams, strict=True):
             candidates = self.strategy.arrange(group.candidates(own, columns, vocab_size))
@@ -553,11 +470,7 @@ class SequenceSearch:
         )
 
     def result(self) -> BeamResult:
-        """Return the best hypotheses.
-
-        Raises:
-            UnsatisfiableError: `strict` is set, and no hypothesis contains all phrases.
-        """
+        """Return the best hypotheses; raises UnsatisfiableError if `strict` is set and none contains all phrases."""
         found = [hypothesis for group in self.groups for hypothesis in group.pool.hypotheses]
         found.sort(key=lambda hypothesis: (not hypothesis.constraints_met, -hypothesis.score))
         if self.params.strict:

@@ -296,12 +296,8 @@ class PhraseState(ABC):
 class OrderedPhrases(PhraseState):
     """Phrases one after another, with any tokens between them.
 
-    A token that breaks a phrase restarts this phrase; phrases before it stay met.
-
-    Attributes:
-        phrases: what is required.
-        done: number of phrases that are met.
-        place: tokens of the next phrase that the text ends with.
+    A token that breaks a phrase restarts this phrase; the `done` phrases before it stay met. The sequence ends with
+    `place` tokens of the next phrase.
     """
 
     phrases: tuple[Phrase, ...]
@@ -343,10 +339,8 @@ class OrderedPhrases(PhraseState):
 class UnorderedPhrases(PhraseState):
     """Phrases in any order; one that is given k times must occur k times, without overlap with others.
 
-    Attributes:
-        missing: phrases that are not met, with their counts, sorted.
-        met: tokens of the phrases that are met.
-        current: tokens that the text ends with and that begin a missing phrase.
+    `missing` has counts and is sorted, `met` is the number of tokens of phrases that are met, and `current` the tokens
+    that the sequence ends with and that begin a missing phrase.
     """
 
     missing: tuple[tuple[Phrase, int], ...]

@@ -36,16 +36,8 @@ class Status(StrEnum):
 class TraceNode:
     """One token of one or more beams.
 
-    Attributes:
-        token: token id.
-        parent: index of the node before; `ROOT` for none.
-        depth: number of generated tokens up to this one.
-        group: group of the beams; 0 if beams of all groups share their nodes.
-        logprob: what the token added to the score.
-        total: cumulative log-probability.
-        born: step that chose it.
-        last_live: last step after which it was part of a live beam; 0 for none.
-        ended: step in which a text finished here; None for none.
+    `born` is the step that chose it, `last_live` the last step after which it was part of a live beam (0 for none), and
+    `ended` the step in which a sequence finished here.
     """
 
     token: int
@@ -64,11 +56,7 @@ class TraceNode:
 class BeamTrace:
     """Observer of one search: give it as `on_step`.
 
-    Attributes:
-        nodes: in the order in which they were chosen; parents precede children.
-        num_steps: steps so far.
-        num_groups: groups of beams that have trees of their own.
-        ends: for each finished text that is kept so far its node and its hypothesis, best first.
+    Parents precede children in `nodes`. `ends` has the node and the hypothesis of each finished sequence, best first.
     """
 
     nodes: list[TraceNode] = field(default_factory=list)
@@ -109,11 +97,7 @@ class BeamTrace:
         return path
 
     def shown(self, step: int | None = None) -> dict[int, Status]:
-        """Return the nodes that exist after a step, and what they are then.
-
-        Args:
-            step: the step; None for the end, where no beam is live.
-        """
+        """Return the nodes that exist after a step (None for the end, where no beam is live), and what they are then."""
         now = self.num_steps if step is None else min(step, self.num_steps)
         found = {
             place: Status.LIVE if node.last_live >= now else Status.DEAD

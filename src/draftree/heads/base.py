@@ -52,11 +52,7 @@ class TargetParts:
 
     @classmethod
     def of(cls, model: LanguageModel) -> TargetParts:
-        """Return the parts of a loaded model.
-
-        Raises:
-            UnsupportedModelError: the model does not expose them.
-        """
+        """Return the parts of a loaded model."""
         facts = model.embedding_facts()
         output = model.output_head()
         embedding = output if facts.is_tied else model.input_embedding()
@@ -125,11 +121,7 @@ class Head(nn.Module, ABC):
         """
 
     def require_target(self, parts: TargetParts) -> None:
-        """Check that the sizes of a target are those that the head was made for.
-
-        Raises:
-            ConfigurationError: they differ.
-        """
+        """Check that the sizes of a target are those that the head was made for."""
         config = self.config
         for name, made_for, found in (
             ("hidden states", config.target_hidden, parts.hidden),

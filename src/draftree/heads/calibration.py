@@ -20,15 +20,7 @@ MOST_SURE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Map from scores to probabilities.
-
-    Attributes:
-        greedy: slope and offset of each level for greedy texts; the last one is for all deeper levels too.
-        sampled: the same for sampled texts.
-
-    Raises:
-        ModelLoadError: a slope is not positive, a number is not finite, or there is no level.
-    """
+    """Map from scores to probabilities: slope and offset of each level; the last pair is for all deeper levels too."""
 
     greedy: tuple[tuple[float, float], ...]
     sampled: tuple[tuple[float, float], ...]
@@ -44,13 +36,7 @@ class Calibration:
         return [self.log_probability(value, level, is_sampled=is_sampled) for value in log_shares]
 
     def log_probability(self, log_share: float, level: int, *, is_sampled: bool) -> float:
-        """Return the logarithm of the probability that a token is the target's pick.
-
-        Args:
-            log_share: logarithm of the token's share.
-            level: level of the token, from 0.
-            is_sampled: whether the text is sampled with a temperature.
-        """
+        """Return the log-probability that a token of a level (from 0) is the target token, given its log-share."""
         if not log_share > -math.inf:
             return log_share
         slope, offset = self.map_of(level, is_sampled=is_sampled)
@@ -63,14 +49,10 @@ class Calibration:
 
 
 def with_confidence(log_shares: Sequence[float], confidence: float) -> list[float]:
-    """Return the logarithms of the probabilities that the children of a node are the target's pick.
+    """Return the log-probabilities that the children of a node are the target token; log-shares descend.
 
     logit(p) = logit(share) + logit(confidence) - logit(share of the first child): the first child has the estimated
-    probability, and the order of the children stays.
-
-    Args:
-        log_shares: logarithms of the children's shares, descending.
-        confidence: estimated probability that the first child is the pick.
+    probability `confidence`, and the order of the children stays.
     """
     if not log_shares or not log_shares[0] > -math.inf:
         return list(log_shares)
@@ -98,11 +80,7 @@ def write_calibration(calibration: Calibration, folder: Path) -> None:
 
 
 def read_calibration(folder: Path) -> Calibration | None:
-    """Return the map of a head's folder; None if it has none.
-
-    Raises:
-        ModelLoadError: the file is damaged or of another format.
-    """
+    """Return the map of a head's folder; None if it has none."""
     path = folder / CONFIDENCE
     if not path.is_file():
         return None
@@ -124,12 +102,7 @@ RECIPE = "recipe.json"
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRates:
-    """Acceptance of each level, given that the level before was accepted; empty if unknown.
-
-    Attributes:
-        greedy: on greedy texts.
-        sampled: on texts sampled with a temperature.
-    """
+    """Acceptance of each level, given that the level before was accepted; empty if unknown."""
 
     greedy: tuple[float, ...] = ()
     sampled: tuple[float, ...] = ()

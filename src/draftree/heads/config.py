@@ -143,11 +143,7 @@ class HeadConfig:
         return self.draft_vocab_size == self.vocab_size
 
     def changed(self, **values: Any) -> HeadConfig:
-        """Return a configuration with other values.
-
-        Raises:
-            ConfigurationError: a value is out of range, or there is no such field.
-        """
+        """Return a configuration with other values."""
         known = {one.name for one in fields(self)}
         for name in values:
             if name not in known:

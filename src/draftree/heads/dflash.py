@@ -25,12 +25,7 @@ Angles = tuple[Tensor, Tensor]
 
 
 class BlockLayer(nn.Module):
-    """Decoder layer whose rows also attend to the context.
-
-    Args:
-        config: the head.
-        index: index of the layer.
-    """
+    """Decoder layer whose rows also attend to the context."""
 
     def __init__(self, config: HeadConfig, index: int) -> None:
         super().__init__()
@@ -64,11 +59,7 @@ class BlockLayer(nn.Module):
 
 
 class MarkovHead(nn.Module):
-    """Bias of low rank by the token before.
-
-    Args:
-        config: the head.
-    """
+    """Bias of low rank by the token before."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -100,11 +91,7 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Estimate of acceptance.
-
-    Args:
-        config: the head.
-    """
+    """Estimate of acceptance."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -124,15 +111,7 @@ def _angles(tables: Angles, positions: Tensor) -> Angles:
 
 @final
 class DFlashHead(BlockHead):
-    """Head of kind `dflash` or `dspark`.
-
-    Args:
-        config: its configuration.
-        vocabulary: the tokens that it can propose.
-
-    Raises:
-        ConfigurationError: the width differs from the target's, and it has no embedding of its own.
-    """
+    """Head of kind `dflash` or `dspark`."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)

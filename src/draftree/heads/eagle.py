@@ -27,14 +27,7 @@ from draftree.heads.vocabulary import DraftVocabulary
 
 
 class EagleFamilyHead(FeatureHead):
-    """Common parts of heads with decoder layers: embedding, rotary positions, output head.
-
-    Args:
-        config: its configuration.
-        vocabulary: the tokens that it can propose.
-        joins: whether the first layer reads embeddings beside the state before.
-        has_input_norm: whether the first layer has an input norm.
-    """
+    """Common parts of heads with decoder layers: embedding, rotary positions, output head."""
 
     def __init__(
         self, config: HeadConfig, vocabulary: DraftVocabulary, *, joins: bool, has_input_norm: bool = True
@@ -57,11 +50,7 @@ class EagleFamilyHead(FeatureHead):
         return next(self.parameters()).dtype
 
     def bind(self, parts: TargetParts) -> None:
-        """Set the parts that are shared with the target.
-
-        Raises:
-            ConfigurationError: the head was made for a target of other sizes.
-        """
+        """Set the parts that are shared with the target."""
         self.require_target(parts)
         shares = [
             name for name, own in (("embedding", self.embed_tokens), ("output head", self.lm_head)) if own is None
@@ -134,12 +123,7 @@ class EagleFamilyHead(FeatureHead):
 
 @final
 class EagleHead(EagleFamilyHead):
-    """EAGLE-1 and EAGLE-2.
-
-    Args:
-        config: its configuration, of kind `eagle`.
-        vocabulary: the tokens that it can propose.
-    """
+    """EAGLE-1 and EAGLE-2."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary, joins=False, has_input_norm=False)
@@ -173,12 +157,7 @@ class EagleHead(EagleFamilyHead):
 
 
 class Eagle3Head(EagleFamilyHead):
-    """EAGLE-3 and EAGLE-3.1.
-
-    Args:
-        config: its configuration, of kind `eagle3`.
-        vocabulary: the tokens that it can propose.
-    """
+    """EAGLE-3 and EAGLE-3.1."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary, joins=True)

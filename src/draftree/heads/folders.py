@@ -42,11 +42,7 @@ CLASSES = {
 
 
 def head_class(kind: str) -> type[Head]:
-    """Return the class of a kind.
-
-    Raises:
-        UnsupportedModelError: no class runs this kind.
-    """
+    """Return the class of a kind."""
     if kind not in CLASSES:
         raise UnsupportedModelError(f"heads of kind '{kind}' cannot be run: {', '.join(sorted(CLASSES))} can")
     module, _, name = CLASSES[kind].partition(":")
@@ -59,16 +55,7 @@ MAX_NAMED = 12
 
 
 def require_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], layout: str) -> None:
-    """Check that names and shapes are those of a head's parameters, no more and no less.
-
-    Args:
-        found: tensors by our names.
-        wanted: parameters of the head; only names and shapes are used.
-        layout: name of the layout, for the message.
-
-    Raises:
-        ModelLoadError: names are missing or unexpected, shapes differ, or a tensor is not of floating-point numbers.
-    """
+    """Check that floating-point tensors have the names and shapes of a head's parameters, no more and no less."""
     missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing or unexpected:
         parts = [f"missing: {_listed(missing)}"] if missing else []
@@ -104,23 +91,14 @@ LARGEST = 127
 
 
 def packed(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Return a matrix as int8 with float32 scales of its rows, by their names in the file.
-
-    Args:
-        name: name of the matrix.
-        tensor: shape (rows, columns), finite.
-    """
+    """Return a finite matrix as int8 with float32 scales of its rows, by their names in the file."""
     scales = (tensor.float().abs().amax(dim=1) / LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     rounded = (tensor.float() / scales[:, None]).round().clamp(-LARGEST, LARGEST)
     return {name: rounded.to(torch.int8), name + SCALE: scales}
 
 
 def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a file with packed ones in bfloat16 and without scales.
-
-    Raises:
-        ModelLoadError: scales do not fit to a tensor.
-    """
+    """Return the tensors of a file with packed ones in bfloat16 and without scales."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for key in tensors.keys() - found.keys():
         name, scales = key.removesuffix(SCALE), tensors[key]
@@ -145,26 +123,15 @@ def is_head(folder: Path) -> bool:
 
 
 def read_config(folder: str | os.PathLike[str]) -> HeadConfig:
-    """Return the configuration of the head in a folder; reads `config.json`, and names and shapes of tensors.
-
-    Args:
-        folder: the folder; for MTP that of the target.
-
-    Raises:
-        ModelNotFoundError: there is no such folder, or a file is missing.
-        ModelLoadError: a file is damaged, the layout is not known, or the configuration cannot be read.
-    """
+    """Return the configuration of the head in a folder, for MTP that of the target; no tensor is read."""
     with _opened(folder) as held:
         return layout_of(held).configure(held)
 
 
 def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: Any = "cpu") -> Head:
-    """Return the head of a folder, not yet bound to a target.
+    """Return the head of a folder (for MTP that of the target), not yet bound to a target.
 
-    Args:
-        folder: the folder; for MTP that of the target.
-        dtype: dtype of the weights; None for the widest one of the file.
-        device: device of the weights.
+    Weights have the widest dtype of the file by default.
 
     Raises:
         ModelNotFoundError: there is no such folder, or a file is missing.
@@ -185,26 +152,12 @@ def read_head(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = Non
 
 
 def write_head(head: Head, folder: str | os.PathLike[str]) -> None:
-    """Write a head in the layout of speculators; files of the same names are replaced.
-
-    Args:
-        head: the head; shared parts of the target are not written.
-        folder: created if it does not exist.
-
-    Raises:
-        ModelLoadError: the layout has no heads of this kind.
-    """
+    """Write a head in the layout of speculators, without what it shares with the target; files are replaced."""
     write_folder(Path(folder), speculators.values(head.config), {**head.state_dict(), **maps_of(head.vocabulary)})
 
 
 def write_folder(folder: Path, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write `model.safetensors` and `config.json` with the dtype of the weights; each file appears when complete.
-
-    Args:
-        folder: created if it does not exist.
-        values: content of `config.json`.
-        tensors: by the names of the layout.
-    """
+    """Write `model.safetensors` and `config.json` with the dtype of the weights; each file appears when complete."""
     from safetensors.torch import save_file
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -219,12 +172,7 @@ def write_folder(folder: Path, values: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def layout_of(folder: HeadFolder) -> Layout:
-    """Return the layout of a folder.
-
-    Raises:
-        ModelNotFoundError: a file is missing.
-        ModelLoadError: a file is damaged, or no layout recognises the folder.
-    """
+    """Return the layout of a folder."""
     for layout in LAYOUTS:
         if layout.recognise(folder):
             return layout
@@ -238,12 +186,7 @@ def layout_of(folder: HeadFolder) -> Layout:
 
 @contextmanager
 def _opened(folder: str | os.PathLike[str]) -> Iterator[HeadFolder]:
-    """Open a folder, and add its path to the errors of the block.
-
-    Raises:
-        ModelNotFoundError: there is no such folder.
-        ModelLoadError: for an error of a configuration.
-    """
+    """Open a folder, and add its path to the errors of the block."""
     path = Path(folder)
     if not path.is_dir():
         raise ModelNotFoundError(f"there is no folder '{path}': give the path of a head's folder")

@@ -21,16 +21,7 @@ FIRST_LENGTH = 1024
 
 @final
 class Rotary:
-    """Rotary positions with the parameters of a configuration of transformers.
-
-    Args:
-        rope: `rope_type`, `rope_theta` and the parameters of scaling.
-        head_dim: width of an attention head.
-        max_length: number of positions that the head was trained for.
-
-    Raises:
-        ModelLoadError: the type is not supported, or a parameter is missing or wrong.
-    """
+    """Rotary positions with the parameters of a configuration of transformers."""
 
     def __init__(self, rope: Mapping[str, Any], head_dim: int, max_length: int) -> None:
         kind = rope.get("rope_type", "default")
@@ -51,14 +42,9 @@ class Rotary:
         return self._scaling
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of at least the positions below `length`.
+        """Return cosines and sines of at least the positions below `length`, both of shape (positions, head_dim).
 
-        Args:
-            length: number of positions.
-            like: tensor whose device and dtype the tables have.
-
-        Returns:
-            Both of shape (positions, head_dim). The first half of the sines is negative, as `rotate` needs it.
+        Device and dtype are those of `like`. The first half of the sines is negative, as `rotate` needs it.
         """
         key = (like.device, like.dtype)
         found = self._tables.get(key)
@@ -77,25 +63,14 @@ class Rotary:
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return rotated queries or keys.
-
-    Args:
-        states: shape (..., rows, heads, head_dim).
-        cosines: of the rows, shape (..., rows, 1, head_dim).
-        sines: as `cosines`, from `Rotary.tables`.
-    """
+    """Return rotated queries or keys (..., rows, heads, head_dim); cosines and sines have shape (..., rows, 1, head_dim)."""
     half = states.shape[-1] // 2
     return states * cosines + states.roll(half, dims=-1) * sines
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """Rotation of the queries and keys of some rows.
-
-    Attributes:
-        cosines: of the rows, shape (..., rows, 1, head_dim).
-        sines: as `cosines`.
-    """
+    """Rotation of the queries and keys of some rows; both tables have shape (..., rows, 1, head_dim)."""
 
     cosines: Tensor
     sines: Tensor
@@ -223,12 +198,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @final
 class Norm(nn.Module):
-    """Root mean square norm with a gain.
-
-    Args:
-        width: width of its input.
-        epsilon: added to the mean square.
-    """
+    """Root mean square norm with a gain."""
 
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
@@ -242,13 +212,7 @@ class Norm(nn.Module):
 
 @final
 class Attention(nn.Module):
-    """Attention with grouped heads; which rows attend to which is decided by `Attend`.
-
-    Args:
-        config: of the head.
-        width: width of its input; the output has the head's width.
-        layer: index of the layer.
-    """
+    """Attention with grouped heads; which rows attend to which is decided by `Attend`."""
 
     def __init__(self, config: HeadConfig, width: int, layer: int) -> None:
         super().__init__()
@@ -268,17 +232,7 @@ class Attention(nn.Module):
         attend: Attend,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of attention.
-
-        Args:
-            states: normed inputs, shape (..., rows, width).
-            rotated: rotation of queries and keys by the positions of the rows, or of the given ones.
-            attend: attention of the rows.
-            chosen: rows with queries; None for all.
-
-        Returns:
-            Shape (..., rows, hidden).
-        """
+        """Return the output of attention (..., rows, hidden) for the `chosen` rows, from normed inputs (..., rows, width)."""
         shape = (*states.shape[:-1], -1, self._dim)
         asking = states if chosen is None else states.index_select(-2, chosen)
         query, key = self.q_proj(asking).view(*asking.shape[:-1], -1, self._dim), self.k_proj(states).view(shape)
@@ -291,11 +245,7 @@ class Attention(nn.Module):
 
 @final
 class Perceptron(nn.Module):
-    """Gated multilayer perceptron.
-
-    Args:
-        config: of the head.
-    """
+    """Gated multilayer perceptron."""
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -314,12 +264,8 @@ class Perceptron(nn.Module):
 class Layer(nn.Module):
     """Decoder layer.
 
-    Args:
-        config: of the head.
-        index: index of the layer.
-        joins: whether the attention reads the norm of the embedding and the norm of the state before, concatenated, as
-            in the first layer of EAGLE-3.
-        has_input_norm: whether there is a norm before the attention; the first layer of EAGLE-1 has none.
+    If it `joins`, its attention reads the norm of the embedding and the norm of the state before, concatenated, as in
+    the first layer of EAGLE-3. The first layer of EAGLE-1 has no norm before the attention.
     """
 
     def __init__(self, config: HeadConfig, index: int, *, joins: bool = False, has_input_norm: bool = True) -> None:
@@ -340,15 +286,7 @@ class Layer(nn.Module):
         attend: Attend,
         chosen: Tensor | None = None,
     ) -> Tensor:
-        """Return the residual stream after the layer.
-
-        Args:
-            states: residual stream before it, shape (..., rows, hidden).
-            embedded: embeddings of the tokens, same shape; read only if the layer joins both.
-            rotated: rotation of queries and keys by the positions of the rows, or of the given ones.
-            attend: attention of the rows.
-            chosen: rows whose residual stream is returned; None for all.
-        """
+        """Return the residual stream of the `chosen` rows after the layer, from that before it, (..., rows, hidden)."""
         normed = states if self.input_layernorm is None else self.input_layernorm(states)
         if self.hidden_norm is not None and self.input_layernorm is not None:
             own = self.hidden_norm(states)
@@ -361,12 +299,7 @@ class Layer(nn.Module):
 
 
 class Products(nn.Module):
-    """Products before and after attention, with norms of queries and keys if the head has them.
-
-    Args:
-        config: the head.
-        width: width of the input.
-    """
+    """Products before and after attention, with norms of queries and keys if the head has them."""
 
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
@@ -401,14 +334,7 @@ class Products(nn.Module):
 
 
 class Shared:
-    """Embedding and output of a head: its own tensors, or the target's.
-
-    Args:
-        parts: the target.
-        vocabulary: the tokens that the head can propose.
-        embedding: the head's own embedding, shape (vocabulary, hidden); None to use the target's.
-        output: the head's own output, shape (draft vocabulary, hidden); None to use the target's rows.
-    """
+    """Embedding (vocabulary, hidden) and output (draft vocabulary, hidden) of a head: its own tensors, or the target's."""
 
     def __init__(
         self, parts: TargetParts, vocabulary: DraftVocabulary, embedding: Tensor | None, output: Tensor | None

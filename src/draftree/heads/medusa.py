@@ -34,12 +34,7 @@ class ResidualProduct(nn.Module):
 
 @final
 class MedusaHead(BlockHead):
-    """Head of kind `medusa`.
-
-    Args:
-        config: its configuration.
-        vocabulary: the tokens that it can propose.
-    """
+    """Head of kind `medusa`."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)

@@ -31,20 +31,7 @@ SPARSE = "sparse"
 
 @final
 class LayerParts:
-    """Decoder layer, norm class and rotary positions of a model of transformers.
-
-    Args:
-        values: configuration of the model, as in its `config.json`.
-
-    Attributes:
-        config: configuration with one layer of full attention.
-        layer: the layer, with random weights.
-        norm: class of its norms.
-        rotary: rotary positions, without weights.
-
-    Raises:
-        ModelLoadError: transformers does not have the model, or its layers cannot be used.
-    """
+    """Decoder layer with random weights, norm class and rotary positions of a model of transformers."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         register()
@@ -90,11 +77,7 @@ def _model(config: Any) -> Any:
 
 @final
 class LayerPass:
-    """Handler of the layer's attention.
-
-    Args:
-        attend: attention of the rows.
-    """
+    """Handler of the layer's attention."""
 
     def __init__(self, attend: Attend) -> None:
         self._attend = attend
@@ -103,11 +86,7 @@ class LayerPass:
         """Ignore masks: `attend` has its own."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attend; arguments have shape (texts, heads, rows, head_dim), the result (texts, rows, heads, head_dim).
-
-        Raises:
-            ModelLoadError: the layer needs attention that heads do not have.
-        """
+        """Attend from shape (sequences, heads, rows, head_dim) to (sequences, rows, heads, head_dim)."""
         if call.window is not None or call.softcap is not None or call.sinks is not None:
             raise ModelLoadError("the layer of this MTP head has a window, a cap or sinks: not supported")
         width = max(query.shape[-1], value.shape[-1])
@@ -118,15 +97,7 @@ class LayerPass:
 
 
 def run_layer(layer: nn.Module, states: Tensor, angles: Any, positions: Tensor, attend: Attend) -> Tensor:
-    """Return the output of a decoder layer.
-
-    Args:
-        layer: the layer.
-        states: shape (texts, rows, hidden).
-        angles: rotary positions, as the layer expects them.
-        positions: shape (texts, rows).
-        attend: attention of the rows.
-    """
+    """Return the output of a decoder layer for states of shape (sequences, rows, hidden)."""
     with announced(LayerPass(attend)):
         found = layer(states, attention_mask=None, position_embeddings=angles, position_ids=positions)
     return found[0] if isinstance(found, tuple) else found
@@ -138,15 +109,7 @@ HIDDEN_FIRST = "mtp_hidden_states_first"
 
 @final
 class MtpHead(FeatureHead):
-    """Head of kind `mtp`.
-
-    Args:
-        config: its configuration.
-        vocabulary: the tokens that it can propose, all of them.
-
-    Raises:
-        ModelLoadError: transformers does not have the layer.
-    """
+    """Head of kind `mtp`."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)

@@ -47,11 +47,7 @@ EMBEDDING, NORM, OUTPUT = "embed_tokens.weight", "norm.weight", "lm_head.weight"
 
 
 def plan_head(head: FeatureHead) -> Blueprint:
-    """Return the blueprint of a head.
-
-    Raises:
-        NativeUnavailableError: its kind, sizes, activation, dtype or device is not supported.
-    """
+    """Return the blueprint of a head; NativeUnavailableError says what is not supported."""
     if not isinstance(head, Eagle3Head) or head.config.kind != EAGLE3:
         raise NativeUnavailableError(f"passes in C are for heads of kind 'eagle3', not '{head.config.kind}'")
     config, dtype = head.config, str(head.dtype).removeprefix("torch.")
@@ -143,11 +139,7 @@ def _layer(head: Eagle3Head, index: int) -> LayerBlueprint:
 
 @final
 class HeadWeights(Weights):
-    """Weights of a head and of what it shares with its target. Own ones are emptied once they are packed.
-
-    Args:
-        head: the head, bound to its target.
-    """
+    """Weights of a head and of what it shares with its target. Own ones are emptied once they are packed."""
 
     def __init__(self, head: Eagle3Head) -> None:
         self._head = head
@@ -179,14 +171,10 @@ logger = logging.getLogger(__name__)
 
 
 def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
-    """Return passes in C if the target's are in C and they support the head; else in torch, whose reason is logged.
+    """Return native passes if the target's are and they support the head; else PyTorch ones, whose reason is logged.
 
-    Passes in C take the weights of the head, which cannot run in torch afterwards. Unless the target is unquantized
+    Native passes take the weights of the head, which cannot run in PyTorch afterwards. Unless the target is unquantized
     float32, the head has 8-bit weights: a level takes half the time, and drafts are accepted almost as often.
-
-    Args:
-        head: the head, bound to the target.
-        target: the target.
     """
     if isinstance(own := target.here, NativeModel):
         is_exact = own.quantization is None and own.dtype == torch.float32
@@ -199,17 +187,10 @@ def passes_of(head: FeatureHead, target: LanguageModel) -> HeadPasses:
 
 @final
 class NativePasses(HeadPasses):
-    """Passes in C. The head's weights are packed, and its module cannot run afterwards.
+    """Native forward passes. The head's weights are packed, and its module cannot run afterwards.
 
-    Args:
-        head: the head, bound to its target.
-        quantization: "int8" for 8-bit weights, None for the head's dtype.
-
-    Attributes:
-        quantization: as above.
-
-    Raises:
-        NativeUnavailableError: the native kernels are unavailable or do not support the head, which is then unchanged.
+    Raises NativeUnavailableError if the native kernels are unavailable or do not support the head, which is then
+    unchanged.
     """
 
     def __init__(self, head: FeatureHead, *, quantization: str | None = None) -> None:

@@ -80,19 +80,10 @@ class RowResult:
 
 
 class HeadPasses(ABC):
-    """Passes of a head. Methods run without gradients.
+    """Forward passes of a head that is bound to its target; methods run without gradients.
 
-    Args:
-        head: the head, bound to its target.
-        device: device of its weights.
-        leftovers: what passes read at positions whose keys and values are not kept.
-
-    Attributes:
-        head: as above.
-        device: as above.
-        dtype: dtype of keys, values and stored states.
-        leftovers: as above.
-        tokens: the draft vocabulary as columns of the logits; None if it has all tokens.
+    `tokens` is the draft vocabulary as columns of the logits; None if it has all tokens. `leftovers` is what passes read
+    at positions whose keys and values are not kept.
     """
 
     def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
@@ -194,12 +185,7 @@ def joined_before(jobs: Sequence[RowJob]) -> Tensor:
 
 @final
 class TorchPasses(HeadPasses):
-    """Passes that call the head's module.
-
-    Args:
-        head: the head, bound to its target.
-        device: device of its weights.
-    """
+    """Passes that call the head's module."""
 
     def __init__(self, head: FeatureHead, device: torch.device) -> None:
         super().__init__(head, device, Leftovers.MASKED)
@@ -263,14 +249,7 @@ class TorchPasses(HeadPasses):
 
 @final
 class ChainRows:
-    """Attention of the last rows of one slot whose tentative rows are a chain: each sees all rows before it.
-
-    Args:
-        memory: keys and values.
-        slot: index of the slot.
-        place: index of the first row in the slot.
-        scaling: factor of scores.
-    """
+    """Attention of the last rows of one slot whose tentative rows are a chain: each sees all rows before it."""
 
     def __init__(self, memory: KVMemory, slot: int, place: int, scaling: float) -> None:
         self._memory, self._slot, self._place, self._scaling = memory, slot, place, scaling
@@ -294,12 +273,7 @@ class ChainRows:
 
 @final
 class ManyRows:
-    """Attention of rows of several slots or trees.
-
-    Args:
-        current: handler of the attention calls.
-        scaling: factor of scores.
-    """
+    """Attention of rows of several slots or trees."""
 
     def __init__(self, current: SlotPass, scaling: float) -> None:
         self._current, self._scaling = current, scaling
@@ -313,11 +287,7 @@ class ManyRows:
 
 @final
 class HeadDecoder:
-    """Slots of a head, and passes over them. All methods run without gradients.
-
-    Args:
-        passes: passes of the head.
-    """
+    """Slots of a head, and passes over them. All methods run without gradients."""
 
     def __init__(self, passes: HeadPasses) -> None:
         self._passes = passes
@@ -350,11 +320,7 @@ class HeadDecoder:
         return self._passes.recycle(states)
 
     def read(self, jobs: Sequence[RowJob]) -> RowResult:
-        """Append rows with states from the target to prefixes.
-
-        Args:
-            jobs: one at most for each slot, without tentative rows; each row follows the one before.
-        """
+        """Append rows with states from the target to prefixes; one job at most for each slot, without tentative rows."""
         found = self.extend(jobs)
         memory, row = self.pool.memory, 0
         with torch.inference_mode(), single_threaded():

@@ -20,12 +20,7 @@ from draftree.heads.vocabulary import DraftVocabulary
 
 
 class PEagleHead(Eagle3Head):
-    """Head of kind `peagle` for training, where rows are those of EAGLE-3 and of masks.
-
-    Args:
-        config: its configuration.
-        vocabulary: the tokens that it can propose.
-    """
+    """Head of kind `peagle` for training, where rows are those of EAGLE-3 and of masks."""
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)
@@ -41,11 +36,7 @@ class PEagleHead(Eagle3Head):
 
 @final
 class ParallelEagle(BlockHead):
-    """P-EAGLE for decoding: all levels in one pass.
-
-    Args:
-        head: the head, whose parameters are used.
-    """
+    """P-EAGLE for decoding: all levels in one pass."""
 
     def __init__(self, head: PEagleHead) -> None:
         super().__init__(head.config, head.vocabulary)

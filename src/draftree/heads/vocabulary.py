@@ -14,19 +14,7 @@ from draftree.heads.config import HeadConfig
 
 @final
 class DraftVocabulary:
-    """Ascending token ids of the target, one for each row of a head's logits.
-
-    Args:
-        ids: shape (draft vocabulary,), integers, ascending, each once.
-        vocab_size: width of the target's logits.
-
-    Attributes:
-        ids: int64.
-        vocab_size: as above.
-
-    Raises:
-        ModelLoadError: the ids are not ascending, or not tokens of the target.
-    """
+    """Ascending token ids of the target, int64, one for each row of a head's logits."""
 
     def __init__(self, ids: Tensor, vocab_size: int) -> None:
         ids = ids.to(torch.int64)
@@ -50,11 +38,7 @@ class DraftVocabulary:
 
     @classmethod
     def from_offsets(cls, offsets: Tensor, vocab_size: int) -> DraftVocabulary:
-        """Return the vocabulary of a tensor `d2t`: entry i is the token id of row i, minus i.
-
-        Raises:
-            ModelLoadError: the offsets do not name ascending tokens of the target.
-        """
+        """Return the vocabulary of a tensor `d2t`: entry i is the token id of row i, minus i."""
         if offsets.dim() != 1 or offsets.is_floating_point():
             raise ModelLoadError(f"d2t has shape {tuple(offsets.shape)} and {offsets.dtype}: it must be integers")
         return cls(offsets.to(torch.int64) + torch.arange(offsets.numel(), device=offsets.device), vocab_size)
@@ -63,16 +47,9 @@ class DraftVocabulary:
     def from_counts(
         cls, counts: Tensor, size: int, *, always: Iterable[int] = (), vocab_size: int | None = None
     ) -> DraftVocabulary:
-        """Return the most frequent tokens; of equal counts, those with the lowest ids.
+        """Return the `size` most frequent tokens; of equal counts, those with the lowest ids.
 
-        Args:
-            counts: occurrences of each token, shape (tokens,).
-            size: number of tokens.
-            always: tokens that are included whatever their count, such as end of text.
-            vocab_size: width of the target's logits; None for the length of `counts`.
-
-        Raises:
-            ConfigurationError: `size` or a token of `always` is out of range.
+        `always` are included whatever their count, such as end of text. `vocab_size` is the length of `counts` by default.
         """
         total = counts.numel() if vocab_size is None else vocab_size
         forced = sorted(set(always))
@@ -133,12 +110,7 @@ OFFSETS, MASK = "d2t", "t2d"
 
 
 def vocabulary_of(tensors: Mapping[str, Tensor], config: HeadConfig) -> DraftVocabulary:
-    """Return the vocabulary of the maps.
-
-    Raises:
-        ModelLoadError: a reduced vocabulary has no map, a map is damaged, or the maps contradict each other or the
-            configuration.
-    """
+    """Return the vocabulary of the maps."""
     offsets, mask = tensors.get(OFFSETS), tensors.get(MASK)
     if offsets is None:
         if config.is_full:

@@ -31,15 +31,7 @@ from draftree.heads.vocabulary import OUTPUT, maps_of, widest_dtype
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportTarget:
-    """The target of an exported head.
-
-    Attributes:
-        name: name or path with which servers load it.
-        architecture: class in transformers.
-        num_layers: number of layers.
-        hidden: width of hidden states.
-        output: output head, shape (vocabulary, hidden), logit scale included.
-    """
+    """The target of an exported head; `output` (vocabulary, hidden) includes the logit scale."""
 
     name: str
     architecture: str
@@ -56,10 +48,7 @@ def features_of(config: HeadConfig, target: ExportTarget) -> tuple[int, ...]:
 def exported_tensors(head: Head, target: ExportTarget, *, with_output: bool) -> dict[str, Tensor]:
     """Return the tensors of a head, with the map of a reduced vocabulary.
 
-    Args:
-        head: the head.
-        target: whose rows of the output head are added if the head has none of its own.
-        with_output: whether the output head is added.
+    The target's rows of the output head are added on demand if the head has none of its own.
     """
     found = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
     if with_output and OUTPUT not in found:
@@ -85,22 +74,14 @@ def with_equal_biases(tensors: Mapping[str, Tensor], config: HeadConfig) -> dict
 
 
 def refuse(config: HeadConfig, layout: str, reasons: Mapping[str, bool]) -> None:
-    """Raise an error if any reason is true.
-
-    Raises:
-        ConfigurationError: names the reasons.
-    """
+    """Raise an error if any reason is true."""
     found = [reason for reason, holds in reasons.items() if holds]
     if found:
         raise ConfigurationError(f"a head of kind '{config.kind}' cannot be exported to {layout}: {'; '.join(found)}")
 
 
 def require_width(config: HeadConfig, target: ExportTarget) -> None:
-    """Check that the target is the one that the head was made for.
-
-    Raises:
-        ConfigurationError: sizes differ.
-    """
+    """Check that the target is the one that the head was made for."""
     found = (target.hidden, target.output.shape[0])
     if found != (config.target_hidden, config.vocab_size):
         raise ConfigurationError(
@@ -110,11 +91,7 @@ def require_width(config: HeadConfig, target: ExportTarget) -> None:
 
 
 def require_empty(folder: Path) -> None:
-    """Check that a folder is new or empty.
-
-    Raises:
-        ConfigurationError: it is neither.
-    """
+    """Check that a folder is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"'{folder}' already exists and is not an empty folder: choose another path")
 
@@ -124,19 +101,7 @@ VLLM_KINDS = (EAGLE3, PEAGLE, DFLASH, DSPARK)
 
 
 def export_for_vllm(head: Head, target: ExportTarget, folder: Path) -> list[str]:
-    """Write a head for vLLM.
-
-    Args:
-        head: the head.
-        target: its target.
-        folder: new or empty.
-
-    Returns:
-        Command lines that serve it.
-
-    Raises:
-        ConfigurationError: vLLM has no such heads or would read this one wrongly, or the folder is not empty.
-    """
+    """Write a head for vLLM into a new or empty folder, and return the command lines that serve it."""
     config = head.config
     refuse(config, SPECULATORS, _vllm_reasons(config))
     require_width(config, target)
@@ -200,19 +165,7 @@ NUM_FEATURES = 3
 
 
 def export_for_sglang(head: Head, target: ExportTarget, folder: Path) -> list[str]:
-    """Write a head for SGLang.
-
-    Args:
-        head: the head.
-        target: its target.
-        folder: new or empty.
-
-    Returns:
-        Command lines that serve it.
-
-    Raises:
-        ConfigurationError: SGLang has no such heads or would read this one wrongly, or the folder is not empty.
-    """
+    """Write a head for SGLang into a new or empty folder, and return the command lines that serve it."""
     config = head.config
     refuse(config, SGLANG, _sglang_reasons(config, target))
     require_width(config, target)

@@ -19,12 +19,7 @@ from draftree.weights.safetensors_file import check_safetensors
 
 @final
 class Values:
-    """An object of JSON. A value of null is the same as a missing one.
-
-    Args:
-        content: the object.
-        place: its name in messages.
-    """
+    """An object of JSON, checked where its values are read. A value of null is the same as a missing one."""
 
     def __init__(self, content: Mapping[str, Any], place: str = "config.json") -> None:
         self.content = content
@@ -38,11 +33,7 @@ class Values:
         return self.content.get(name)
 
     def require(self, *names: str) -> None:
-        """Check that values are there.
-
-        Raises:
-            ModelLoadError: names all that are missing.
-        """
+        """Check that values are there."""
         missing = [name for name in names if self.get(name) is None]
         if missing:
             raise ModelLoadError(
@@ -50,11 +41,7 @@ class Values:
             )
 
     def whole(self, name: str, default: int | None = None) -> int:
-        """Return an integer.
-
-        Raises:
-            ModelLoadError: it is missing and has no default, or is no integer.
-        """
+        """Return an integer; one without a default is required."""
         if default is None:
             self.require(name)
         value = default if self.get(name) is None else self.get(name)
@@ -63,44 +50,28 @@ class Values:
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a number.
-
-        Raises:
-            ModelLoadError: it is none.
-        """
+        """Return a number."""
         value = default if self.get(name) is None else self.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(name, "a number")
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return true or false.
-
-        Raises:
-            ModelLoadError: it is neither.
-        """
+        """Return true or false."""
         value = default if self.get(name) is None else self.get(name)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a text.
-
-        Raises:
-            ModelLoadError: it is none.
-        """
+        """Return a text."""
         value = default if self.get(name) is None else self.get(name)
         if not isinstance(value, str):
             raise self._wrong(name, "a text")
         return value
 
     def layers(self, name: str) -> tuple[int, ...]:
-        """Return indices of layers.
-
-        Raises:
-            ModelLoadError: they are missing, or not a list of integers.
-        """
+        """Return the indices of layers, which are required."""
         self.require(name)
         value = self.get(name)
         if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
@@ -108,26 +79,14 @@ class Values:
         return tuple(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return the texts of a list; empty if it is missing.
-
-        Raises:
-            ModelLoadError: it is not a list of texts.
-        """
+        """Return the strings of a list; empty if it is missing."""
         value = [] if self.get(name) is None else self.get(name)
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise self._wrong(name, "a list of texts")
         return tuple(value)
 
     def part(self, name: str, *, optional: bool = False) -> Values:
-        """Return an object inside this one.
-
-        Args:
-            name: its name.
-            optional: whether a missing one is the same as an empty one.
-
-        Raises:
-            ModelLoadError: it is missing, or no object.
-        """
+        """Return an object inside this one; a missing optional one is empty."""
         if not optional:
             self.require(name)
         value = {} if self.get(name) is None else self.get(name)
@@ -136,11 +95,7 @@ class Values:
         return Values(value, name)
 
     def parts(self, name: str) -> list[Values]:
-        """Return the objects of a list that has at least one; empty if it is missing.
-
-        Raises:
-            ModelLoadError: it is not such a list.
-        """
+        """Return the objects of a list that has at least one; empty if it is missing."""
         value = self.get(name)
         if value is None:
             return []
@@ -157,14 +112,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def layer_values(layer: Values) -> dict[str, Any]:
-    """Return the values of `HeadConfig` that describe decoder layers and the target's vocabulary.
-
-    Args:
-        layer: flat configuration of transformers.
-
-    Raises:
-        ModelLoadError: values are missing or wrong.
-    """
+    """Return the values of `HeadConfig` that describe decoder layers and the target's vocabulary."""
     layer.require("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
     hidden, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
     if heads < 1:
@@ -187,11 +135,7 @@ def layer_values(layer: Values) -> dict[str, Any]:
 
 
 def rope_of(layer: Values) -> dict[str, Any]:
-    """Return rotary positions in the form of `HeadConfig.rope`, as transformers 5 or earlier versions write them.
-
-    Raises:
-        ModelLoadError: a value is wrong.
-    """
+    """Return rotary positions in the form of `HeadConfig.rope`, as transformers 5 or earlier versions write them."""
     name = "rope_scaling" if layer.get("rope_parameters") is None else "rope_parameters"
     rope = dict(layer.part(name, optional=True).content)
     kind = rope.pop("type", None)
@@ -201,11 +145,7 @@ def rope_of(layer: Values) -> dict[str, Any]:
 
 
 def windows_of(layer: Values) -> tuple[int, ...]:
-    """Return the window of each layer, 0 for none; empty if no layer has one.
-
-    Raises:
-        ModelLoadError: a value is wrong.
-    """
+    """Return the window of each layer, 0 for none; empty if no layer has one."""
     width = layer.whole("sliding_window", 0)
     windows = tuple(width if kind == SLIDING else 0 for kind in layer.texts("layer_types"))
     return windows if any(windows) else ()
@@ -259,9 +199,6 @@ class HeadFolder:
     """A folder that may hold a head.
 
     Errors do not name it: the caller adds its path.
-
-    Args:
-        path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -269,24 +206,14 @@ class HeadFolder:
 
     @cached_property
     def values(self) -> Values:
-        """The content of `config.json`.
-
-        Raises:
-            ModelNotFoundError: there is no such file.
-            ModelLoadError: it is damaged.
-        """
+        """The content of `config.json`."""
         if not (self.path / CONFIG).is_file():
             raise ModelNotFoundError(f"it has no '{CONFIG}': give the folder of a head")
         return Values(self._json(CONFIG))
 
     @cached_property
     def files(self) -> list[str]:
-        """Names of the files of tensors.
-
-        Raises:
-            ModelNotFoundError: there is none, or one of an index is missing.
-            ModelLoadError: an index is damaged.
-        """
+        """Names of the files of tensors."""
         for name in (SAFE, *MEDUSA_FILES, PICKLED):
             if (self.path / name).is_file():
                 return [name]
@@ -308,24 +235,14 @@ class HeadFolder:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor by name. Values are not read.
-
-        Raises:
-            ModelNotFoundError: a file is missing.
-            ModelLoadError: a file is damaged.
-        """
+        """Shape of each tensor by name. Values are not read."""
         found: dict[str, tuple[int, ...]] = {}
         for file in self.files:
             found |= self._shapes(file)
         return found
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """Return the tensors with wanted names, on the host.
-
-        Raises:
-            ModelNotFoundError: a file is missing.
-            ModelLoadError: a file is damaged.
-        """
+        """Return the tensors with wanted names, on the host."""
         found: dict[str, Tensor] = {}
         for file in self.files:
             found |= self._read(file, wanted)

@@ -33,11 +33,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration.
-
-    Raises:
-        ModelLoadError: values are missing or wrong, or a setting is not supported.
-    """
+    """Return the configuration."""
     values = folder.values
     settings = Values({**values.content, **values.part(SETTINGS, optional=True).content})
     settings.require("target_layer_ids", "mask_token_id", "block_size")

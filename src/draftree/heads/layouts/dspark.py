@@ -22,11 +22,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration.
-
-    Raises:
-        ModelLoadError: values are missing or wrong.
-    """
+    """Return the configuration."""
     values, held = folder.values, folder.shapes
     values.require("target_layer_ids", "mask_token_id", "block_size", "markov_rank")
     known = layer_values(values)

@@ -37,11 +37,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration.
-
-    Raises:
-        ModelLoadError: values are missing or wrong.
-    """
+    """Return the configuration."""
     values = folder.values
     names = {_renamed(name, THEIRS, OURS) for name in folder.shapes}
     is_third = any(name.startswith(THEIRS) for name in folder.shapes)

@@ -24,11 +24,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration. Sizes are those of the tensors: configurations do not name them.
-
-    Raises:
-        ModelLoadError: tensors are missing.
-    """
+    """Return the configuration. Sizes are those of the tensors: configurations do not name them."""
     shapes = {name.removeprefix(PREFIX): shape for name, shape in folder.shapes.items()}
     outputs = [match for match in map(_OUTPUT.fullmatch, shapes) if match]
     if not outputs or len(shapes[outputs[0].string]) != 2:

@@ -48,11 +48,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration of the MTP layer of a target's folder.
-
-    Raises:
-        ModelLoadError: values are missing.
-    """
+    """Return the configuration of the MTP layer of a target's folder."""
     return layer_config(_text_config(folder), depth=1, target_name=str(folder.path))
 
 
@@ -80,16 +76,7 @@ def _text_config(folder: HeadFolder) -> Values:
 
 
 def renamed(folder: HeadFolder, prefix: str, names: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors by our names.
-
-    Args:
-        folder: the folder.
-        prefix: beginning of their names.
-        names: our beginnings of the rest of a name by theirs; of several, the first is used.
-
-    Raises:
-        ModelLoadError: products of experts are missing.
-    """
+    """Return tensors by our names."""
     held = folder.tensors(lambda name: name.startswith(prefix))
     own = {name.removeprefix(prefix): tensor for name, tensor in held.items()}
     return _with_joined_experts({_renamed(name, names): own[name] for name in own if name not in SHARED})
@@ -101,17 +88,7 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def layer_config(layer: Values, *, depth: int, target_name: str, target_architecture: str = "") -> HeadConfig:
-    """Return the configuration of an MTP head.
-
-    Args:
-        layer: configuration of transformers of the target.
-        depth: levels that it was trained for.
-        target_name: name of the target.
-        target_architecture: class of the target in transformers; empty if unknown.
-
-    Raises:
-        ModelLoadError: values are missing or wrong.
-    """
+    """Return the configuration of an MTP head."""
     layer.require("hidden_size", "num_attention_heads", "vocab_size", "model_type")
     hidden, heads, vocab_size = (layer.whole(name) for name in ("hidden_size", "num_attention_heads", "vocab_size"))
     # keys of latent attention are expanded to all heads, and padded to the width of queries
@@ -141,11 +118,7 @@ def layer_config(layer: Values, *, depth: int, target_name: str, target_architec
 
 
 def _with_joined_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with those of all experts in one, as transformers has them.
-
-    Raises:
-        ModelLoadError: a product of an expert is missing.
-    """
+    """Return the tensors with those of all experts in one, as transformers has them."""
     found, experts = {}, {}  # type: ignore[var-annotated]
     for name, tensor in tensors.items():
         match = _EXPERT.fullmatch(name)

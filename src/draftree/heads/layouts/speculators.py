@@ -48,11 +48,7 @@ def recognise(folder: HeadFolder) -> bool:
 
 
 def configure(folder: HeadFolder) -> HeadConfig:
-    """Return the configuration; own embedding, own output head and biases follow from the tensors.
-
-    Raises:
-        ModelLoadError: the type is not supported, or values are missing or wrong.
-    """
+    """Return the configuration; own embedding, own output head and biases follow from the tensors."""
     values = folder.values
     kind = values.text(TYPE)
     if kind not in KINDS:
@@ -89,11 +85,7 @@ def tensors(folder: HeadFolder) -> dict[str, Tensor]:
 
 
 def values(config: HeadConfig) -> dict[str, Any]:
-    """Return the content of `config.json` for a head.
-
-    Raises:
-        ModelLoadError: the layout has no heads of this kind.
-    """
+    """Return the content of `config.json` for a head."""
     if config.kind not in ARCHITECTURES:
         raise ModelLoadError(f"heads of kind '{config.kind}' cannot be written in the layout '{NAME}'")
     found: dict[str, Any] = {

@@ -36,14 +36,7 @@ FACTS = (
 
 @dataclass(frozen=True, slots=True)
 class ShippedHead:
-    """One head of the package.
-
-    Attributes:
-        folder: its folder.
-        fingerprint: identity of the target's weights.
-        config: values of the target's configuration, from `config_facts`.
-        licence: of the head's weights.
-    """
+    """One head of the package, and what identifies its target; `licence` is that of the head's weights."""
 
     folder: Path
     fingerprint: str
@@ -56,12 +49,7 @@ class ShippedHead:
         return self.folder.name
 
     def reason_against(self, fingerprint: str, config: Mapping[str, Any] | None) -> str | None:
-        """Return why the head is not for a target; None if it is.
-
-        Args:
-            fingerprint: identity of the target's weights.
-            config: values of its configuration; None if it has no `config.json`.
-        """
+        """Return why the head is not for a target; None if it is. The target may have no configuration."""
         if fingerprint != self.fingerprint:
             return f"the drafter '{self.name}' of this package was trained for other weights"
         changed = [] if config is None else [key for key in self.config if config.get(key) != self.config[key]]
@@ -71,20 +59,12 @@ class ShippedHead:
 
 
 def shipped_heads() -> list[ShippedHead]:
-    """Return the heads of the package, by name.
-
-    Raises:
-        ModelLoadError: a manifest is damaged.
-    """
+    """Return the heads of the package, by name."""
     return [read_manifest(path.parent) for path in sorted(FOLDERS.glob(f"*/{MANIFEST}"))]
 
 
 def read_manifest(folder: Path) -> ShippedHead:
-    """Read the manifest of a folder.
-
-    Raises:
-        ModelLoadError: it is missing, damaged or of another format.
-    """
+    """Read the manifest of a folder."""
     path = folder / MANIFEST
     try:
         values = read_json(path)
@@ -102,11 +82,7 @@ def manifest_json(fingerprint: str, config: Mapping[str, Any], licence: str) -> 
 
 
 def config_facts(folder: Path) -> dict[str, Any]:
-    """Return the values of a model's `config.json` that identify it besides its weights; None for absent ones.
-
-    Raises:
-        ModelLoadError: the file is missing or damaged.
-    """
+    """Return the values of a model's `config.json` that identify it besides its weights; None for absent ones."""
     try:
         values = read_json(folder / "config.json")
         facts: dict[str, Any] = {name: values.get(name) for name in FACTS}
