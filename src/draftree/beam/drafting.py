@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from draftree.beam.sequence import SequenceSearch
 
 MAX_NODES = 128
-"""Maximum number of drafted nodes of a text that one pass scores."""
+"""Maximum number of drafted nodes of a search that one pass scores."""
 MAX_DEPTH = 8
 """Maximum number of drafted levels."""
 PATIENCE = 3
@@ -48,35 +48,35 @@ Draft = tuple["Beam", TokenTree]
 
 
 class BeamDrafter(ABC):
-    """Drafter of a beam search. Has state for each text."""
+    """Drafter of a beam search. Has state for each search."""
 
     model: LanguageModel | None = None
     """Its own model; None if it has none."""
 
-    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
-        """Prepare for a text.
+    def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:  # noqa: B027
+        """Prepare for a search.
 
         Args:
-            text: the search, before its first pass.
+            search: the search, before its first pass.
             capacity: maximum number of live nodes in one slot.
             length: expected maximum number of tokens in a slot.
         """
 
-    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
-        """Return its own trees of a text, which follow the live beams; empty without a model."""
+    def forests(self, search: SequenceSearch) -> Sequence[Forest]:
+        """Return its own trees of a search, which follow the live beams; empty without a model."""
         return ()
 
     @abstractmethod
     def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
-        """Return drafts for each text.
+        """Return drafts for each search.
 
         Args:
-            depths: maximum number of levels for each text, at least 1.
+            depths: maximum number of levels for each search, at least 1.
             stats: passes of a draft model are counted here.
         """
 
-    def finish(self, text: SequenceSearch) -> None:  # noqa: B027
-        """Free what belongs to a text; may be called twice."""
+    def finish(self, search: SequenceSearch) -> None:  # noqa: B027
+        """Free what belongs to a search; may be called twice."""
 
 
 @dataclass(slots=True)
@@ -135,13 +135,13 @@ class RunnersUp(BeamDrafter):
 
     def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
         """Return the candidates that continued the same parent, best first, after each beam."""
-        return [[(beam, tree) for beam in text.live if len(tree := self._tree(text, beam))] for text in depths]
+        return [[(beam, tree) for beam in search.live if len(tree := self._tree(search, beam))] for search in depths]
 
-    def _tree(self, text: SequenceSearch, beam: Beam) -> TokenTree:
+    def _tree(self, search: SequenceSearch, beam: Beam) -> TokenTree:
         others = [
             token
-            for parent, token in text.last_candidates
-            if parent == beam.tokens[:-1] and token != beam.tokens[-1] and token not in text.ends
+            for parent, token in search.last_candidates
+            if parent == beam.tokens[:-1] and token != beam.tokens[-1] and token not in search.ends
         ]
         tokens = tuple(dict.fromkeys(others))[: self._count]
         return TokenTree(tokens, (ROOT,) * len(tokens))
@@ -160,19 +160,19 @@ class SequenceDrafts(BeamDrafter):
 
     def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
         """Return a tree for every live beam that has one."""
-        beams = [(text, beam) for text in depths for beam in text.live]
+        beams = [(search, beam) for search in depths for beam in search.live]
         states, budgets = [], []
-        for text, beam in beams:
-            source = () if text.opening.source is None else text.opening.source.tokens
-            history = History([*text.prompt, *beam.tokens])
+        for search, beam in beams:
+            source = () if search.opening.source is None else search.opening.source.tokens
+            history = History([*search.prompt, *beam.tokens])
             states.append(self._drafter.open(SequenceView(history, self._controls, owner=None, source=source)))
-            nodes = max(1, MAX_NODES // len(text.live))
-            budgets.append(Budget(min(nodes, 2 * depths[text]), depths[text]))
+            nodes = max(1, MAX_NODES // len(search.live))
+            budgets.append(Budget(min(nodes, 2 * depths[search]), depths[search]))
         trees = self._drafter.draft(states, budgets)
-        found: dict[SequenceSearch, list[Draft]] = {text: [] for text in depths}
-        for (text, beam), tree in zip(beams, trees, strict=True):
+        found: dict[SequenceSearch, list[Draft]] = {search: [] for search in depths}
+        for (search, beam), tree in zip(beams, trees, strict=True):
             if len(tree):
-                found[text].append((beam, tree))
+                found[search].append((beam, tree))
         return list(found.values())
 
 
@@ -203,39 +203,39 @@ class ModelBeams(BeamDrafter):
         self.model: LanguageModel = model
         self._forests: dict[SequenceSearch, Forest] = {}
 
-    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
+    def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:
         """Open a slot."""
-        forest = self._forests[text] = Forest(self.model, text.opening, capacity=capacity, length=length)
-        for beam in text.live:
+        forest = self._forests[search] = Forest(self.model, search.opening, capacity=capacity, length=length)
+        for beam in search.live:
             beam.draft_tips = [forest.root]
 
-    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
+    def forests(self, search: SequenceSearch) -> Sequence[Forest]:
         """Return the tree of the draft model."""
-        return (self._forests[text],)
+        return (self._forests[search],)
 
-    def finish(self, text: SequenceSearch) -> None:
+    def finish(self, search: SequenceSearch) -> None:
         """Close the slots."""
-        forest = self._forests.pop(text, None)
+        forest = self._forests.pop(search, None)
         if forest is not None:
             forest.close()
 
     def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
         """Return trees of the best continuations, one pass for each level."""
-        trees = {text: [_Growing(beam) for beam in text.live] for text in depths}
+        trees = {search: [_Growing(beam) for beam in search.live] for search in depths}
         nodes = {
-            text: [_Node(tree, ROOT, tree.beam.draft_tips[0], tree.beam.score) for tree in own]
-            for text, own in trees.items()
+            search: [_Node(tree, ROOT, tree.beam.draft_tips[0], tree.beam.score) for tree in own]
+            for search, own in trees.items()
         }
-        widths = {text: _width(text.params.beam_width) for text in depths}
-        levels = {text: max(1, min(depth, MAX_NODES // widths[text])) for text, depth in depths.items()}
+        widths = {search: _width(search.params.beam_width) for search in depths}
+        levels = {search: max(1, min(depth, MAX_NODES // widths[search])) for search, depth in depths.items()}
         for level in range(max(levels.values())):
-            live = {text: nodes[text] for text in depths if level < levels[text] and nodes[text]}
+            live = {search: nodes[search] for search in depths if level < levels[search] and nodes[search]}
             if not live:
                 break
-            self._score([self._forests[text] for text in live], stats)
+            self._score([self._forests[search] for search in live], stats)
             nodes |= {
-                text: self._grow(text, own, widths[text], is_last=level + 1 == levels[text])
-                for text, own in live.items()
+                search: self._grow(search, own, widths[search], is_last=level + 1 == levels[search])
+                for search, own in live.items()
             }
         return [
             [(tree.beam, TokenTree(tuple(tree.tokens), tuple(tree.parents))) for tree in own if tree.tokens]
@@ -247,16 +247,16 @@ class ModelBeams(BeamDrafter):
             run_pass(self.model, unread)
             stats.num_draft_passes += 1
 
-    def _grow(self, text: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
+    def _grow(self, search: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
         """Append the best continuations of all nodes; only nodes that a next level needs are put into the forest."""
         rows = [row for node in nodes if (row := node.tip.row) is not None]
-        logprobs = next_logprobs(gathered(rows), [text.params.temperature] * len(rows))
-        if text.ends:
-            logprobs[:, text.end_ids.to(logprobs.device)] = -math.inf
+        logprobs = next_logprobs(gathered(rows), [search.params.temperature] * len(rows))
+        if search.ends:
+            logprobs[:, search.end_ids.to(logprobs.device)] = -math.inf
         totals = logprobs + to_device([node.score for node in nodes], logprobs.device, dtype=logprobs.dtype)[:, None]
         best = totals.reshape(-1).topk(min(count, totals.numel()))
         read = to_host(torch.stack((best.values.double(), best.indices.double())))
-        forest, found = self._forests[text], []
+        forest, found = self._forests[search], []
         for score, flat in zip(*read, strict=True):
             if score == -math.inf or math.isnan(score):
                 continue
@@ -282,24 +282,24 @@ class SeveralDrafters(BeamDrafter):
         self._drafters = list(drafters)
         self.model = next((drafter.model for drafter in drafters if drafter.model is not None), None)
 
-    def start(self, text: SequenceSearch, *, capacity: int, length: int) -> None:
+    def start(self, search: SequenceSearch, *, capacity: int, length: int) -> None:
         """Prepare all."""
         for drafter in self._drafters:
-            drafter.start(text, capacity=capacity, length=length)
+            drafter.start(search, capacity=capacity, length=length)
 
-    def forests(self, text: SequenceSearch) -> Sequence[Forest]:
+    def forests(self, search: SequenceSearch) -> Sequence[Forest]:
         """Return the trees of the one with a model."""
-        return [forest for drafter in self._drafters for forest in drafter.forests(text)]
+        return [forest for drafter in self._drafters for forest in drafter.forests(search)]
 
     def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
         """Return the drafts of all."""
         each = [drafter.propose(depths, stats) for drafter in self._drafters]
         return [[draft for drafts in own for draft in drafts] for own in zip(*each, strict=True)]
 
-    def finish(self, text: SequenceSearch) -> None:
+    def finish(self, search: SequenceSearch) -> None:
         """Finish in all."""
         for drafter in self._drafters:
-            drafter.finish(text)
+            drafter.finish(search)
 
 
 RUNNERS_UP = "runners-up"
@@ -340,12 +340,12 @@ def _one(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: Lo
 def _reader(
     spec: str, kind: type[Drafter[Any]], config: Any, target: LanguageModel, tokenizer: Tokenizer | None
 ) -> Drafter[Any]:
-    """Build a drafter that reads texts only."""
+    """Build a drafter that reads sequences only."""
     traits = kind.describe(config)
     for needed, what in (
         (traits.features, "hidden states of the model"),
         (traits.runs_model, "a part of the model, or a model that drafts for one text"),
-        (traits.wants_picks or traits.works_ahead, "the picks of earlier passes"),
+        (traits.wants_picks or traits.works_ahead, "the target tokens of earlier passes"),
         (traits.reads_predictions, "the prediction of a request"),
         (traits.reads_grammars, "the grammar of a request"),
     ):

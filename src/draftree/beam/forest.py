@@ -57,21 +57,15 @@ def beam_prompt(prompt: Sequence[int] | BeamPrompt) -> BeamPrompt:
     return prompt if isinstance(prompt, BeamPrompt) else BeamPrompt(tuple(prompt))
 
 
-def open_slot(model: LanguageModel, prompt: BeamPrompt) -> Slot:
-    """Return a slot of the target or of an ensemble's model, on the source if there is one."""
-    if prompt.source is None:
-        return model.open()
-    assert isinstance(model, EncoderDecoder), "only encoder-decoder models are searched with a source"
-    return model.open_on(prompt.source)
-
-
 def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
     """Check that a model reads the prompt's source, or needs none; `name` is the parameter that gave the model."""
     if isinstance(model, EncoderDecoder) != (prompt.source is not None):
-        reads, given = ("no source", "has one") if prompt.source is not None else ("a source", "has none")
+        difference = "reads a source, and the prompt has none"
+        if prompt.source is not None:
+            difference = "reads no source, and the prompt has one"
         raise InvalidRequestError(
-            f"{name}: {type(model).__name__} reads {reads}, and the prompt {given}; encoder-decoder models and causal "
-            "models are searched separately",
+            f"{name}: {type(model).__name__} {difference}; encoder-decoder models and causal models are searched "
+            "separately",
             param=name,
         )
     if isinstance(model, EncoderDecoder) and prompt.source is not None and not isinstance(prompt.source, HiddenSource):
@@ -83,7 +77,7 @@ def require_source(model: LanguageModel, prompt: BeamPrompt, name: str) -> None:
 
 
 class Row(NamedTuple):
-    """Results of a pass for one node: row `place` of `logits` (rows, vocab), and its cross-attention (source length,)."""
+    """Results of a pass for one node: a row of `logits` (rows, vocab), and its cross-attention (source length,)."""
 
     logits: Tensor
     place: int
@@ -103,8 +97,8 @@ def gathered(rows: Sequence[Row]) -> Tensor:
 class Trunk:
     """One slot and its tree; nodes from `num_stored` on are computed by the next pass.
 
-    `children` maps a parent and a token to a node, `wanted` holds nodes whose logits the next pass returns, and `rows` the
-    logits of scored nodes.
+    `children` maps a parent and a token to a node, `wanted` holds nodes whose logits the next pass returns, and `rows`
+    the logits of scored nodes.
     """
 
     slot: Slot
@@ -241,8 +235,14 @@ class Forest:
         self._is_read = False
         self.num_reused = 0
         model.reserve(model.num_open + 1, length)
-        self.trunks = [Trunk(open_slot(model, beam_prompt(prompt)))]
-        self.root = Tip(self.trunks[0], self.trunks[0].grown(ROOT, beam_prompt(prompt).tokens))
+        opening = beam_prompt(prompt)
+        if opening.source is None:
+            trunk = Trunk(model.open())
+        else:
+            assert isinstance(model, EncoderDecoder), "only encoder-decoder models are searched with a source"
+            trunk = Trunk(model.open_on(opening.source))
+        self.trunks = [trunk]
+        self.root = Tip(trunk, trunk.grown(ROOT, opening.tokens))
 
     def jobs(self, chunk: int = CHUNK) -> list[tuple[Trunk, Extend]]:
         """Return the jobs of the next pass: a chunk of the prompt, or all nodes that are not stored.
@@ -272,7 +272,7 @@ class Forest:
         first: int,
         attention: Sequence[np.ndarray] | None = None,
     ) -> int:
-        """Record that jobs have been run, whose logits (rows, vocab) start at row `first`; returns the row after the last."""
+        """Record jobs that have been run; their rows of `logits` start at `first`. Returns the row after the last."""
         for number, (trunk, job) in enumerate(jobs):
             for place in job.logits_at or ():
                 weights = None if attention is None else attention[number][place]

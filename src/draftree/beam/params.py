@@ -110,7 +110,9 @@ def model_list(name: str, value: Any) -> tuple[Any, ...]:
 
 def conflicts(params: BeamSearchParams) -> list[tuple[bool, str, str]]:
     """Return whether each rule is broken, the parameter that it concerns, and what is allowed."""
-    width, groups, is_sampled = params.beam_width, params.num_beam_groups, params.sampling != "none"
+    width = params.beam_width
+    groups = params.num_beam_groups
+    is_sampled = params.sampling != "none"
     constrained = bool(params.force_words_ids)
     return [
         (params.num_return_sequences > width, "num_return_sequences", f"it must be at most beam_width={width}"),
@@ -195,8 +197,8 @@ _ANY = Number(-1e6, 1e6, "a number from -1e6 to 1e6")
 _NOT_NEGATIVE = Number(0.0, 1e6, "a number from 0 to 1e6")
 
 
-def _field(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+def _field(default: Any, check: Callable[[str, Any], Any], text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"check": check, "help": text})
 
 
 @names_are_checked
@@ -215,86 +217,123 @@ class BeamSearchParams:
         1
     """
 
-    beam_width: int = _field(4, "number of texts that are continued in every step")
-    num_return_sequences: int = _field(1, "number of hypotheses that are returned, at most beam_width")
-    max_new_tokens: int = _field(64, "maximum number of generated tokens, the end token included")
-    max_len_ratio: float = _field(0.0, "added to max_new_tokens: this times the number of prompt tokens")
-    min_new_tokens: int = _field(0, "minimum number of generated tokens before an end token")
-    length_penalty: float = _field(1.0, "a score is the log-probability over length**length_penalty; 0 is the sum")
-    length_basis: str = _field("generated", f"tokens that count as length: {', '.join(LENGTH_BASES)}")
+    beam_width: int = _field(4, Whole(1, 4096), "number of texts that are continued in every step")
+    num_return_sequences: int = _field(1, Whole(1), "number of hypotheses that are returned, at most beam_width")
+    max_new_tokens: int = _field(64, Whole(1), "maximum number of generated tokens, the end token included")
+    max_len_ratio: float = _field(0.0, _NOT_NEGATIVE, "added to max_new_tokens: this times the number of prompt tokens")
+    min_new_tokens: int = _field(0, Whole(0), "minimum number of generated tokens before an end token")
+    length_penalty: float = _field(
+        1.0,
+        Number(-100.0, 100.0, "a number from -100 to 100"),
+        "a score is the log-probability over length**length_penalty; 0 is the sum",
+    )
+    length_basis: str = _field(
+        "generated", one_of(LENGTH_BASES), f"tokens that count as length: {', '.join(LENGTH_BASES)}"
+    )
     early_stopping: bool | str = _field(
         False,
+        one_of(STOP_RULES),
         "when a search with enough finished texts ends: true at once, false if the best beam is worse at its present "
         "length, never if no beam can become better, fcfs at once and keeping the texts that finished first",
     )
-    patience: float = _field(1.0, "with fcfs, beam_width times this many finished texts end the search")
+    patience: float = _field(
+        1.0,
+        Number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
+        "with fcfs, beam_width times this many finished texts end the search",
+    )
     eos_rule: str = _field(
         "top_k",
+        one_of(EOS_RULES),
         "candidates with an end token that finish: among the best beam_width (top_k), all that precede the beams that "
         "go on (walk), or all (any)",
     )
     force_eos: str = _field(
-        "none", "end token at the last place: none, with the model's log-probability (model_score), or zero_score"
+        "none",
+        one_of(FORCED_ENDS),
+        "end token at the last place: none, with the model's log-probability (model_score), or zero_score",
     )
-    temperature: float = _field(1.0, "logits are divided by it before the log-softmax")
-    ignore_eos: bool = _field(False, "the model's end-of-text token does not end a text")
-    stop: str | Sequence[str] = _field((), "strings that end a text")
-    stop_token_ids: Sequence[int] = _field((), "token ids that end a text")
-    include_stop_str_in_output: bool = _field(False, "keep the stop string at the end of the text")
-    no_repeat_ngram_size: int = _field(0, "no run of this many tokens occurs twice; 0 is off")
-    ngram_scope: str = _field("all", "tokens in which runs are sought: all (prompt included), or generated")
-    unk_token_id: int | None = _field(None, "the unknown token, for unk_penalty")
-    unk_penalty: float = _field(0.0, "subtracted from the log-probability of unk_token_id")
-    suppress_tokens: Sequence[int] = _field((), "token ids that are never generated")
-    prefix_token_ids: Sequence[int] = _field((), "tokens with which every text begins")
-    count_prefix: bool = _field(True, "whether the log-probabilities of prefix_token_ids count")
-    prefix_allowed_tokens_fn: PrefixFunction | None = dataclasses.field(
-        default=None,
-        metadata={"help": "function of the prompt's index and all tokens so far; returns the allowed next token ids"},
+    temperature: float = _field(
+        1.0, Number(1e-4, 1e4, "a number from 0.0001 to 10000"), "logits are divided by it before the log-softmax"
     )
-    allowed_trie: TokenTrie | None = dataclasses.field(
-        default=None, metadata={"help": "a TokenTrie; every text is one of its sequences"}
+    ignore_eos: bool = _field(False, flag, "the model's end-of-text token does not end a text")
+    stop: str | Sequence[str] = _field(
+        (), Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True), "strings that end a text"
     )
-    force_words_ids: Sequence[Sequence[int]] = _field((), "phrases of token ids that every text contains")
-    ordered: bool = _field(False, "whether the phrases occur in the given order")
+    stop_token_ids: Sequence[int] = _field((), TokenIds(MAX_STOP_IDS), "token ids that end a text")
+    include_stop_str_in_output: bool = _field(False, flag, "keep the stop string at the end of the text")
+    no_repeat_ngram_size: int = _field(0, Whole(0), "no run of this many tokens occurs twice; 0 is off")
+    ngram_scope: str = _field(
+        "all", one_of(("all", "generated")), "tokens in which runs are sought: all (prompt included), or generated"
+    )
+    unk_token_id: int | None = _field(None, Whole(0, optional=True), "the unknown token, for unk_penalty")
+    unk_penalty: float = _field(0.0, _ANY, "subtracted from the log-probability of unk_token_id")
+    suppress_tokens: Sequence[int] = _field((), TokenIds(), "token ids that are never generated")
+    prefix_token_ids: Sequence[int] = _field((), TokenIds(), "tokens with which every text begins")
+    count_prefix: bool = _field(True, flag, "whether the log-probabilities of prefix_token_ids count")
+    prefix_allowed_tokens_fn: PrefixFunction | None = _field(  # noqa: RUF009
+        None,
+        prefix_function,
+        "function of the prompt's index and all tokens so far; returns the allowed next token ids",
+    )
+    allowed_trie: TokenTrie | None = _field(  # noqa: RUF009
+        None, allowed_trie, "a TokenTrie; every text is one of its sequences"
+    )
+    force_words_ids: Sequence[Sequence[int]] = _field((), phrases, "phrases of token ids that every text contains")
+    ordered: bool = _field(False, flag, "whether the phrases occur in the given order")
     strict: bool = _field(
         False,
+        flag,
         "return only texts with all phrases, and raise if there is none; otherwise their constraints_met is False",
     )
-    num_beam_groups: int = _field(1, "groups of beams that avoid each other's tokens")
-    diversity_penalty: float = _field(0.0, "subtracted for a token once for each earlier group that chose it")
+    num_beam_groups: int = _field(1, Whole(1), "groups of beams that avoid each other's tokens")
+    diversity_penalty: float = _field(0.0, _ANY, "subtracted for a token once for each earlier group that chose it")
     diversity_discount: float = _field(
-        0.0, "weight of equal earlier tokens in the diversity penalty; 0 counts the present step only"
+        0.0,
+        Number(0.0, 1.0, "a number from 0 to 1"),
+        "weight of equal earlier tokens in the diversity penalty; 0 counts the present step only",
     )
-    sibling_penalty: float = _field(0.0, "subtracted once for each better continuation of the same beam")
+    sibling_penalty: float = _field(0.0, _ANY, "subtracted once for each better continuation of the same beam")
     sampling: str = _field(
-        "none", "candidates are the best (none), drawn from all beams (beam), or each beam is sampled (independent)"
+        "none",
+        one_of(SAMPLINGS),
+        "candidates are the best (none), drawn from all beams (beam), or each beam is sampled (independent)",
     )
-    top_k: int = _field(0, "with sampling: keep this many of the most likely tokens; 0 keeps all")
-    top_p: float = _field(1.0, "with sampling: keep the most likely tokens that together have this probability")
-    seed: int = _field(0, "seed of the draws")
+    top_k: int = _field(0, Whole(0), "with sampling: keep this many of the most likely tokens; 0 keeps all")
+    top_p: float = _field(
+        1.0,
+        Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
+        "with sampling: keep the most likely tokens that together have this probability",
+    )
+    seed: int = _field(0, Whole(0, 2**63 - 1), "seed of the draws")
     prefix_bias_beta: float = _field(
-        0.0, "soft prefix: texts that follow prefix_token_ids get this share of the probability; 0 forces the prefix"
+        0.0,
+        Number(0.0, 0.999, "a number from 0 to 0.999"),
+        "soft prefix: texts that follow prefix_token_ids get this share of the probability; 0 forces the prefix",
     )
-    models: Sequence[Any] = _field((), "further models of an ensemble, whose probabilities are averaged")
-    lm_model: Any = dataclasses.field(
-        default=None, metadata={"help": "a language model whose log-probabilities are added (shallow fusion)"}
+    models: Sequence[Any] = _field((), model_list, "further models of an ensemble, whose probabilities are averaged")
+    lm_model: Any = _field(  # noqa: RUF009
+        None, optional_model, "a language model whose log-probabilities are added (shallow fusion)"
     )
-    lm_weight: float = _field(1.0, "weight of the log-probabilities of lm_model")
+    lm_weight: float = _field(1.0, _ANY, "weight of the log-probabilities of lm_model")
     coverage_penalty: float = _field(
         0.0,
+        _NOT_NEGATIVE,
         "for encoder-decoder models: this times the logarithm of the attention that each source token got, up to 1 "
         "each, is added to a finished text's score",
     )
-    return_attention: bool = _field(False, "for encoder-decoder models: return where each token attends in the source")
-    match_source_len: bool = _field(False, "a text has at most as many tokens before its end as the prompt")
+    return_attention: bool = _field(
+        False, flag, "for encoder-decoder models: return where each token attends in the source"
+    )
+    match_source_len: bool = _field(False, flag, "a text has at most as many tokens before its end as the prompt")
     length_bounds: Sequence[float] | None = _field(
-        None, "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n"
+        None,
+        length_bounds,
+        "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n",
     )
 
     def __post_init__(self) -> None:
-        for name, check in _CHECKS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, field.metadata["check"](field.name, getattr(self, field.name)))
         for is_wrong, param, reason in conflicts(self):
             if is_wrong:
                 raise InvalidRequestError(f"{param}={getattr(self, param)!r} is refused: {reason}", param=param)
@@ -339,10 +378,10 @@ class BeamSearchParams:
             raise InvalidRequestError(
                 f"preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}", param="name"
             )
-        given = PRESETS[name] | changes
+        values = PRESETS[name] | changes
         if name == "vllm":
-            given.setdefault("num_return_sequences", given.get("beam_width", BeamSearchParams().beam_width))
-        return BeamSearchParams(**given)
+            values.setdefault("num_return_sequences", values.get("beam_width", BeamSearchParams().beam_width))
+        return BeamSearchParams(**values)
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -363,50 +402,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Rules of other libraries, as changes of the defaults."""
-
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "beam_width": Whole(1, 4096),
-    "num_return_sequences": Whole(1),
-    "max_new_tokens": Whole(1),
-    "max_len_ratio": _NOT_NEGATIVE,
-    "min_new_tokens": Whole(0),
-    "length_penalty": Number(-100.0, 100.0, "a number from -100 to 100"),
-    "length_basis": one_of(LENGTH_BASES),
-    "early_stopping": one_of(STOP_RULES),
-    "patience": Number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
-    "eos_rule": one_of(EOS_RULES),
-    "force_eos": one_of(FORCED_ENDS),
-    "temperature": Number(1e-4, 1e4, "a number from 0.0001 to 10000"),
-    "ignore_eos": flag,
-    "stop": Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True),
-    "stop_token_ids": TokenIds(MAX_STOP_IDS),
-    "include_stop_str_in_output": flag,
-    "no_repeat_ngram_size": Whole(0),
-    "ngram_scope": one_of(("all", "generated")),
-    "unk_token_id": Whole(0, optional=True),
-    "unk_penalty": _ANY,
-    "suppress_tokens": TokenIds(),
-    "prefix_token_ids": TokenIds(),
-    "count_prefix": flag,
-    "prefix_allowed_tokens_fn": prefix_function,
-    "allowed_trie": allowed_trie,
-    "force_words_ids": phrases,
-    "ordered": flag,
-    "strict": flag,
-    "num_beam_groups": Whole(1),
-    "diversity_penalty": _ANY,
-    "diversity_discount": Number(0.0, 1.0, "a number from 0 to 1"),
-    "sibling_penalty": _ANY,
-    "sampling": one_of(SAMPLINGS),
-    "top_k": Whole(0),
-    "top_p": Number(0.0, 1.0, "a number above 0 and up to 1", above_low=True),
-    "seed": Whole(0, 2**63 - 1),
-    "prefix_bias_beta": Number(0.0, 0.999, "a number from 0 to 0.999"),
-    "models": model_list,
-    "lm_model": optional_model,
-    "lm_weight": _ANY,
-    "coverage_penalty": _NOT_NEGATIVE,
-    "return_attention": flag,
-    "match_source_len": flag,
-    "length_bounds": length_bounds,
-}

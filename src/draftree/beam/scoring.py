@@ -4,6 +4,7 @@ read of a step.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,27 +28,27 @@ if TYPE_CHECKING:
     from draftree.sampling.decoding_rules import DecodingRules
 
 
-def restrict(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+def restrict(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Apply penalties and bans that precede forced tokens to the rows of these beams, shape (beams, vocab)."""
-    rules = text.opening.rules
-    if rules is None or _is_given(text):
+    rules = search.opening.rules
+    if rules is None or _is_given(search):
         return
-    histories = [(*text.prompt, *beam.tokens) for beam in beams]
+    histories = [(*search.prompt, *beam.tokens) for beam in beams]
     tokens = to_device(histories, logprobs.device)
     if rules.repetition_penalty != 1.0:
         own = logprobs.gather(1, tokens)
         factor = rules.repetition_penalty
         logprobs.scatter_(1, tokens, torch.where(own < 0, own * factor, own / factor))
-    if rules.no_repeat_ngram_size and not text.params.no_repeat_ngram_size:
+    if rules.no_repeat_ngram_size and not search.params.no_repeat_ngram_size:
         ban_repeated_ngrams(logprobs, tokens, size=rules.no_repeat_ngram_size)
-    source = () if text.opening.source is None else text.opening.source.tokens
+    source = () if search.opening.source is None else search.opening.source.tokens
     if 0 < rules.source_ngram_size <= len(source):
         read = to_device([source] * len(beams), logprobs.device)
         ban_ngrams_of_source(logprobs, tokens, read, size=rules.source_ngram_size)
     _ban_words(logprobs, rules, histories)
-    least = max(rules.min_length - len(text.prompt), rules.min_new_tokens)
-    if text.num_tokens < least and text.ends:
-        logprobs[:, text.end_ids] = -math.inf
+    least = max(rules.min_length - len(search.prompt), rules.min_new_tokens)
+    if search.num_tokens < least and search.ends:
+        logprobs[:, search.end_ids] = -math.inf
 
 
 def _ban_words(logprobs: Tensor, rules: DecodingRules, histories: Sequence[tuple[int, ...]]) -> None:
@@ -63,15 +64,15 @@ def _ban_words(logprobs: Tensor, rules: DecodingRules, histories: Sequence[tuple
         logprobs[to_device(rows, logprobs.device), to_device(tokens, logprobs.device)] = -math.inf
 
 
-def force(logprobs: Tensor, text: SequenceSearch) -> None:
-    """Write forced and suppressed tokens into rows of a text's beams, shape (beams, vocab)."""
-    rules, step = text.opening.rules, text.num_tokens
-    if rules is None or _is_given(text):
+def force(logprobs: Tensor, search: SequenceSearch) -> None:
+    """Write forced and suppressed tokens into rows of a search's beams, shape (beams, vocab)."""
+    rules, step = search.opening.rules, search.num_tokens
+    if rules is None or _is_given(search):
         return
-    forced = text.opening.forced
+    forced = search.opening.forced
     if step < len(forced):
         only(logprobs, forced[step : step + 1], 0.0)
-    if rules.forced_last is not None and text.is_last and text.params.force_eos == "none":
+    if rules.forced_last is not None and search.is_last and search.params.force_eos == "none":
         only(logprobs, (rules.forced_last,), 0.0)
     suppressed = (*rules.suppressed, *(rules.suppressed_first if step == len(forced) else ()))
     if suppressed:
@@ -87,9 +88,9 @@ def only(logprobs: Tensor, tokens: Sequence[int], value: float | None) -> None:
     logprobs[:, ids] = kept
 
 
-def _is_given(text: SequenceSearch) -> bool:
+def _is_given(search: SequenceSearch) -> bool:
     """Whether the next token is one of `prefix_token_ids`, which settings do not restrict."""
-    return text.num_tokens < len(text.params.prefix_token_ids) and not text.params.prefix_bias_beta
+    return search.num_tokens < len(search.params.prefix_token_ids) and not search.params.prefix_bias_beta
 
 
 def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
@@ -99,10 +100,10 @@ def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def shape(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
-    """Write the penalties and bans of a text's parameters into the rows of these beams, shape (beams, vocab)."""
-    params, step = text.params, text.num_tokens
-    restrict(logprobs, text, beams)
+def shape(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
+    """Write the penalties and bans of a search's parameters into the rows of these beams, shape (beams, vocab)."""
+    params, step = search.params, search.num_tokens
+    restrict(logprobs, search, beams)
     vocab = logprobs.shape[-1]
     if params.unk_penalty and params.unk_token_id is not None:
         logprobs[:, params.unk_token_id] -= params.unk_penalty
@@ -111,24 +112,24 @@ def shape(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None
             :, to_device([token for token in params.suppress_tokens if token < vocab], logprobs.device)
         ] = -math.inf
     if step < len(params.prefix_token_ids) and params.prefix_bias_beta:
-        _favour(logprobs, text, beams)
+        _favour(logprobs, search, beams)
     elif step < len(params.prefix_token_ids):
         only(logprobs, params.prefix_token_ids[step : step + 1], None if params.count_prefix else 0.0)
-    elif text.is_last and params.force_eos != "none":
-        only(logprobs, text.ends, 0.0 if params.force_eos == "zero_score" else None)
-    elif step < text.minimum and text.ends:
-        logprobs[:, text.end_ids] = -math.inf
+    elif search.is_last and params.force_eos != "none":
+        only(logprobs, search.ends, 0.0 if params.force_eos == "zero_score" else None)
+    elif step < search.minimum and search.ends:
+        logprobs[:, search.end_ids] = -math.inf
     if params.no_repeat_ngram_size:
-        before = text.prompt if params.ngram_scope == "all" else ()
+        before = search.prompt if params.ngram_scope == "all" else ()
         tokens = to_device([(*before, *beam.tokens) for beam in beams], logprobs.device)
         ban_repeated_ngrams(logprobs, tokens, size=params.no_repeat_ngram_size)
-    _allow(logprobs, text, beams)
-    force(logprobs, text)
+    _allow(logprobs, search, beams)
+    force(logprobs, search)
 
 
-def _favour(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+def _favour(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
-    prefix, step, share = text.params.prefix_token_ids, text.num_tokens, text.params.prefix_bias_beta
+    prefix, step, share = search.params.prefix_token_ids, search.num_tokens, search.params.prefix_bias_beta
     rows = [row for row, beam in enumerate(beams) if beam.tokens == tuple(prefix[:step])]
     if not rows:
         return
@@ -138,28 +139,20 @@ def _favour(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> No
     logprobs[at, prefix[step]] = torch.logaddexp(own, torch.full_like(own, math.log(share)))
 
 
-def combined(own: Tensor, others: Sequence[Tensor], fused: Tensor | None, weight: float) -> Tensor:
-    """Return log-probabilities (rows, vocab) of the ensemble's mean probability, plus `weight` times those of a language model."""
-    if others:
-        stacked = torch.stack([own, *(other.to(own) for other in others)])
-        own = stacked.logsumexp(dim=0) - math.log(len(stacked))
-    return own if fused is None else own + weight * fused.to(own)
-
-
-def _allow(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> None:
+def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Keep what the trie or the function allows."""
-    params, vocab = text.params, logprobs.shape[-1]
+    params, vocab = search.params, logprobs.shape[-1]
     if params.allowed_trie is not None:
         nodes = [beam.trie_node for beam in beams]
         rows, tokens = params.allowed_trie.allowed(nodes, vocab)
         ending = params.allowed_trie.inner_ends(nodes)
         if len(ending):
             # one end token, so that no text is found twice
-            ends = text.end_ids[logprobs[ending][:, text.end_ids].argmax(dim=1)].cpu()
+            ends = search.end_ids[logprobs[ending][:, search.end_ids].argmax(dim=1)].cpu()
             rows, tokens = torch.cat([rows, torch.from_numpy(ending)]), torch.cat([tokens, ends])
     elif params.prefix_allowed_tokens_fn is not None:
         allowed = [
-            [int(token) for token in params.prefix_allowed_tokens_fn(text.index, [*text.prompt, *beam.tokens])]
+            [int(token) for token in params.prefix_allowed_tokens_fn(search.index, [*search.prompt, *beam.tokens])]
             for beam in beams
         ]
         pairs = [(row, token) for row, own in enumerate(allowed) for token in own if 0 <= token < vocab]
@@ -172,53 +165,56 @@ def _allow(logprobs: Tensor, text: SequenceSearch, beams: Sequence[Beam]) -> Non
     logprobs[rows, tokens] = kept
 
 
-def is_quick(text: SequenceSearch) -> bool:
+def is_quick(search: SequenceSearch) -> bool:
     """Whether the next candidates of a search depend on the plain log-probabilities of one model only."""
-    params, step = text.params, text.num_tokens
+    params, step = search.params, search.num_tokens
     changes = (
-        not isinstance(text.strategy, BeamStrategy),
+        not isinstance(search.strategy, BeamStrategy),
         params.temperature != 1.0,
         params.models,
         params.lm_model is not None,
         params.unk_penalty,
         params.suppress_tokens,
         step < len(params.prefix_token_ids),
-        text.is_last and params.force_eos != "none",
-        step < text.minimum and text.ends,
+        search.is_last and params.force_eos != "none",
+        step < search.minimum and search.ends,
         params.no_repeat_ngram_size,
         params.allowed_trie is not None,
         params.prefix_allowed_tokens_fn is not None,
-        text.opening.rules is not None,
+        search.opening.rules is not None,
         params.reads_attention,
     )
     return not any(changes)
 
 
 def quick_columns(
-    logits: Logits, texts: Sequence[SequenceSearch], beams: Sequence[Sequence[Beam]]
-) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates of the scored beams of plain searches, and whether a row has NaN.
+    logits: Logits, searches: Sequence[SequenceSearch], beams: Sequence[Sequence[Beam]]
+) -> list[tuple[list[Columns], bool]]:
+    """Return what `candidates_of` does, for plain searches.
 
-    Rows of earlier passes are searched by the same implementation as those of the last.
+    Only the best `count` tokens of a beam can be among the best `count` of all beams. Their search reads each row of
+    logits twice and writes nothing; log-probabilities of the whole vocabulary are never made. After a native pass the
+    search is native too, so that no threads of torch delay the next pass. Rows of earlier passes are searched by the
+    same implementation as those of the last.
     """
     rows = [row for own in beams for beam in own if (row := beam.tips[0].row) is not None]
     with logits.computing():
         logits = logits.replaced(gathered(rows))
     width = logits.width
-    counts = [text.strategy.num_candidates(text.params.beam_width, len(text.ends)) for text in texts]
+    counts = [search.strategy.num_candidates(search.params.beam_width, len(search.ends)) for search in searches]
     top = logits.top([None] * logits.num_rows, min(max(counts), width))
-    found, is_nan, first = [], [], 0
-    for text, own, count in zip(texts, beams, counts, strict=True):
+    found = []
+    first = 0
+    for search, own, count in zip(searches, beams, counts, strict=True):
         places = slice(first, first + len(own))
         first = places.stop
-        columns, nan = _best(top, places, [beam.score for beam in own], count, width, text)
-        found.append([columns])
-        is_nan.append(nan)
-    return found, is_nan
+        columns, has_nan = _best(top, places, [beam.score for beam in own], count, width, search)
+        found.append(([columns], has_nan))
+    return found
 
 
 def _best(
-    top: Top, rows: slice, scores: Sequence[float], count: int, width: int, text: SequenceSearch
+    top: Top, rows: slice, scores: Sequence[float], count: int, width: int, search: SequenceSearch
 ) -> tuple[Columns, bool]:
     """Return the best candidates of some rows: by score, rank of the parent, token."""
     tokens = np.array([row[:count] for row in top.tokens[rows]], dtype=np.int64)
@@ -227,7 +223,7 @@ def _best(
     totals = (logprobs + np.array(scores)[:, None]).ravel()
     places = (tokens + width * np.arange(len(tokens))[:, None]).ravel()
     order = np.lexsort((places, -totals))
-    if text.params.eos_rule != "any":
+    if search.params.eos_rule != "any":
         order = order[:count]
     columns = (totals[order].tolist(), places[order].tolist(), logprobs.ravel()[order].tolist())
     return columns, bool(np.isnan(logprobs).any())
@@ -255,14 +251,17 @@ def run_pass(
     together = [job for own in jobs for _, job in own]
     attention: list[np.ndarray] | None = None
     if attends:
-        assert isinstance(model, EncoderDecoder), "the texts were checked"
+        assert isinstance(model, EncoderDecoder), "the searches were checked"
         result, attention = model.run_attending(Pass(together))
     else:
         result = model.run(Pass(together))
-    logits, first, number = result.logits.tensor(), 0, 0
+    logits = result.logits.tensor()
+    first = 0
+    number = 0
     for forest, own in zip(forests, jobs, strict=True):
         weights = None if attention is None else attention[number : number + len(own)]
-        first, number = forest.note(own, logits, first, weights), number + len(own)
+        first = forest.note(own, logits, first, weights)
+        number += len(own)
     return sum(len(job.tokens) for job in together), result.logits
 
 
@@ -273,72 +272,73 @@ def logprobs_of(beams: Sequence[Sequence[Beam]], place: int, temperatures: Seque
     return next_logprobs(gathered(rows), each)
 
 
-def combined_logprobs(text: SequenceSearch, own: Tensor, beams: Sequence[Beam]) -> Tensor:
-    """Return log-probabilities with those of the ensemble and of shallow fusion."""
-    params, count = text.params, len(text.params.models)
-    others = [logprobs_of([beams], place, [params.temperature]) for place in range(1, 1 + count)]
-    fused = logprobs_of([beams], 1 + count, [1.0]) if params.lm_model is not None else None
-    return combined(own, others, fused, params.lm_weight)
+def combined_logprobs(search: SequenceSearch, logprobs: Tensor, beams: Sequence[Beam]) -> Tensor:
+    """Return log-probabilities of the ensemble's mean probability, plus those of a language model (shallow fusion)."""
+    params = search.params
+    num_others = len(params.models)
+    if num_others:
+        others = [logprobs_of([beams], place, [params.temperature]) for place in range(1, 1 + num_others)]
+        stacked = torch.stack([logprobs, *(other.to(logprobs) for other in others)])
+        logprobs = stacked.logsumexp(dim=0) - math.log(len(stacked))
+    if params.lm_model is None:
+        return logprobs
+    return logprobs + params.lm_weight * logprobs_of([beams], 1 + num_others, [1.0]).to(logprobs)
 
 
 def candidates_of(
-    scored: Mapping[SequenceSearch, list[list[Beam]]],
-    flat: Sequence[Sequence[Beam]],
-    logits: Logits,
-    hooks: Hooks | None,
-) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates of each group of each search, and whether a row has NaN."""
+    scored: Mapping[SequenceSearch, list[list[Beam]]], logits: Logits, hooks: Hooks | None
+) -> list[tuple[list[Columns], bool]]:
+    """Return for each search the candidates of its groups, and whether a row has NaN.
+
+    `scored` has the scored beams of each group, and `logits` are those of the last pass of the searched model.
+    """
+    beams = {search: [beam for group in groups for beam in group] for search, groups in scored.items()}
     # elsewhere than on the host, scores and totals would take two reads
-    on_host = all(row.logits.device.type == "cpu" for own in flat for beam in own if (row := beam.tips[0].row))
-    beams = dict(zip(scored, flat, strict=True))
-    # decided for each text alone: batch mates change no rounding
-    quick = [text for text in scored if hooks is None and on_host and is_quick(text)]
-    rest = [text for text in scored if text not in quick]
+    rows = [row for own in beams.values() for beam in own if (row := beam.tips[0].row)]
+    on_host = all(row.logits.device.type == "cpu" for row in rows)
+    # decided for each search alone: batch mates change no rounding
+    quick = [search for search in scored if hooks is None and on_host and is_quick(search)]
+    rest = [search for search in scored if search not in quick]
     found: dict[SequenceSearch, tuple[list[Columns], bool]] = {}
-
-    def note(texts: Sequence[SequenceSearch], columns: tuple[list[list[Columns]], list[bool]]) -> None:
-        found.update(zip(texts, zip(*columns, strict=True), strict=True))
-
     if quick:
-        note(quick, quick_columns(logits, quick, [beams[text] for text in quick]))
+        columns = quick_columns(logits, quick, [beams[search] for search in quick])
+        found.update(zip(quick, columns, strict=True))
     if rest:
-        note(rest, _whole_rows({text: scored[text] for text in rest}, [beams[text] for text in rest], hooks))
-    return [found[text][0] for text in scored], [found[text][1] for text in scored]
+        columns = _whole_rows({search: scored[search] for search in rest}, [beams[search] for search in rest], hooks)
+        found.update(zip(rest, columns, strict=True))
+    return [found[search] for search in scored]
 
 
 def _whole_rows(
     scored: Mapping[SequenceSearch, list[list[Beam]]], flat: Sequence[Sequence[Beam]], hooks: Hooks | None
-) -> tuple[list[list[Columns]], list[bool]]:
-    """Return the candidates from log-probabilities of the whole vocabulary, read at once."""
-    logprobs = logprobs_of(flat, 0, [text.params.temperature for text in scored])
-    first, found, is_nan = 0, [], []
+) -> list[tuple[list[Columns], bool]]:
+    """Return the candidates from log-probabilities of the whole vocabulary, with one copy from the device."""
+    logprobs = logprobs_of(flat, 0, [search.params.temperature for search in scored])
     row_is_nan = logprobs.amax(dim=-1).isnan()  # the maximum of a row with NaN is NaN
-    for text, beams in zip(scored, flat, strict=True):
+    first = 0
+    candidates: list[list[Candidates]] = []
+    is_nan = []
+    for search, beams in zip(scored, flat, strict=True):
         rows = slice(first, first + len(beams))
         first = rows.stop
-        own, own_is_nan = logprobs[rows], row_is_nan[rows].any()
-        if text.params.models or text.params.lm_model is not None:
-            own = combined_logprobs(text, own, beams)
+        own = logprobs[rows]
+        own_is_nan = row_is_nan[rows].any()
+        if search.params.models or search.params.lm_model is not None:
+            own = combined_logprobs(search, own, beams)
             own_is_nan = own_is_nan | own.amax(dim=-1).isnan().any()
         if hooks is not None:
-            own = hooks.process(text, own)
-        shape(own, text, beams)
-        found.append(text.select(own, scored[text]))
+            own = hooks.process(search, own)
+        shape(own, search, beams)
+        candidates.append(search.select(own, scored[search]))
         is_nan.append(own_is_nan)
-    return read(found, is_nan)
-
-
-def read(found: Sequence[Sequence[Candidates]], is_nan: Sequence[Tensor]) -> tuple[list[list[Columns]], list[bool]]:
-    """Read the candidates of all groups of all searches, and the flags of NaN, with one copy from the device."""
-    flat = [column.double() for groups in found for candidates in groups for column in candidates]
-    numbers = to_host(torch.cat((*flat, torch.stack(tuple(is_nan)).double())))
-    columns, start = [], 0
-    for groups in found:
-        own = []
-        for candidates in groups:
-            count = len(candidates.scores)
-            scores, places, logprobs = (numbers[start + k * count : start + (k + 1) * count] for k in range(3))
-            own.append((scores, [int(place) for place in places], logprobs))
-            start += 3 * count
-        columns.append(own)
-    return columns, [bool(number) for number in numbers[start:]]
+    tensors = [tensor.double() for groups in candidates for group in groups for tensor in group]
+    numbers = iter(to_host(torch.cat((torch.stack(is_nan).double(), *tensors))))
+    flags = [bool(number) for number in itertools.islice(numbers, len(is_nan))]
+    found = []
+    for groups, flag in zip(candidates, flags, strict=True):
+        columns = []
+        for group in groups:
+            scores, places, own_logprobs = (list(itertools.islice(numbers, len(group.scores))) for _ in range(3))
+            columns.append((scores, [int(place) for place in places], own_logprobs))
+        found.append((columns, flag))
+    return found

@@ -55,13 +55,18 @@ class BeamSearch:
         on_step: OnStep | None = None,
         has_room: Callable[[int, int], bool] | None = None,
     ) -> None:
-        self._on_step, self._has_room = on_step, has_room
-        self._model, self._end_ids, self._decode_after = model, tuple(end_ids), decode_after
-        self._capacity, self._batch_size, self._hooks = capacity, batch_size, hooks
+        self._model = model
+        self._end_ids = tuple(end_ids)
+        self._decode_after = decode_after
+        self._capacity = capacity
+        self._batch_size = batch_size
+        self._hooks = hooks
         self._drafter = drafter
+        self._on_step = on_step
+        self._has_room = has_room
         self.stats = SearchStats()
         self.chunk_size = CHUNK
-        """Maximum number of prompt tokens of a text in one pass."""
+        """Maximum number of prompt tokens of a search in one pass."""
         self._waiting: deque[SequenceSearch] = deque()
         self._forests: dict[SequenceSearch, list[Forest]] = {}
         self._paces: dict[SequenceSearch, Pace] = {}
@@ -82,14 +87,14 @@ class BeamSearch:
             NonFiniteLogitsError: the model gave NaN.
             UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
         """
-        texts = [self._text(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
-        self._waiting += texts
+        searches = [self._search_of(index, *pair) for index, pair in enumerate(zip(prompts, params, strict=True))]
+        self._waiting += searches
         try:
             while not self.is_idle:
-                for text in self.step():
-                    if text.error is not None:
-                        raise text.error
-            return [text.result() for text in texts]
+                for search in self.step():
+                    if search.error is not None:
+                        raise search.error
+            return [search.result() for search in searches]
         finally:
             self.close()
 
@@ -110,86 +115,85 @@ class BeamSearch:
 
     def add(self, prompt: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
         """Queue a search for `step`, which returns it when it has ended; arguments as for `run`, one of each."""
-        text = self._text(0, prompt, params)
-        self._waiting.append(text)
-        return text
+        search = self._search_of(0, prompt, params)
+        self._waiting.append(search)
+        return search
 
-    def cancel(self, text: SequenceSearch) -> None:
+    def cancel(self, search: SequenceSearch) -> None:
         """Drop a search and close its slots; one that has ended is unchanged."""
-        self._alone(lambda: self._cancel(text))
+        self._alone(lambda: self._cancel(search))
 
-    def _cancel(self, text: SequenceSearch) -> None:
-        if text in self._waiting:
-            self._waiting.remove(text)
-        forests = self._forests.pop(text, None)
+    def _cancel(self, search: SequenceSearch) -> None:
+        if search in self._waiting:
+            self._waiting.remove(search)
+        forests = self._forests.pop(search, None)
         for forest in forests or ():
             forest.close()
         if self._drafter is not None and forests is not None:
-            self._paces.pop(text, None)
-            self._drafter.finish(text)
+            self._paces.pop(search, None)
+            self._drafter.finish(search)
 
     def close(self) -> None:
         """Drop all searches and close their slots."""
         self._waiting.clear()
-        for text in list(self._forests):
-            self.cancel(text)
+        for search in list(self._forests):
+            self.cancel(search)
 
-    def _text(self, index: int, given: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
-        prompt = beam_prompt(given)
+    def _search_of(self, index: int, tokens: Sequence[int] | BeamPrompt, params: BeamSearchParams) -> SequenceSearch:
+        prompt = beam_prompt(tokens)
         require_models(self._model, prompt, params)
         if self._drafter is not None:
             require_draftable(self._model, params)
-        models = [self._model, *params.models, *([params.lm_model] if params.lm_model is not None else [])]
-        text = SequenceSearch(
+        search = SequenceSearch(
             index,
             prompt,
             params,
             end_ids=self._end_ids,
             vocab_size=self._model.vocab_size,
-            max_length=min(model.max_length for model in models),
+            max_length=min(model.max_length for model in self._models_of(params)),
             device=self._model.device,
             decode=None if self._decode_after is None else self._decode_after(prompt.tokens),
             hooks=self._hooks,
         )
-        text.on_step = self._on_step
-        return text
+        search.on_step = self._on_step
+        return search
 
-    def slot_length(self, text: SequenceSearch) -> int:
+    def slot_length(self, search: SequenceSearch) -> int:
         """Return the number of tokens that a slot of a search may hold."""
-        return len(text.prompt) + text.limit + min(self._capacity_of(text), 16 * text.params.beam_width)
+        return len(search.prompt) + search.limit + min(self._capacity_of(search), 16 * search.params.beam_width)
 
-    def _capacity_of(self, text: SequenceSearch) -> int:
+    def _capacity_of(self, search: SequenceSearch) -> int:
         if self._capacity is not None:
             return self._capacity
-        return capacity_for(text.params.beam_width) + (0 if self._drafter is None else MAX_NODES)
+        return capacity_for(search.params.beam_width) + (0 if self._drafter is None else MAX_NODES)
 
-    def _may_start(self, text: SequenceSearch) -> bool:
+    def _may_start(self, search: SequenceSearch) -> bool:
         if not self._forests or self._has_room is None:
             return len(self._forests) < self._batch_size
         open_slots = sum(len(forest.trunks) for forests in self._forests.values() for forest in forests)
-        lengths = map(self.slot_length, (*self._forests, text))
+        lengths = map(self.slot_length, (*self._forests, search))
         return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
 
-    def _start(self, text: SequenceSearch) -> None:
-        capacity, length = self._capacity_of(text), self.slot_length(text)
-        forests = self._forests[text] = []
-        for model in self._models_of(text):
-            prompt = BeamPrompt(text.prompt) if model is text.params.lm_model else text.opening
+    def _start(self, search: SequenceSearch) -> None:
+        capacity, length = self._capacity_of(search), self.slot_length(search)
+        forests = self._forests[search] = []
+        for model in self._models_of(search.params):
+            prompt = BeamPrompt(search.prompt) if model is search.params.lm_model else search.opening
             forests.append(Forest(model, prompt, capacity=capacity, length=length))
-        text.start([forest.root for forest in forests])
+        search.start([forest.root for forest in forests])
         if self._drafter is not None:
-            self._paces[text] = Pace()
-            self._drafter.start(text, capacity=capacity, length=length)
+            self._paces[search] = Pace()
+            self._drafter.start(search, capacity=capacity, length=length)
 
-    def _models_of(self, text: SequenceSearch) -> list[LanguageModel]:
-        """The model, the others of the ensemble, and the language model of shallow fusion."""
-        fused = [] if text.params.lm_model is None else [text.params.lm_model]
-        return [self._model, *text.params.models, *fused]
+    def _models_of(self, params: BeamSearchParams) -> list[LanguageModel]:
+        """Return the model, the others of the ensemble, and the language model of shallow fusion."""
+        fused = [] if params.lm_model is None else [params.lm_model]
+        return [self._model, *params.models, *fused]
 
     def _alone(self, use: Callable[[], T]) -> T:
         """Run a use of all models, which others may share."""
-        texts = (*self._waiting, *self._forests)
-        models = {self._model, *(model for text in texts for model in self._models_of(text))}
+        searches = (*self._waiting, *self._forests)
+        models = {self._model, *(model for search in searches for model in self._models_of(search.params))}
         if self._drafter is not None and self._drafter.model is not None:
             models.add(self._drafter.model)
         for model in sorted(models, key=id):  # in one order, so that no two searches wait for each other
@@ -207,77 +211,78 @@ class BeamSearch:
     def _step(self) -> list[SequenceSearch]:
         while self._waiting and self._may_start(self._waiting[0]):
             self._start(self._waiting.popleft())
-        texts = list(self._forests)
+        searches = list(self._forests)
         if self._drafter is not None:
-            self._draft(self._drafter, [text for text in texts if text.num_steps])
-        for model in dict.fromkeys(model for text in texts for model in self._models_of(text)):
-            forests = [forest for text in texts for forest in self._forests[text] if forest.model is model]
-            attends = model is self._model and any(text.params.reads_attention for text in texts)
+            self._draft(self._drafter, [search for search in searches if search.num_steps])
+        for model in dict.fromkeys(model for search in searches for model in self._models_of(search.params)):
+            forests = [forest for search in searches for forest in self._forests[search] if forest.model is model]
+            attends = model is self._model and any(search.params.reads_attention for search in searches)
             rows, logits = run_pass(model, forests, self.chunk_size, attends=attends)
             self.stats.num_rows += rows
             if model is self._model:
                 self._logits = logits
             self.stats.num_passes += 1
-        ready = [text for text in texts if all(forest.is_complete for forest in self._forests[text])]
-        for text in texts:
-            if text not in ready:
-                for forest in self._forests[text]:
+        ready = [search for search in searches if all(forest.is_complete for forest in self._forests[search])]
+        for search in searches:
+            if search not in ready:
+                for forest in self._forests[search]:
                     forest.settle([forest.root])
-        before = {text: text.num_steps for text in ready}
+        before = {search: search.num_steps for search in ready}
         going = ready
         while going:
             going = self._advance(going)
-        for text in ready:
-            text.num_passes += 1
-            if text in self._paces:
-                self._paces[text].note(text.num_steps - before[text])
-            self._settle(text)
-        return [text for text in ready if text not in self._forests]
+        for search in ready:
+            search.num_passes += 1
+            if search in self._paces:
+                self._paces[search].note(search.num_steps - before[search])
+            self._settle(search)
+        return [search for search in ready if search not in self._forests]
 
-    def _draft(self, drafter: BeamDrafter, texts: Sequence[SequenceSearch]) -> None:
-        """Append drafts to the trees of all models of each text."""
-        depths = {text: min(self._paces[text].next_depth(), text.limit - text.num_steps - 1) for text in texts}
-        depths = {text: depth for text, depth in depths.items() if depth > 0}
-        for text in texts:
-            self._paces[text].is_drafting = False
+    def _draft(self, drafter: BeamDrafter, searches: Sequence[SequenceSearch]) -> None:
+        """Append drafts to the trees of all models of each search."""
+        depths = {
+            search: min(self._paces[search].next_depth(), search.limit - search.num_steps - 1) for search in searches
+        }
+        depths = {search: depth for search, depth in depths.items() if depth > 0}
+        for search in searches:
+            self._paces[search].is_drafting = False
         if not depths:
             return
-        for text, drafts in zip(depths, drafter.propose(depths, self.stats), strict=True):
-            for place, forest in enumerate(self._forests[text]):
+        for search, drafts in zip(depths, drafter.propose(depths, self.stats), strict=True):
+            for place, forest in enumerate(self._forests[search]):
                 room = MAX_NODES
                 for beam, tree in drafts:
-                    room -= forest.graft(beam.tips[place], tree, room, text.ends)
+                    room -= forest.graft(beam.tips[place], tree, room, search.ends)
                 if place == 0:
-                    text.num_drafted += MAX_NODES - room
-                    self._paces[text].is_drafting = room < MAX_NODES
+                    search.num_drafted += MAX_NODES - room
+                    self._paces[search].is_drafting = room < MAX_NODES
 
-    def _advance(self, texts: Sequence[SequenceSearch]) -> list[SequenceSearch]:
-        """Make one step of each text of which enough beams are scored; returns those that go on."""
-        scored = {text: groups for text in texts if (groups := text.ready()) is not None}
+    def _advance(self, searches: Sequence[SequenceSearch]) -> list[SequenceSearch]:
+        """Make one step of each search of which enough beams are scored; returns those that go on."""
+        scored = {search: groups for search in searches if (groups := search.ready()) is not None}
         if not scored:
             return []
-        flat = [[beam for group in own_groups for beam in group] for own_groups in scored.values()]
-        columns, nan = candidates_of(scored, flat, self._logits, self._hooks)
+        found = candidates_of(scored, self._logits, self._hooks)
         vocab = self._logits.width
         going = []
-        for text, own_columns, has_nan in zip(scored, columns, nan, strict=True):
+        for search, (columns, has_nan) in zip(scored, found, strict=True):
             try:
                 if has_nan:
                     raise NonFiniteLogitsError(
                         "a model gave NaN as a logit, so beams cannot be ranked: check its weights"
                     )
-                if text.advance(own_columns, vocab, scored[text]) and not text.is_done:
-                    self._extend(text)
-                    going.append(text)
+                if search.advance(columns, vocab, scored[search]) and not search.is_done:
+                    self._extend(search)
+                    going.append(search)
             except GenerationError as error:
-                text.error = error
+                search.error = error
         return going
 
-    def _extend(self, text: SequenceSearch) -> None:
+    def _extend(self, search: SequenceSearch) -> None:
         """Append the newest token of every live beam to the trees."""
-        beams = text.live
-        drafting = () if self._drafter is None else self._drafter.forests(text)
-        for forests, name in ((self._forests[text], "tips"), (drafting, "draft_tips")):
+        beams = search.live
+        drafting = () if self._drafter is None else self._drafter.forests(search)
+        for forests, name in ((self._forests[search], "tips"), (drafting, "draft_tips")):
             grown = [
                 forest.extend([(getattr(beam, name)[place], beam.tokens[-1]) for beam in beams])
                 for place, forest in enumerate(forests)
@@ -285,18 +290,18 @@ class BeamSearch:
             for index, beam in enumerate(beams):
                 setattr(beam, name, [tips[index] for tips in grown])
 
-    def _settle(self, text: SequenceSearch) -> None:
-        """Drop what the trees of a text no longer need, or close them."""
-        forests = self._forests[text]
-        text.num_used = forests[0].num_reused
-        if text.is_done or text.error is not None:
-            self._cancel(text)
+    def _settle(self, search: SequenceSearch) -> None:
+        """Drop what the trees of a search no longer need, or close them."""
+        forests = self._forests[search]
+        search.num_used = forests[0].num_reused
+        if search.is_done or search.error is not None:
+            self._cancel(search)
             return
-        beams = text.live
+        beams = search.live
         for place, forest in enumerate(forests):
             forest.settle([beam.tips[place] for beam in beams])
         if self._drafter is not None:
-            for place, forest in enumerate(self._drafter.forests(text)):
+            for place, forest in enumerate(self._drafter.forests(search)):
                 forest.settle([beam.draft_tips[place] for beam in beams])
         self.stats.most_live = max(self.stats.most_live, *(forest.num_live for forest in forests))
         self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))

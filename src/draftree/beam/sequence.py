@@ -34,35 +34,36 @@ class Hooks(ABC):
     """Rules from outside of the parameters."""
 
     @abstractmethod
-    def process(self, text: SequenceSearch, logprobs: Tensor) -> Tensor:
+    def process(self, search: SequenceSearch, logprobs: Tensor) -> Tensor:
         """Return changed log-probabilities of a text's live beams, shape (beams, vocab)."""
 
     @abstractmethod
-    def ends(self, text: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
+    def ends(self, search: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
         """Return whether each candidate ends, besides those with an end token."""
 
 
-def require_fit(text: SequenceSearch, vocab_size: int, max_length: int, *, has_text: bool) -> None:
+def require_fit(search: SequenceSearch, vocab_size: int, max_length: int, *, has_text: bool) -> None:
     """Check the parameters of a search against its prompt and its model."""
-    params = text.params
-    if text.limit < 1:
+    params = search.params
+    if search.limit < 1:
         raise InvalidRequestError(
-            f"the prompt has {len(text.prompt)} tokens, which leaves no room in a context of {max_length}: shorten it",
+            f"the prompt has {len(search.prompt)} tokens, which leaves no room in a context of {max_length}: "
+            "shorten it",
             param="prompt",
         )
-    if text.minimum > text.limit:
+    if search.minimum > search.limit:
         raise InvalidRequestError(
-            f"a text needs at least {text.minimum} tokens, but the limit is {text.limit} here: lower the minimum, "
+            f"a text needs at least {search.minimum} tokens, but the limit is {search.limit} here: lower the minimum, "
             "or raise the limit",
             param="min_new_tokens",
         )
-    if params.force_eos != "none" and not text.ends:
+    if params.force_eos != "none" and not search.ends:
         raise InvalidRequestError(
             f"force_eos='{params.force_eos}' needs an end token, and this search has none: give stop_token_ids, or "
             "set force_eos to 'none'",
             param="force_eos",
         )
-    if params.allowed_trie is not None and params.allowed_trie.has_inner_ends and not text.ends:
+    if params.allowed_trie is not None and params.allowed_trie.has_inner_ends and not search.ends:
         raise InvalidRequestError(
             "allowed_trie has a sequence that begins another, and this search has no end token that could end it: give "
             "stop_token_ids, or do not set ignore_eos",
@@ -71,14 +72,14 @@ def require_fit(text: SequenceSearch, vocab_size: int, max_length: int, *, has_t
     if params.stop and not has_text:
         raise InvalidRequestError("stop strings need a tokenizer: give stop_token_ids instead", param="stop")
     forced = params.prefix_token_ids
-    if len(forced) > text.limit:
+    if len(forced) > search.limit:
         raise InvalidRequestError(
-            f"prefix_token_ids has {len(forced)} tokens, but the limit is {text.limit}: shorten it, or raise "
+            f"prefix_token_ids has {len(forced)} tokens, but the limit is {search.limit}: shorten it, or raise "
             "max_new_tokens",
             param="prefix_token_ids",
         )
     for token in forced[:-1]:
-        if token in text.ends:
+        if token in search.ends:
             raise InvalidRequestError(
                 f"prefix_token_ids holds token {token}, which ends a text, before its last place: remove the "
                 "tokens after it",
@@ -121,16 +122,16 @@ class LengthScore:
     basis: str
     prompt_length: int
 
-    def length(self, num_tokens: int, *, has_end: bool) -> int:
-        """Return the length of a hypothesis of `num_tokens` generated tokens, at least 1."""
-        if self.basis == "generated":
-            return max(1, num_tokens)
-        shown = num_tokens - has_end
-        return max(1, shown + (self.prompt_length if self.basis == "prompt_and_generated" else 0))
-
     def score(self, total: float, num_tokens: int, *, has_end: bool) -> float:
-        """Return the score."""
-        return total if total == 0.0 else float(total / self.length(num_tokens, has_end=has_end) ** self.penalty)
+        """Return the score of a hypothesis of `num_tokens` generated tokens; its length is at least 1."""
+        if total == 0.0:
+            return total
+        length = num_tokens
+        if self.basis != "generated":
+            length -= has_end
+        if self.basis == "prompt_and_generated":
+            length += self.prompt_length
+        return float(total / max(1, length) ** self.penalty)
 
 
 def coverage(attention: Sequence[np.ndarray]) -> float:
@@ -179,7 +180,7 @@ class Pool:
         return hypothesis.constraints_met, hypothesis.score
 
     def is_final(self, best_total: float, num_tokens: int) -> bool:
-        """Whether the search ends by its stop rule, given the best score of the live beams and their number of tokens."""
+        """Whether the search ends by its stop rule, given the best score of the live beams and their length."""
         if not self.is_full:
             return False
         rule = self.params.early_stopping
@@ -205,6 +206,11 @@ class Group:
     def best(self) -> float:
         """Highest cumulative log-probability of its beams; -inf without any."""
         return max((beam.score for beam in self.beams), default=-math.inf)
+
+    @property
+    def best_unscored(self) -> float:
+        """Highest cumulative log-probability of its beams that are not scored."""
+        return max((beam.score for beam in self.beams if not beam.is_scored), default=-math.inf)
 
     def candidates(self, beams: Sequence[Beam], columns: Columns, vocab_size: int) -> list[Candidate]:
         """Return the possible candidates of `beams`; a place is an index of them times `vocab_size` plus the token."""
@@ -277,14 +283,17 @@ class SequenceSearch:
         decode: Decode | None = None,
         hooks: Hooks | None = None,
     ) -> None:
-        self.index, self.opening, self.params = index, opening, params
-        self.prompt, count = list(opening.tokens), opening.length
+        self.index = index
+        self.opening = opening
+        self.params = params
+        self.prompt = list(opening.tokens)
         model_ends = () if params.ignore_eos else tuple(end_ids)
         self.ends = tuple(sorted(token for token in {*model_ends, *params.stop_token_ids} if 0 <= token < vocab_size))
         self.end_ids = to_device(self.ends, device)
-        self.limit = min(params.limit(count), max_length - len(self.prompt) + 1)
-        self.minimum = params.minimum(count)
-        self._decode, self._hooks = decode, hooks
+        self.limit = min(params.limit(opening.length), max_length - len(self.prompt) + 1)
+        self.minimum = params.minimum(opening.length)
+        self._decode = decode
+        self._hooks = hooks
         require_fit(self, vocab_size, max_length, has_text=decode is not None)
         self.strategy = strategy_for(params)
         self.strategy.check(self.prompt, self.ends, vocab_size)
@@ -341,14 +350,10 @@ class SequenceSearch:
             scored = [beam for beam in group.beams if beam.is_scored]
             if len(scored) < len(group.beams):
                 best = max((beam.score for beam in scored), default=-math.inf)
-                if not self.has_bound or not best > self._best_unscored(group):
+                if not self.has_bound or not best > group.best_unscored:
                     return None
             found.append(scored)
         return found
-
-    @staticmethod
-    def _best_unscored(group: Group) -> float:
-        return max((beam.score for beam in group.beams if not beam.is_scored), default=-math.inf)
 
     @property
     def has_bound(self) -> bool:
@@ -358,7 +363,7 @@ class SequenceSearch:
         return is_exact and self.strategy.is_bounded and not params.increments_may_be_positive
 
     def select(self, logprobs: Tensor, beams: Sequence[Sequence[Beam]]) -> list[Candidates]:
-        """Return the candidates of each live group, from rows after `shape` of the scored beams that `ready` returned."""
+        """Return the candidates of each live group, on the device, from shaped rows of the beams that are `ready`."""
         step = StepInfo(beams, [group.width for group in self.going], self.end_ids, self.is_last)
         self.strategy.mask(logprobs, step)
         logprobs = self.strategy.score(logprobs, step)
@@ -371,7 +376,7 @@ class SequenceSearch:
         for group, columns, own in zip(going, found, beams, strict=True):
             candidates = self.strategy.arrange(group.candidates(own, columns, vocab_size))
             division = self._divide(group, candidates)
-            if len(own) < len(group.beams) and not division.lowest > self._best_unscored(group):
+            if len(own) < len(group.beams) and not division.lowest > group.best_unscored:
                 return False
             divisions.append((candidates, division))
         for group, (candidates, division) in zip(going, divisions, strict=True):
@@ -487,8 +492,10 @@ class SequenceSearch:
 
     def _worded(self, hypothesis: Hypothesis) -> Hypothesis:
         """Return a hypothesis with its text, and with what ended it."""
-        tokens, params = hypothesis.tokens, self.params
-        has_end, is_stopped = tokens[-1] in self.ends, hypothesis.finish_reason == "stop"
+        tokens = hypothesis.tokens
+        params = self.params
+        has_end = tokens[-1] in self.ends
+        is_stopped = hypothesis.finish_reason == "stop"
         reason: int | str | None = tokens[-1] if is_stopped and tokens[-1] in params.stop_token_ids else None
         if self._decode is None:
             return dataclasses.replace(hypothesis, stop_reason=reason)

@@ -267,33 +267,9 @@ class DiverseSiblings(Strategy):
 Phrase = tuple[int, ...]
 
 
-class PhraseState(ABC):
-    """Immutable state of one text."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def is_met(self) -> bool:
-        """Whether the text contains all phrases."""
-
-    @property
-    @abstractmethod
-    def num_tokens(self) -> int:
-        """Number of phrase tokens that the text contains, those of a phrase in progress included."""
-
-    @abstractmethod
-    def next_tokens(self) -> list[int]:
-        """Return the tokens that would continue or begin a phrase, ascending."""
-
-    @abstractmethod
-    def advance(self, token: int) -> PhraseState:
-        """Return the state after a token."""
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class OrderedPhrases(PhraseState):
+class OrderedPhrases:
     """Phrases one after another, with any tokens between them.
 
     A token that breaks a phrase restarts this phrase; the `done` phrases before it stay met. The sequence ends with
@@ -316,7 +292,7 @@ class OrderedPhrases(PhraseState):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the phrases that are met, and of the one in progress."""
+        """Number of phrase tokens of the sequence, those of a phrase in progress included."""
         return sum(map(len, self.phrases[: self.done])) + self.place
 
     def next_tokens(self) -> list[int]:
@@ -336,7 +312,7 @@ class OrderedPhrases(PhraseState):
 
 @final
 @dataclass(frozen=True, slots=True)
-class UnorderedPhrases(PhraseState):
+class UnorderedPhrases:
     """Phrases in any order; one that is given k times must occur k times, without overlap with others.
 
     `missing` has counts and is sorted, `met` is the number of tokens of phrases that are met, and `current` the tokens
@@ -364,7 +340,7 @@ class UnorderedPhrases(PhraseState):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the phrases that are met, and of the one in progress."""
+        """Number of phrase tokens of the sequence, those of a phrase in progress included."""
         return self.met + len(self.current)
 
     def next_tokens(self) -> list[int]:
@@ -409,6 +385,10 @@ def longest_end(tokens: Phrase, phrase: Phrase) -> int:
         if tokens[len(tokens) - size :] == phrase[:size]:
             return size
     return 0
+
+
+PhraseState = OrderedPhrases | UnorderedPhrases
+"""How much of the required phrases a sequence contains; immutable."""
 
 
 @final

@@ -66,13 +66,13 @@ class BeamTrace:
     num_returned: int = 1
     _places: dict[tuple[int, tuple[int, ...]], int] = field(default_factory=dict)
 
-    def __call__(self, text: SequenceSearch) -> None:
+    def __call__(self, search: SequenceSearch) -> None:
         """Record the state after a step."""
-        self.num_steps = step = text.num_steps
-        has_groups = text.params.num_beam_groups > 1
-        self.num_groups = len(text.groups) if has_groups else 1
-        self.num_returned, self.ends = text.params.num_return_sequences, []
-        for number, group in enumerate(text.groups):
+        self.num_steps = step = search.num_steps
+        has_groups = search.params.num_beam_groups > 1
+        self.num_groups = len(search.groups) if has_groups else 1
+        self.num_returned, self.ends = search.params.num_return_sequences, []
+        for number, group in enumerate(search.groups):
             place = number if has_groups else 0
             for beam in group.beams:
                 for node in self._path(place, beam.tokens, beam.logprobs, step):
@@ -97,7 +97,7 @@ class BeamTrace:
         return path
 
     def shown(self, step: int | None = None) -> dict[int, Status]:
-        """Return the nodes that exist after a step (None for the end, where no beam is live), and what they are then."""
+        """Return the nodes that exist after a step, and what they are then; None is the end, where no beam is live."""
         now = self.num_steps if step is None else min(step, self.num_steps)
         found = {
             place: Status.LIVE if node.last_live >= now else Status.DEAD
@@ -222,13 +222,15 @@ def tree_svg(
     now = trace.num_steps if step is None else min(step, trace.num_steps)
     scores = {end: hypothesis for end, hypothesis in trace.ends if trace.nodes[end].ended <= now}  # type: ignore[operator]
     ranks = {end: rank for rank, (end, _) in enumerate(trace.ends, 1)} if now == trace.num_steps else {}
-    parts = [_edge(boxes, trace, place, status) for place, status in _drawn_last(shown)]
+    drawn_last = [Status.DEAD, Status.FINISHED, Status.LIVE, Status.COMMITTED, Status.RETURNED]
+    ordered = sorted(shown.items(), key=lambda pair: drawn_last.index(pair[1]))
+    parts = [_edge(boxes, trace, place, status) for place, status in ordered]
     parts += [_box(boxes[ROOT - group], start, "prompt") for group in range(trace.num_groups)]
     for place, status in shown.items():
         parts.append(_box(boxes[place], labels[place], status, probability=math.exp(trace.nodes[place].logprob)))
         if place in scores:
             parts.append(_score(boxes[place], scores[place], ranks.get(place)))
-        elif status is Status.LIVE and _is_tip(trace, place, now):
+        elif status is Status.LIVE and trace.nodes[place].depth == now:
             parts.append(_note(boxes[place], f"{trace.nodes[place].total:.2f}", "small"))
     right = max(box.x + box.width for box in boxes.values()) + 110
     return _document(parts, title, sorted(set(shown.values()), key=list(LEGEND).index), right, height)
@@ -238,10 +240,6 @@ def label_of(text: str) -> str:
     """Return the text of a box: without the space before it, line breaks as a sign."""
     plain = text.replace("\r", "").replace("\n", "↵").replace("\t", "⇥").strip(" ")
     return plain or "␣"
-
-
-def _is_tip(trace: BeamTrace, place: int, now: int) -> bool:
-    return trace.nodes[place].depth == now
 
 
 def _laid_out(
@@ -283,11 +281,6 @@ def _order(trace: BeamTrace, place: int) -> tuple[float, int]:
 
 def _width(text: str) -> float:
     return round(CHARACTER * len(text) + 14, 1)
-
-
-def _drawn_last(shown: dict[int, Status]) -> Sequence[tuple[int, Status]]:
-    order = [Status.DEAD, Status.FINISHED, Status.LIVE, Status.COMMITTED, Status.RETURNED]
-    return sorted(shown.items(), key=lambda pair: order.index(pair[1]))
 
 
 def _edge(boxes: dict[int, Box], trace: BeamTrace, place: int, status: Status) -> str:

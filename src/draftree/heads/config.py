@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftree.core.errors import ConfigurationError, suggestion
@@ -21,11 +21,6 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 MAX_SIZE = 1 << 24
 """Upper limit of every size: a damaged file must not allocate memory without end."""
-
-
-def default_rope() -> dict[str, Any]:
-    """Return rotary positions without scaling, base 10,000."""
-    return {"rope_type": "default", "rope_theta": 10000.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +91,7 @@ class HeadConfig:
     head_dim: int = 0
     intermediate: int = 0
     epsilon: float = 1e-6
-    rope: Mapping[str, Any] = field(default_factory=default_rope)
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_length: int = 2048
     activation: str = "silu"
     qk_norm: bool = False
@@ -144,11 +139,7 @@ class HeadConfig:
 
     def changed(self, **values: Any) -> HeadConfig:
         """Return a configuration with other values."""
-        known = {one.name for one in fields(self)}
-        for name in values:
-            if name not in known:
-                raise ConfigurationError(f"a head has no value '{name}': {suggestion(name, known)}")
-        return HeadConfig(**{**{name: getattr(self, name) for name in known}, **values})
+        return replace(self, **values)
 
     def _require_sizes(self) -> None:
         positive = ("target_hidden", "hidden", "vocab_size", "draft_vocab_size", "depth", "max_length")

@@ -63,7 +63,7 @@ class Rotary:
 
 
 def rotate(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return rotated queries or keys (..., rows, heads, head_dim); cosines and sines have shape (..., rows, 1, head_dim)."""
+    """Return rotated queries or keys (..., rows, heads, head_dim), by cosines and sines (..., rows, 1, head_dim)."""
     half = states.shape[-1] // 2
     return states * cosines + states.roll(half, dims=-1) * sines
 
@@ -210,13 +210,12 @@ class Norm(nn.Module):
         return F.rms_norm(states, self.weight.shape, self.weight, self.epsilon)
 
 
-@final
-class Attention(nn.Module):
-    """Attention with grouped heads; which rows attend to which is decided by `Attend`."""
+class Products(nn.Module):
+    """Linear layers before and after attention, with norms of queries and keys if the head has them."""
 
-    def __init__(self, config: HeadConfig, width: int, layer: int) -> None:
+    def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
-        self._dim, self._layer = config.head_dim, layer
+        self._shape = (config.num_heads, config.num_kv_heads, config.head_dim)
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(width, queries, bias=config.attention_bias)
         self.k_proj = nn.Linear(width, keys, bias=config.attention_bias)
@@ -225,22 +224,40 @@ class Attention(nn.Module):
         self.q_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
         self.k_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
 
-    def forward(
-        self,
-        states: Tensor,
-        rotated: Rotation,
-        attend: Attend,
-        chosen: Tensor | None = None,
-    ) -> Tensor:
-        """Return the output of attention (..., rows, hidden) for the `chosen` rows, from normed inputs (..., rows, width)."""
-        shape = (*states.shape[:-1], -1, self._dim)
-        asking = states if chosen is None else states.index_select(-2, chosen)
-        query, key = self.q_proj(asking).view(*asking.shape[:-1], -1, self._dim), self.k_proj(states).view(shape)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        mixed = attend(self._layer, rotated(query, chosen), rotated(key), self.v_proj(states).view(shape))
+    def query(self, x: Tensor) -> Tensor:
+        """Return queries before rotation, shape (..., rows, heads, head_dim)."""
+        found = self.q_proj(x).unflatten(-1, (self._shape[0], self._shape[2]))
+        return found if self.q_norm is None else self.q_norm(found)
+
+    def key(self, x: Tensor) -> Tensor:
+        """Return keys before rotation, shape (..., rows, kv_heads, head_dim)."""
+        found = self.k_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
+        return found if self.k_norm is None else self.k_norm(found)
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return values, shape (..., rows, kv_heads, head_dim)."""
+        found: Tensor = self.v_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
+        return found
+
+    def out(self, mixed: Tensor) -> Tensor:
+        """Return the output of attention, from shape (..., rows, heads, head_dim)."""
         found: Tensor = self.o_proj(mixed.flatten(-2))
         return found
+
+
+@final
+class Attention(Products):
+    """Attention with grouped heads; which rows attend to which is decided by `Attend`."""
+
+    def __init__(self, config: HeadConfig, width: int, layer: int) -> None:
+        super().__init__(config, width)
+        self._layer = layer
+
+    def forward(self, states: Tensor, rotated: Rotation, attend: Attend, chosen: Tensor | None = None) -> Tensor:
+        """Return the output (..., rows, hidden) for the `chosen` rows, from normed inputs (..., rows, width)."""
+        asking = states if chosen is None else states.index_select(-2, chosen)
+        query = rotated(self.query(asking), chosen)
+        return self.out(attend(self._layer, query, rotated(self.key(states)), self.value(states)))
 
 
 @final
@@ -298,43 +315,8 @@ class Layer(nn.Module):
         return found
 
 
-class Products(nn.Module):
-    """Products before and after attention, with norms of queries and keys if the head has them."""
-
-    def __init__(self, config: HeadConfig, width: int) -> None:
-        super().__init__()
-        self._shape = (config.num_heads, config.num_kv_heads, config.head_dim)
-        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(width, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(width, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden, bias=config.output_bias)
-        self.q_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
-        self.k_norm = Norm(config.head_dim, config.epsilon) if config.qk_norm else None
-
-    def query(self, x: Tensor) -> Tensor:
-        """Return queries before rotation, shape (..., rows, heads, head_dim)."""
-        found = self.q_proj(x).unflatten(-1, (self._shape[0], self._shape[2]))
-        return found if self.q_norm is None else self.q_norm(found)
-
-    def key(self, x: Tensor) -> Tensor:
-        """Return keys before rotation, shape (..., rows, kv_heads, head_dim)."""
-        found = self.k_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
-        return found if self.k_norm is None else self.k_norm(found)
-
-    def value(self, x: Tensor) -> Tensor:
-        """Return values, shape (..., rows, kv_heads, head_dim)."""
-        found: Tensor = self.v_proj(x).unflatten(-1, (self._shape[1], self._shape[2]))
-        return found
-
-    def out(self, mixed: Tensor) -> Tensor:
-        """Return the output of attention, from shape (..., rows, heads, head_dim)."""
-        found: Tensor = self.o_proj(mixed.flatten(-2))
-        return found
-
-
 class Shared:
-    """Embedding (vocabulary, hidden) and output (draft vocabulary, hidden) of a head: its own tensors, or the target's."""
+    """Embedding (vocabulary, hidden) and output (draft vocabulary, hidden) of a head: its own, or the target's."""
 
     def __init__(
         self, parts: TargetParts, vocabulary: DraftVocabulary, embedding: Tensor | None, output: Tensor | None

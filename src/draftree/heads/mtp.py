@@ -34,9 +34,13 @@ class LayerParts:
     """Decoder layer with random weights, norm class and rotary positions of a model of transformers."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
+        from transformers import AutoModelForCausalLM
+
         register()
         self.config = _config(values)
-        model = _model(self.config)
+        loader: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            model = loader.from_config(self.config, attn_implementation=NAME)
         example = model.get_decoder().layers[-1]
         self.norm = next(type(part) for name, part in example.named_modules() if "norm" in name)
         self.layer: nn.Module = type(example)(self.config, 0)
@@ -67,20 +71,13 @@ def _config(values: Mapping[str, Any]) -> Any:
     return config
 
 
-def _model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    loader: Any = AutoModelForCausalLM
-    with torch.device("meta"):
-        return loader.from_config(config, attn_implementation=NAME)
-
-
 @final
 class LayerPass:
-    """Handler of the layer's attention."""
+    """Handler of the layer's attention; `leading` are the dimensions of the head's rows before they are flattened."""
 
-    def __init__(self, attend: Attend) -> None:
+    def __init__(self, attend: Attend, leading: tuple[int, ...]) -> None:
         self._attend = attend
+        self._leading = leading
 
     def note_mask(self, window: int | None) -> None:
         """Ignore masks: `attend` has its own."""
@@ -92,15 +89,8 @@ class LayerPass:
         width = max(query.shape[-1], value.shape[-1])
         scale = call.scaling * width**0.5
         rows = [F.pad(part, (0, width - part.shape[-1])).transpose(1, 2) for part in (query * scale, key, value)]
-        mixed = self._attend(0, *rows)
-        return mixed[..., : value.shape[-1]]
-
-
-def run_layer(layer: nn.Module, states: Tensor, angles: Any, positions: Tensor, attend: Attend) -> Tensor:
-    """Return the output of a decoder layer for states of shape (sequences, rows, hidden)."""
-    with announced(LayerPass(attend)):
-        found = layer(states, attention_mask=None, position_embeddings=angles, position_ids=positions)
-    return found[0] if isinstance(found, tuple) else found
+        mixed = self._attend(0, *(part.reshape(*self._leading, *part.shape[1:]) for part in rows))
+        return mixed.reshape(rows[0].shape)[..., : value.shape[-1]]
 
 
 HIDDEN_FIRST = "mtp_hidden_states_first"
@@ -150,7 +140,11 @@ class MtpHead(FeatureHead):
         leading, rows = x.shape[:-2], x.shape[-2]
         flat, places = x.reshape(-1, rows, x.shape[-1]), positions.reshape(-1, rows)
         rotary: Any = self._rotary[0].to(x.device)
-        states = run_layer(self.block, flat, rotary(flat, position_ids=places), places, _Shaped(attend, leading))
+        angles = rotary(flat, position_ids=places)
+        with announced(LayerPass(attend, leading)):
+            states = self.block(flat, attention_mask=None, position_embeddings=angles, position_ids=places)
+        if isinstance(states, tuple):
+            states = states[0]
         states = states.reshape(x.shape)
         found: Tensor = self.norm(states if chosen is None else states.index_select(-2, chosen))
         return found
@@ -163,14 +157,3 @@ class MtpHead(FeatureHead):
         """Return the target's logits of the states."""
         assert self._shared is not None, "a head is bound to a target before it runs"
         return self._shared.logits(states)
-
-
-class _Shaped:
-    """Attention with the leading dimensions of the head's rows."""
-
-    def __init__(self, attend: Attend, leading: tuple[int, ...]) -> None:
-        self._attend, self._leading = attend, leading
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        rows = [part.reshape(*self._leading, *part.shape[1:]) for part in (query, key, value)]
-        return self._attend(layer, *rows).reshape(query.shape)

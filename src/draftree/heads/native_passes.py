@@ -49,16 +49,17 @@ EMBEDDING, NORM, OUTPUT = "embed_tokens.weight", "norm.weight", "lm_head.weight"
 def plan_head(head: FeatureHead) -> Blueprint:
     """Return the blueprint of a head; NativeUnavailableError says what is not supported."""
     if not isinstance(head, Eagle3Head) or head.config.kind != EAGLE3:
-        raise NativeUnavailableError(f"passes in C are for heads of kind 'eagle3', not '{head.config.kind}'")
-    config, dtype = head.config, str(head.dtype).removeprefix("torch.")
+        raise NativeUnavailableError(f"native kernels support heads of kind 'eagle3', not '{head.config.kind}'")
+    config = head.config
+    dtype = str(head.dtype).removeprefix("torch.")
     device = next(head.parameters()).device
     if device.type != "cpu" or dtype not in DTYPES:
-        raise NativeUnavailableError(f"passes in C are for float32 and bfloat16 on CPUs, not {dtype} on {device}")
+        raise NativeUnavailableError(f"native kernels support float32 and bfloat16 on CPUs, not {dtype} on {device}")
     if not config.num_layers:
         raise NativeUnavailableError("it has no layers")
     if config.activation not in ACTIVATIONS:
         raise NativeUnavailableError(
-            f"its activation is {config.activation}: passes in C have {', '.join(ACTIVATIONS)}"
+            f"its activation is {config.activation}: native kernels support {', '.join(ACTIVATIONS)}"
         )
     units = {
         "hidden size": (config.hidden, 16),
@@ -229,7 +230,8 @@ class NativePasses(HeadPasses):
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Logits:
         """Return logits of states, from a pass of the final norm and the output head only."""
-        count, end = len(states), self._decoder.num_layers
+        count = len(states)
+        end = self._decoder.num_layers
         part = LayerRange(end, end, hidden=states.float().contiguous())
         return self._answered(self._decoder.run(None, _rows_of_states(count), range(count), layer_range=part))
 
@@ -238,18 +240,21 @@ class NativePasses(HeadPasses):
         self, memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], jobs: Sequence[RowJob]
     ) -> RowResult:
         """Run a pass over new rows; states are float32, projected ones with values of the head's dtype."""
-        tokens, end = [job.tokens for job in jobs], self._decoder.num_layers
+        tokens = [job.tokens for job in jobs]
+        end = self._decoder.num_layers
         requested = requested_rows(jobs)
         given = joined_before(jobs).float().contiguous()
         if jobs[0].is_projected:
-            part, features = LayerRange(0, end, keeps_hidden=True, capture=(0,)), given.flatten(1)
+            layer_range = LayerRange(0, end, keeps_hidden=True, capture=(0,))
+            features = given.flatten(1)
         else:
-            part, features = LayerRange(0, end, hidden=given, keeps_hidden=True), None
+            layer_range = LayerRange(0, end, hidden=given, keeps_hidden=True)
+            features = None
         found = self._decoder.run(
             memory,
             plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens)))),
             requested,
-            layer_range=part,
+            layer_range=layer_range,
             features=features,
             rope_positions=[position for job in jobs for position in job.positions],
         )
@@ -259,7 +264,7 @@ class NativePasses(HeadPasses):
 
     @property
     def most_children(self) -> int:
-        """Maximum count of a search in C."""
+        """Maximum count of a native search."""
         return self._decoder.max_count
 
     def trees(
@@ -272,7 +277,9 @@ class NativePasses(HeadPasses):
         searches: Sequence[TreeSearch],
     ) -> list[FoundTree]:
         """Run a pass over new rows, and grow trees after them in the same call."""
-        tokens, states, before = [job.tokens for job in jobs], memory.keys[STATES], joined_before(jobs)
+        tokens = [job.tokens for job in jobs]
+        states = memory.keys[STATES]
+        before = joined_before(jobs)
         if before.dtype != torch.float32 or not before.is_contiguous():
             before = before.float().contiguous()
         places = [slot.length + len(row) for slot, row in zip(slots, tokens, strict=True)]
@@ -290,7 +297,7 @@ class NativePasses(HeadPasses):
 
     def _answered(self, found: RangeOutput) -> Logits:
         columns = found.logits
-        assert isinstance(columns, NativeLogits), "passes in C return their own logits"
+        assert isinstance(columns, NativeLogits), "native passes return native logits"
         return columns if self._subset is None else NativeSubsetLogits(columns, self._subset)
 
 

@@ -82,8 +82,8 @@ class RowResult:
 class HeadPasses(ABC):
     """Forward passes of a head that is bound to its target; methods run without gradients.
 
-    `tokens` is the draft vocabulary as columns of the logits; None if it has all tokens. `leftovers` is what passes read
-    at positions whose keys and values are not kept.
+    `tokens` is the draft vocabulary as columns of the logits; None if it has all tokens. `leftovers` is what passes
+    read at positions whose keys and values are not kept.
     """
 
     def __init__(self, head: FeatureHead, device: torch.device, leftovers: Leftovers) -> None:
@@ -320,7 +320,7 @@ class HeadDecoder:
         return self._passes.recycle(states)
 
     def read(self, jobs: Sequence[RowJob]) -> RowResult:
-        """Append rows with states from the target to prefixes; one job at most for each slot, without tentative rows."""
+        """Append rows with states from the target to prefixes, at most one job for each slot without tentative rows."""
         found = self.extend(jobs)
         memory, row = self.pool.memory, 0
         with torch.inference_mode(), single_threaded():

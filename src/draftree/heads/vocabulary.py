@@ -49,7 +49,7 @@ class DraftVocabulary:
     ) -> DraftVocabulary:
         """Return the `size` most frequent tokens; of equal counts, those with the lowest ids.
 
-        `always` are included whatever their count, such as end of text. `vocab_size` is the length of `counts` by default.
+        `always` are included whatever their count, such as end of text. `vocab_size` is that of `counts` by default.
         """
         total = counts.numel() if vocab_size is None else vocab_size
         forced = sorted(set(always))

@@ -59,11 +59,6 @@ def test_wrong_values_are_refused(values: dict[str, Any], words: str) -> None:
         HeadConfig(**{**SIZES, **values})
 
 
-def test_a_change_of_an_unknown_value_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean 'depth'"):
-        HeadConfig(**SIZES).changed(dept=3)
-
-
 def test_a_head_without_layers_needs_no_sizes_of_layers() -> None:
     config = HeadConfig(
         kind="medusa",

@@ -44,30 +44,27 @@ class Values:
         """Return an integer; one without a default is required."""
         if default is None:
             self.require(name)
-        value = default if self.get(name) is None else self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(name, "an integer")
+        value: int = self._typed(name, default, int, "an integer")
         return value
 
     def number(self, name: str, default: float) -> float:
         """Return a number."""
-        value = default if self.get(name) is None else self.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(name, "a number")
-        return float(value)
+        return float(self._typed(name, default, int | float, "a number"))
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """Return true or false."""
-        value = default if self.get(name) is None else self.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
+        value: bool = self._typed(name, default, bool, "true or false")
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a text."""
+        """Return a string."""
+        value: str = self._typed(name, default, str, "a text")
+        return value
+
+    def _typed(self, name: str, default: Any, kind: Any, words: str) -> Any:
         value = default if self.get(name) is None else self.get(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong(name, words)
         return value
 
     def layers(self, name: str) -> tuple[int, ...]:
@@ -172,7 +169,7 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
         "hidden_act": config.activation,
         "rms_norm_eps": config.epsilon,
         "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": rope if _is_scaled(rope) else None,
+        "rope_scaling": rope if rope.get("rope_type", "default") != "default" else None,
         "rope_parameters": rope,
         "max_position_embeddings": config.max_length,
         "vocab_size": config.vocab_size,
@@ -181,10 +178,6 @@ def layers_json(config: HeadConfig) -> dict[str, Any]:
         "tie_word_embeddings": False,
         **windows,
     }
-
-
-def _is_scaled(rope: Mapping[str, Any]) -> bool:
-    return rope.get("rope_type", "default") != "default"
 
 
 T = TypeVar("T")
@@ -238,25 +231,23 @@ class HeadFolder:
         """Shape of each tensor by name. Values are not read."""
         found: dict[str, tuple[int, ...]] = {}
         for file in self.files:
-            found |= self._shapes(file)
+            if file.endswith(".safetensors"):
+                found |= self._safe(
+                    file, lambda held: {n: tuple(held.get_slice(n).get_shape()) for n in list(held.keys())}
+                )
+            else:
+                found |= {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
         return found
 
     def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
         """Return the tensors with wanted names, on the host."""
         found: dict[str, Tensor] = {}
         for file in self.files:
-            found |= self._read(file, wanted)
+            if file.endswith(".safetensors"):
+                found |= self._safe(file, lambda held: {n: held.get_tensor(n) for n in list(held.keys()) if wanted(n)})
+            else:
+                found |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
         return found
-
-    def _shapes(self, file: str) -> dict[str, tuple[int, ...]]:
-        if not file.endswith(".safetensors"):
-            return {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
-        return self._safe(file, lambda opened: {n: tuple(opened.get_slice(n).get_shape()) for n in list(opened.keys())})
-
-    def _read(self, file: str, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-        if not file.endswith(".safetensors"):
-            return {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
-        return self._safe(file, lambda opened: {n: opened.get_tensor(n) for n in list(opened.keys()) if wanted(n)})
 
     def _safe(self, file: str, read: Callable[[Any], dict[str, T]]) -> dict[str, T]:
         from safetensors import SafetensorError, safe_open

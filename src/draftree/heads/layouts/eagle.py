@@ -49,8 +49,16 @@ def configure(folder: HeadFolder) -> HeadConfig:
         "own_embedding": EMBEDDING in names,
         "own_output": OUTPUT in names,
     }
-    own = _eagle3(values, known) if is_third else _eagle(known)
-    return HeadConfig(**known, **own, depth=DEPTHS[own["kind"]])
+    if is_third:
+        return HeadConfig(**known, **_eagle3(values, known), kind=EAGLE3, depth=DEPTHS[EAGLE3])
+    return HeadConfig(
+        **known,
+        kind=EAGLE,
+        features=(LAST_LAYER,),
+        target_hidden=known["hidden"],
+        draft_vocab_size=known["vocab_size"],
+        depth=DEPTHS[EAGLE],
+    )
 
 
 def tensors(folder: HeadFolder) -> dict[str, Tensor]:
@@ -78,15 +86,6 @@ def _renamed(name: str, old: str, new: str) -> str:
     return new + name.removeprefix(old) if name.startswith(old) else name
 
 
-def _eagle(known: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "kind": EAGLE,
-        "features": (LAST_LAYER,),
-        "target_hidden": known["hidden"],
-        "draft_vocab_size": known["vocab_size"],
-    }
-
-
 def _eagle3(values: Values, known: dict[str, Any]) -> dict[str, Any]:
     if known["num_layers"] > 1:
         raise ModelLoadError(f"it is an EAGLE-3 head of {known['num_layers']} layers: use one of 1")
@@ -97,7 +96,6 @@ def _eagle3(values: Values, known: dict[str, Any]) -> dict[str, Any]:
             "[1, N // 2 - 1, N - 4]}, with the numbers in place of N"
         )
     return {
-        "kind": EAGLE3,
         "features": tuple(layer + 1 for layer in settings.layers(FEATURES)),
         "target_hidden": values.whole("target_hidden_size", known["hidden"]),
         "draft_vocab_size": values.whole("draft_vocab_size", known["vocab_size"]),
