@@ -199,8 +199,8 @@ def test_the_embedding_of_the_target_is_not_copied_and_own_weights_are_released(
 @pytest.mark.parametrize(
     ("variant", "values", "words"),
     [
-        ("eagle", {"own_output": False}, "for heads of kind 'eagle3', not 'eagle'"),
-        ("eagle3", {"kind": "peagle", "mask_token_id": 1}, "for heads of kind 'eagle3', not 'peagle'"),
+        ("eagle", {"own_output": False}, "support heads of kind 'eagle3', not 'eagle'"),
+        ("eagle3", {"kind": "peagle", "mask_token_id": 1}, "support heads of kind 'eagle3', not 'peagle'"),
         ("eagle3", {"activation": "relu"}, "its activation is relu"),
         ("eagle3", {"head_dim": 8}, "size of a head of 8 is no multiple of 16"),
         ("eagle3", {"intermediate": 48}, "inner size of 48 is no multiple of 32"),
