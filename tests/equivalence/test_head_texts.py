@@ -20,7 +20,7 @@ from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import head as head_drafter
 from draftree.heads import native_passes
 from draftree.heads.folders import write_head
-from draftree.heads.layouts.base import Values
+from draftree.heads.layouts import Values
 from draftree.heads.layouts.mtp import layer_config
 from draftree.heads.mtp import MtpHead
 from draftree.heads.native_passes import NativePasses

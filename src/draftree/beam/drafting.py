@@ -128,7 +128,10 @@ def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
 
 @final
 class RunnersUp(BeamDrafter):
-    """Drafts of the last step's other candidates."""
+    """The last step's other candidates: tokens that almost continued a beam's parent often continue the beam.
+
+    They cost nothing and need no model. A beam is one token longer than its parent, so only one level is drafted.
+    """
 
     def __init__(self, count: int = 2) -> None:
         self._count = count
@@ -197,7 +200,10 @@ class _Node:
 
 @final
 class ModelBeams(BeamDrafter):
-    """Drafts by a model with the same vocabulary, which accepts trees."""
+    """Drafts by a model with the same vocabulary: an ordinary beam search of some levels after the live beams.
+
+    A level holds more nodes than the search has beams, since all next beams must be drafted for a further step.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self.model: LanguageModel = model

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 
 def restrict(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
-    """Apply penalties and bans that precede forced tokens to the rows of these beams, shape (beams, vocab)."""
+    """Apply penalties and bans of a generation configuration that precede forced tokens to rows (beams, vocab).
+
+    Settings have the meaning that they have in transformers, and act on log-probabilities. A parameter of the search
+    takes precedence over a setting with the same meaning.
+    """
     rules = search.opening.rules
     if rules is None or _is_given(search):
         return

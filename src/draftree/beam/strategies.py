@@ -178,10 +178,10 @@ class IndependentSampling(Strategy):
 class DiverseGroups(Strategy):
     """Diverse beam search: groups searched in order, each penalised for the tokens of earlier groups.
 
-    Source: arXiv 1610.02424.
-
     The penalty is `diversity_penalty` for each such beam (Hamming diversity), times 1 plus the discounted number of
     equal earlier tokens of the two groups if there is a discount. It stays in the cumulative score.
+
+    Source: arXiv 1610.02424.
     """
 
     @property

@@ -1,4 +1,18 @@
-"""What a head's folder says about acceptance: calibrated confidence, and the rates that training measured."""
+"""What a head's folder says about acceptance: calibrated confidence, and the rates that training measured.
+
+The score of a token is its share of the softmax of a node's perturbed scores. The map to the probability that a drafted
+token is the target token is p = sigmoid(slope * logit(share) + offset), with a pair for each level, and other pairs for
+greedy than for sampled sequences. The slope is positive, so the order of a node's children stays. It is fitted on
+sequences that training has not seen. A head without a map may estimate the acceptance of each level itself (DSpark):
+the estimate then sets the offset of each node, with slope 1. Planners and trees of the best nodes use the result;
+target tokens do not depend on it.
+
+Planners start their estimates with the rates of `recipe.json`: the share of accepted first candidates of each level,
+given that the level before was accepted.
+
+Source: Platt scaling; EAGLE-2 (arXiv 2406.16858) uses the scores as they are; the estimate is that of DSpark,
+github.com/deepseek-ai/DeepSpec.
+"""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ from draftree.core.errors import (
 )
 from draftree.heads.base import Head
 from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, MEDUSA, MTP, PEAGLE, HeadConfig
-from draftree.heads.layouts import dflash, dspark, eagle, medusa, mtp, speculators
-from draftree.heads.layouts.base import CONFIG, SAFE, HeadFolder, Layout
+from draftree.heads.layouts import CONFIG, SAFE, HeadFolder, Layout, dflash, dspark, eagle, medusa, mtp, speculators
 from draftree.heads.vocabulary import MASK, OFFSETS, maps_of, vocabulary_of, widest_dtype
 
 CLASSES = {

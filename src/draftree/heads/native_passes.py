@@ -47,7 +47,11 @@ EMBEDDING, NORM, OUTPUT = "embed_tokens.weight", "norm.weight", "lm_head.weight"
 
 
 def plan_head(head: FeatureHead) -> Blueprint:
-    """Return the blueprint of a head; NativeUnavailableError says what is not supported."""
+    """Return the blueprint of a head; NativeUnavailableError says what is not supported.
+
+    The first layer is a joined layer: its attention reads the normed embedding and the normed state before a row. The
+    residual stream starts at that state, or at the product of the target's hidden states, `fc`.
+    """
     if not isinstance(head, Eagle3Head) or head.config.kind != EAGLE3:
         raise NativeUnavailableError(f"native kernels support heads of kind 'eagle3', not '{head.config.kind}'")
     config = head.config

@@ -24,8 +24,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.heads.base import Head
 from draftree.heads.config import DFLASH, DSPARK, EAGLE3, LAST_LAYER, PEAGLE, HeadConfig
 from draftree.heads.folders import write_folder
-from draftree.heads.layouts import dflash, eagle, speculators
-from draftree.heads.layouts.base import QWEN3
+from draftree.heads.layouts import QWEN3, dflash, eagle, speculators
 from draftree.heads.vocabulary import OUTPUT, maps_of, widest_dtype
 
 

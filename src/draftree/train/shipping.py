@@ -19,8 +19,7 @@ from draftree.core.files import JsonError, read_json
 from draftree.heads.base import Head, TargetParts
 from draftree.heads.calibration import CONFIDENCE
 from draftree.heads.folders import packed, read_head
-from draftree.heads.layouts import speculators
-from draftree.heads.layouts.base import CONFIG, SAFE
+from draftree.heads.layouts import CONFIG, SAFE, speculators
 from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.loading.load import LoadedModel, load_model

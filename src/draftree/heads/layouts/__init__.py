@@ -2,5 +2,313 @@
 
 A layout is a module. It has `NAME`, `recognise`, `configure` and `tensors`; if heads are written in it, also `values`,
 the content of `config.json`. All layouts give the same configuration and the same names of tensors: those of the
-parameters of our modules.
+parameters of our modules. This file has their interface, the folder that they read, JSON values that are checked where
+they are read, and decoder layers in the configurations of transformers.
 """
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ModelLoadError, ModelNotFoundError
+from draftree.core.files import JsonError, read_json
+from draftree.heads.config import HeadConfig
+from draftree.weights.safetensors_file import check_safetensors
+
+
+@final
+class Values:
+    """An object of JSON, checked where its values are read. A value of null is the same as a missing one."""
+
+    def __init__(self, content: Mapping[str, Any], place: str = "config.json") -> None:
+        self.content = content
+        self.place = place
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.content
+
+    def get(self, name: str) -> Any:
+        """Return a value of any type; None if it is missing."""
+        return self.content.get(name)
+
+    def require(self, *names: str) -> None:
+        """Check that values are there."""
+        missing = [name for name in names if self.get(name) is None]
+        if missing:
+            raise ModelLoadError(
+                f"{self.place} does not have {', '.join(missing)}: the folder is incomplete, or of another layout"
+            )
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """Return an integer; one without a default is required."""
+        if default is None:
+            self.require(name)
+        value: int = self._typed(name, default, int, "an integer")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return a number."""
+        return float(self._typed(name, default, int | float, "a number"))
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return true or false."""
+        value: bool = self._typed(name, default, bool, "true or false")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return a string."""
+        value: str = self._typed(name, default, str, "a text")
+        return value
+
+    def _typed(self, name: str, default: Any, kind: Any, words: str) -> Any:
+        value = default if self.get(name) is None else self.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise self._wrong(name, words)
+        return value
+
+    def layers(self, name: str) -> tuple[int, ...]:
+        """Return the indices of layers, which are required."""
+        self.require(name)
+        value = self.get(name)
+        if not isinstance(value, list) or any(isinstance(one, bool) or not isinstance(one, int) for one in value):
+            raise self._wrong(name, "a list of layers")
+        return tuple(value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return the strings of a list; empty if it is missing."""
+        value = [] if self.get(name) is None else self.get(name)
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise self._wrong(name, "a list of texts")
+        return tuple(value)
+
+    def part(self, name: str, *, optional: bool = False) -> Values:
+        """Return an object inside this one; a missing optional one is empty."""
+        if not optional:
+            self.require(name)
+        value = {} if self.get(name) is None else self.get(name)
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object")
+        return Values(value, name)
+
+    def parts(self, name: str) -> list[Values]:
+        """Return the objects of a list that has at least one; empty if it is missing."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list) or not value or not all(isinstance(one, Mapping) for one in value):
+            raise self._wrong(name, "a list of objects")
+        return [Values(one, name) for one in value]
+
+    def _wrong(self, name: str, kind: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.place} has {name}={self.get(name)!r}: it must be {kind}")
+
+
+LLAMA, QWEN3 = "llama", "qwen3"
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def layer_values(layer: Values) -> dict[str, Any]:
+    """Return the values of `HeadConfig` that describe decoder layers and the target's vocabulary."""
+    layer.require("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+    hidden, heads = layer.whole("hidden_size"), layer.whole("num_attention_heads")
+    if heads < 1:
+        raise ModelLoadError(f"{layer.place} has num_attention_heads={heads}: it must be positive")
+    return {
+        "hidden": hidden,
+        "num_layers": layer.whole("num_hidden_layers", 1),
+        "num_heads": heads,
+        "num_kv_heads": layer.whole("num_key_value_heads", heads),
+        "head_dim": layer.whole("head_dim", hidden // heads),
+        "intermediate": layer.whole("intermediate_size"),
+        "epsilon": layer.number("rms_norm_eps", 1e-6),
+        "rope": rope_of(layer),
+        "max_length": layer.whole("max_position_embeddings", 2048),
+        "activation": layer.text("hidden_act", "silu"),
+        "attention_bias": layer.flag("attention_bias"),
+        "mlp_bias": layer.flag("mlp_bias"),
+        "vocab_size": layer.whole("vocab_size"),
+    }
+
+
+def rope_of(layer: Values) -> dict[str, Any]:
+    """Return rotary positions in the form of `HeadConfig.rope`, as transformers 5 or earlier versions write them."""
+    name = "rope_scaling" if layer.get("rope_parameters") is None else "rope_parameters"
+    rope = dict(layer.part(name, optional=True).content)
+    kind = rope.pop("type", None)
+    rope["rope_type"] = rope.get("rope_type") or kind or "default"
+    rope["rope_theta"] = Values(rope, name).number("rope_theta", layer.number("rope_theta", 10000.0))
+    return rope
+
+
+def windows_of(layer: Values) -> tuple[int, ...]:
+    """Return the window of each layer, 0 for none; empty if no layer has one."""
+    width = layer.whole("sliding_window", 0)
+    windows = tuple(width if kind == SLIDING else 0 for kind in layer.texts("layer_types"))
+    return windows if any(windows) else ()
+
+
+def layers_json(config: HeadConfig) -> dict[str, Any]:
+    """Return the configuration of the layers as transformers writes it, for its versions 4 and 5."""
+    rope = dict(config.rope)
+    windows: dict[str, Any] = {}
+    if any(config.windows):
+        windows = {
+            "use_sliding_window": True,
+            "sliding_window": max(config.windows),
+            "layer_types": [SLIDING if width else FULL for width in config.windows],
+        }
+    return {
+        "model_type": QWEN3 if config.qk_norm else LLAMA,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.intermediate,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": config.activation,
+        "rms_norm_eps": config.epsilon,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": rope if rope.get("rope_type", "default") != "default" else None,
+        "rope_parameters": rope,
+        "max_position_embeddings": config.max_length,
+        "vocab_size": config.vocab_size,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": False,
+        **windows,
+    }
+
+
+T = TypeVar("T")
+CONFIG = "config.json"
+SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+INDEX = ".index.json"
+MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+
+@final
+class HeadFolder:
+    """A folder that may hold a head.
+
+    Errors do not name it: the caller adds its path.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def values(self) -> Values:
+        """The content of `config.json`."""
+        if not (self.path / CONFIG).is_file():
+            raise ModelNotFoundError(f"it has no '{CONFIG}': give the folder of a head")
+        return Values(self._json(CONFIG))
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Names of the files of tensors."""
+        for name in (SAFE, *MEDUSA_FILES, PICKLED):
+            if (self.path / name).is_file():
+                return [name]
+            if (self.path / (name + INDEX)).is_file():
+                return self._parts(name + INDEX)
+        raise ModelNotFoundError(f"it has no '{SAFE}', '{PICKLED}' or '{MEDUSA_FILES[0]}': its weights are missing")
+
+    def _parts(self, index: str) -> list[str]:
+        places = self._json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+            raise ModelLoadError(f"'{index}' is damaged: it has no 'weight_map' of tensors: get the head again")
+        files = sorted(set(places.values()))
+        for file in files:
+            if Path(file).name != file:
+                raise ModelLoadError(f"'{index}' names '{file}': files must be in the same folder")
+            if not (self.path / file).is_file():
+                raise ModelNotFoundError(f"it has no file '{file}', which '{index}' names: get the head again")
+        return files
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor by name. Values are not read."""
+        found: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            if file.endswith(".safetensors"):
+                found |= self._safe(
+                    file, lambda held: {n: tuple(held.get_slice(n).get_shape()) for n in list(held.keys())}
+                )
+            else:
+                found |= {name: tuple(tensor.shape) for name, tensor in self._unpickled(file, "meta").items()}
+        return found
+
+    def tensors(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
+        """Return the tensors with wanted names, on the host."""
+        found: dict[str, Tensor] = {}
+        for file in self.files:
+            if file.endswith(".safetensors"):
+                found |= self._safe(file, lambda held: {n: held.get_tensor(n) for n in list(held.keys()) if wanted(n)})
+            else:
+                found |= {name: tensor for name, tensor in self._unpickled(file, "cpu").items() if wanted(name)}
+        return found
+
+    def _safe(self, file: str, read: Callable[[Any], dict[str, T]]) -> dict[str, T]:
+        from safetensors import SafetensorError, safe_open
+
+        check_safetensors(self.path / file)
+        try:
+            with safe_open(self.path / file, framework="pt") as opened:
+                return read(opened)
+        except (OSError, SafetensorError, ValueError) as reason:
+            raise _damaged(file, reason) from reason
+
+    def _unpickled(self, file: str, device: str) -> dict[str, Tensor]:
+        try:
+            held = torch.load(self.path / file, map_location=device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as reason:
+            raise ModelLoadError(f"'{file}' cannot be read as tensors: {reason}") from reason
+        if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+            raise ModelLoadError(f"'{file}' is no table of tensors: nothing else is unpickled")
+        return {str(name): value for name, value in held.items()}
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            return read_json(path)
+        except (FileNotFoundError, JsonError) as reason:
+            raise _damaged(name, reason) from reason
+
+
+def _damaged(file: str, reason: Exception) -> ModelLoadError:
+    return ModelLoadError(f"'{file}' is damaged or unreadable ({reason}): get the head again")
+
+
+class Layout(Protocol):
+    """A module that reads one layout. Errors do not name the folder: the caller adds it."""
+
+    NAME: str
+
+    def recognise(self, folder: HeadFolder) -> bool:
+        """Return whether the folder has this layout.
+
+        Raises:
+            ModelError: a file is missing or damaged.
+        """
+
+    def configure(self, folder: HeadFolder) -> HeadConfig:
+        """Return the configuration, from `config.json` and the names and shapes of tensors.
+
+        Raises:
+            ModelLoadError: values are missing or not supported.
+            ConfigurationError: values contradict each other.
+        """
+
+    def tensors(self, folder: HeadFolder) -> dict[str, Tensor]:
+        """Return the tensors by our names, with the maps of the draft vocabulary.
+
+        Raises:
+            ModelLoadError: a file is damaged, or tensors are missing.
+        """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import DFLASH, HeadConfig
-from draftree.heads.layouts.base import QWEN3, HeadFolder, Values, layer_values, layers_json, windows_of
+from draftree.heads.layouts import QWEN3, HeadFolder, Values, layer_values, layers_json, windows_of
 
 NAME = "dflash"
 ARCHITECTURE, SETTINGS = "DFlashDraftModel", "dflash_config"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftree.heads.config import DSPARK, HeadConfig
-from draftree.heads.layouts.base import HeadFolder, layer_values, windows_of
+from draftree.heads.layouts import HeadFolder, layer_values, windows_of
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "dspark"

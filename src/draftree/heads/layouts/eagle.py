@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import EAGLE, EAGLE3, LAST_LAYER, HeadConfig
-from draftree.heads.layouts.base import HeadFolder, Values, layer_values, layers_json
+from draftree.heads.layouts import HeadFolder, Values, layer_values, layers_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "eagle"

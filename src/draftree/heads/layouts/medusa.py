@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import LAST_LAYER, MEDUSA, HeadConfig
-from draftree.heads.layouts.base import MEDUSA_FILES, HeadFolder
+from draftree.heads.layouts import MEDUSA_FILES, HeadFolder
 
 NAME = "medusa"
 PREFIX = "medusa_head."

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.heads.config import LAST_LAYER, MTP, HeadConfig
-from draftree.heads.layouts.base import HeadFolder, Values, rope_of
+from draftree.heads.layouts import HeadFolder, Values, rope_of
 
 NAME = "mtp"
 BLOCK = "block."

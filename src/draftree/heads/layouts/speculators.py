@@ -15,8 +15,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, suggestion
 from draftree.heads.config import DFLASH, DSPARK, EAGLE, EAGLE3, LAST_LAYER, MTP, PEAGLE, HeadConfig
-from draftree.heads.layouts import mtp
-from draftree.heads.layouts.base import LLAMA, QWEN3, HeadFolder, Values, layer_values, layers_json, windows_of
+from draftree.heads.layouts import LLAMA, QWEN3, HeadFolder, Values, layer_values, layers_json, mtp, windows_of
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT
 
 NAME = "speculators"

@@ -13,7 +13,7 @@ from typing import Any
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, read_json
-from draftree.heads.layouts.base import Values, rope_of
+from draftree.heads.layouts import Values, rope_of
 
 FOLDERS = Path(__file__).parent
 MANIFEST = "manifest.json"
