@@ -288,7 +288,7 @@ def test_loaded_models_draft() -> None:
     [
         ("nonsense", "nonsense"),
         ("prediction", "prediction"),
-        ("lookahead,window=3", "picks"),
+        ("lookahead,window=3", "target tokens"),
         ("early-exit,layers=1", "part of the model"),
         ("ngram,size=3", "size"),
         (TableLM(hashed(VOCAB + 1, 0)), "same vocabulary"),
