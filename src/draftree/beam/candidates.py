@@ -22,7 +22,7 @@ Columns = tuple[list[float], list[int], list[float]]
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """A text in progress.
+    """A sequence in progress.
 
     Attributes:
         tips: end of the beam in the forest of each model.
@@ -32,7 +32,7 @@ class Beam:
         logprobs: what each token added to it.
         ranks: for each token the rank of the beam that it continued.
         state: state of the strategy.
-        trie_node: node of the trie that the text has reached.
+        trie_node: node of the trie that the sequence has reached.
         attention: for each token the weights of cross-attention with which it was predicted, if they are wanted.
     """
 

@@ -114,7 +114,7 @@ def require_draftable(model: LanguageModel, params: BeamSearchParams) -> None:
     for name in ("unk_penalty", "diversity_penalty", "sibling_penalty", "lm_weight"):
         if getattr(params, name) < 0:
             raise InvalidRequestError(
-                f"{name}={getattr(params, name)} can raise the score of a text, so no score bounds what follows a "
+                f"{name}={getattr(params, name)} can raise the score of a sequence, so no score bounds what follows a "
                 f"beam, and drafts cannot be used: set {name} to 0 or more, or draft to 'none'",
                 param=name,
             )
@@ -350,7 +350,7 @@ def _reader(
     traits = kind.describe(config)
     for needed, what in (
         (traits.features, "hidden states of the model"),
-        (traits.runs_model, "a part of the model, or a model that drafts for one text"),
+        (traits.runs_model, "a part of the model, or a model that drafts for one sequence"),
         (traits.wants_picks or traits.works_ahead, "the target tokens of earlier passes"),
         (traits.reads_predictions, "the prediction of a request"),
         (traits.reads_grammars, "the grammar of a request"),

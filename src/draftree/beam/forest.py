@@ -25,14 +25,14 @@ from draftree.sampling.decoding_rules import DecodingRules
 
 @dataclass(frozen=True, slots=True)
 class BeamPrompt:
-    """The beginning of a text.
+    """The beginning of a sequence.
 
     Attributes:
         tokens: the prompt of a causal model, or the decoder's prompt; at least one token.
         source: what the decoder decodes from; None for causal models.
         source_length: number of positions of the source.
-        rules: settings of the generation configuration that hold for the text; None for none.
-        forced: tokens with which every text begins, with a score of 0.
+        rules: settings of the generation configuration that hold for the sequence; None for none.
+        forced: tokens with which every sequence begins, with a score of 0.
     """
 
     tokens: Sequence[int]
@@ -48,7 +48,7 @@ class BeamPrompt:
 
     @property
     def length(self) -> int:
-        """Number of tokens to which the lengths of texts relate: those of the source, or of the prompt."""
+        """Number of tokens to which the lengths of sequences relate: those of the source, or of the prompt."""
         return len(self.tokens) if self.source is None else self.source_length
 
 
@@ -206,7 +206,7 @@ class Tip:
 
 
 CHUNK = 512
-"""Maximum number of tokens of a text that one pass computes: longer prompts take several passes."""
+"""Maximum number of tokens of a sequence that one pass computes: longer prompts take several passes."""
 DEAD_SHARE = 0.5
 """Nodes of no live beam are dropped when there are more than this share of the live ones, and more than `FEW`."""
 FEW = 16

@@ -124,7 +124,7 @@ def conflicts(params: BeamSearchParams) -> list[tuple[bool, str, str]]:
         (
             params.patience != 1.0 and params.early_stopping != "fcfs",
             "patience",
-            "it counts finished texts with early_stopping='fcfs' only: set that, or leave patience at 1",
+            "it counts finished sequences with early_stopping='fcfs' only: set that, or leave patience at 1",
         ),
         (
             bool(params.unk_penalty) and params.unk_token_id is None,
@@ -217,7 +217,7 @@ class BeamSearchParams:
         1
     """
 
-    beam_width: int = _field(4, Whole(1, 4096), "number of texts that are continued in every step")
+    beam_width: int = _field(4, Whole(1, 4096), "number of beams: sequences that are continued at each step")
     num_return_sequences: int = _field(1, Whole(1), "number of hypotheses that are returned, at most beam_width")
     max_new_tokens: int = _field(64, Whole(1), "maximum number of generated tokens, the end token included")
     max_len_ratio: float = _field(0.0, _NOT_NEGATIVE, "added to max_new_tokens: this times the number of prompt tokens")
@@ -233,13 +233,13 @@ class BeamSearchParams:
     early_stopping: bool | str = _field(
         False,
         one_of(STOP_RULES),
-        "when a search with enough finished texts ends: true at once, false if the best beam is worse at its present "
-        "length, never if no beam can become better, fcfs at once and keeping the texts that finished first",
+        "when a search with enough finished sequences ends: true at once, false if the best beam is worse at its "
+        "present length, never if no beam can become better, fcfs at once and keeping those that finished first",
     )
     patience: float = _field(
         1.0,
         Number(0.0, 1e3, "a number above 0 and up to 1000", above_low=True),
-        "with fcfs, beam_width times this many finished texts end the search",
+        "with fcfs, beam_width times this many finished sequences end the search",
     )
     eos_rule: str = _field(
         "top_k",
@@ -255,11 +255,11 @@ class BeamSearchParams:
     temperature: float = _field(
         1.0, Number(1e-4, 1e4, "a number from 0.0001 to 10000"), "logits are divided by it before the log-softmax"
     )
-    ignore_eos: bool = _field(False, flag, "the model's end-of-text token does not end a text")
+    ignore_eos: bool = _field(False, flag, "the model's end-of-text token does not end a sequence")
     stop: str | Sequence[str] = _field(
         (), Strings(MAX_STOPS, MAX_STOP_CHARS, may_be_one=True), "strings that end a text"
     )
-    stop_token_ids: Sequence[int] = _field((), TokenIds(MAX_STOP_IDS), "token ids that end a text")
+    stop_token_ids: Sequence[int] = _field((), TokenIds(MAX_STOP_IDS), "token ids that end a sequence")
     include_stop_str_in_output: bool = _field(False, flag, "keep the stop string at the end of the text")
     no_repeat_ngram_size: int = _field(0, Whole(0), "no run of this many tokens occurs twice; 0 is off")
     ngram_scope: str = _field(
@@ -268,7 +268,7 @@ class BeamSearchParams:
     unk_token_id: int | None = _field(None, Whole(0, optional=True), "the unknown token, for unk_penalty")
     unk_penalty: float = _field(0.0, _ANY, "subtracted from the log-probability of unk_token_id")
     suppress_tokens: Sequence[int] = _field((), TokenIds(), "token ids that are never generated")
-    prefix_token_ids: Sequence[int] = _field((), TokenIds(), "tokens with which every text begins")
+    prefix_token_ids: Sequence[int] = _field((), TokenIds(), "tokens with which every sequence begins")
     count_prefix: bool = _field(True, flag, "whether the log-probabilities of prefix_token_ids count")
     prefix_allowed_tokens_fn: PrefixFunction | None = _field(  # noqa: RUF009
         None,
@@ -276,14 +276,14 @@ class BeamSearchParams:
         "function of the prompt's index and all tokens so far; returns the allowed next token ids",
     )
     allowed_trie: TokenTrie | None = _field(  # noqa: RUF009
-        None, allowed_trie, "a TokenTrie; every text is one of its sequences"
+        None, allowed_trie, "a TokenTrie; every completion is one of its sequences"
     )
-    force_words_ids: Sequence[Sequence[int]] = _field((), phrases, "phrases of token ids that every text contains")
+    force_words_ids: Sequence[Sequence[int]] = _field((), phrases, "phrases of token ids that every sequence contains")
     ordered: bool = _field(False, flag, "whether the phrases occur in the given order")
     strict: bool = _field(
         False,
         flag,
-        "return only texts with all phrases, and raise if there is none; otherwise their constraints_met is False",
+        "return only sequences with all phrases, and raise if there is none; otherwise their constraints_met is False",
     )
     num_beam_groups: int = _field(1, Whole(1), "groups of beams that avoid each other's tokens")
     diversity_penalty: float = _field(0.0, _ANY, "subtracted for a token once for each earlier group that chose it")
@@ -308,7 +308,7 @@ class BeamSearchParams:
     prefix_bias_beta: float = _field(
         0.0,
         Number(0.0, 0.999, "a number from 0 to 0.999"),
-        "soft prefix: texts that follow prefix_token_ids get this share of the probability; 0 forces the prefix",
+        "soft prefix: sequences that follow prefix_token_ids get this share of the probability; 0 forces the prefix",
     )
     models: Sequence[Any] = _field((), model_list, "further models of an ensemble, whose probabilities are averaged")
     lm_model: Any = _field(  # noqa: RUF009
@@ -319,16 +319,16 @@ class BeamSearchParams:
         0.0,
         _NOT_NEGATIVE,
         "for encoder-decoder models: this times the logarithm of the attention that each source token got, up to 1 "
-        "each, is added to a finished text's score",
+        "each, is added to a finished sequence's score",
     )
     return_attention: bool = _field(
         False, flag, "for encoder-decoder models: return where each token attends in the source"
     )
-    match_source_len: bool = _field(False, flag, "a text has at most as many tokens before its end as the prompt")
+    match_source_len: bool = _field(False, flag, "a sequence has at most as many tokens before its end as the prompt")
     length_bounds: Sequence[float] | None = _field(
         None,
         length_bounds,
-        "min_a, min_b, max_a, max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n",
+        "min_a, min_b, max_a, max_b: a sequence has from min_a*n+min_b to max_a*n+max_b tokens for a prompt of n",
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One finished text of a beam search.
+    """One finished sequence of a beam search.
 
     Attributes:
         tokens: generated token ids, the end token included.
@@ -18,7 +18,7 @@ class Hypothesis:
         finish_reason: "stop" after an end token or a stop string, "length" at the maximum length.
         constraints_met: whether all required phrases are contained; True without any.
         text: the decoded text without the end token; None without a tokenizer.
-        stop_reason: the stop string or stop token of the parameters that ended the text; None at the model's end of
+        stop_reason: the stop string or stop token of the parameters that ended the sequence; None at the model's end of
             text and at a limit.
         attention: for each token the weights with which it was predicted from the positions of the source, in the
             last layer of the decoder, mean of its heads; None unless `return_attention` is set.
@@ -47,7 +47,7 @@ class BeamResult:
 
     Attributes:
         prompt_token_ids: the prompt.
-        hypotheses: by descending score; at most `num_return_sequences`, fewer only if fewer texts were found.
+        hypotheses: by descending score; at most `num_return_sequences`, fewer only if fewer sequences were found.
         num_steps: number of steps, in each of which every beam gained a token.
         num_passes: passes of the model that scored beams; as many as steps without a drafter.
         num_drafted: drafted nodes that were scored.

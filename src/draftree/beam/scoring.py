@@ -151,7 +151,7 @@ def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> N
         rows, tokens = params.allowed_trie.allowed(nodes, vocab)
         ending = params.allowed_trie.inner_ends(nodes)
         if len(ending):
-            # one end token, so that no text is found twice
+            # one end token, so that no sequence is found twice
             ends = search.end_ids[logprobs[ending][:, search.end_ids].argmax(dim=1)].cpu()
             rows, tokens = torch.cat([rows, torch.from_numpy(ending)]), torch.cat([tokens, ends])
     elif params.prefix_allowed_tokens_fn is not None:

@@ -35,7 +35,7 @@ class BeamSearch:
             the prompt; None without a tokenizer.
         capacity: maximum number of live nodes in one slot; None for a default by width.
         batch_size: maximum number of prompts that are searched at the same time.
-        hooks: further rules, called for each text in every step; None for none.
+        hooks: further rules, called for each sequence in every step; None for none.
         drafter: guesses the next beams, so that one pass may serve several steps; None for one step a pass.
         on_step: called with a search after each of its steps; None for none.
         has_room: whether there is memory for a number of slots of a length; searches wait for it, but never if no other

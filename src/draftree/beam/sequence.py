@@ -35,7 +35,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def process(self, search: SequenceSearch, logprobs: Tensor) -> Tensor:
-        """Return changed log-probabilities of a text's live beams, shape (beams, vocab)."""
+        """Return changed log-probabilities of a search's live beams, shape (beams, vocab)."""
 
     @abstractmethod
     def ends(self, search: SequenceSearch, candidates: Sequence[Candidate]) -> Sequence[bool]:
@@ -53,8 +53,8 @@ def require_fit(search: SequenceSearch, vocab_size: int, max_length: int, *, has
         )
     if search.minimum > search.limit:
         raise InvalidRequestError(
-            f"a text needs at least {search.minimum} tokens, but the limit is {search.limit} here: lower the minimum, "
-            "or raise the limit",
+            f"a sequence needs at least {search.minimum} tokens, but the limit is {search.limit} here: lower the "
+            "minimum, or raise the limit",
             param="min_new_tokens",
         )
     if params.force_eos != "none" and not search.ends:
@@ -81,7 +81,7 @@ def require_fit(search: SequenceSearch, vocab_size: int, max_length: int, *, has
     for token in forced[:-1]:
         if token in search.ends:
             raise InvalidRequestError(
-                f"prefix_token_ids holds token {token}, which ends a text, before its last place: remove the "
+                f"prefix_token_ids holds token {token}, which ends a sequence, before its last place: remove the "
                 "tokens after it",
                 param="prefix_token_ids",
             )
@@ -421,7 +421,7 @@ class SequenceSearch:
         """Finish the live beams of a group in which no token is allowed."""
         if not self.num_steps:
             raise UnsatisfiableError(
-                f"no token is allowed at the beginning of the text for prompt {self.index}: relax the constraints"
+                f"no token is allowed at the beginning of the sequence for prompt {self.index}: relax the constraints"
             )
         for beam in group.beams:
             group.pool.add(self._hypothesis(beam, "exhausted"))
@@ -482,7 +482,7 @@ class SequenceSearch:
             found = [hypothesis for hypothesis in found if hypothesis.constraints_met]
             if not found:
                 raise UnsatisfiableError(
-                    f"no text of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
+                    f"no sequence of prompt {self.index} contains all phrases of force_words_ids within {self.limit} "
                     "tokens: raise max_new_tokens or beam_width, or set strict to False"
                 )
         best = [self._worded(hypothesis) for hypothesis in found[: self.params.num_return_sequences]]

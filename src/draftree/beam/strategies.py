@@ -27,7 +27,7 @@ class StepInfo:
     Attributes:
         groups: live beams of each group; the rows of tensors are in their order.
         widths: maximum number of beams of each group.
-        end_ids: tokens that end a text, int64 on the device of the log-probabilities.
+        end_ids: tokens that end a sequence, int64 on the device of the log-probabilities.
         is_last: whether this is the last token before the limit.
     """
 
@@ -282,7 +282,7 @@ class OrderedPhrases:
 
     @staticmethod
     def root(phrases: Sequence[Phrase]) -> OrderedPhrases:
-        """Return the state of an empty text."""
+        """Return the state of an empty sequence."""
         return OrderedPhrases(tuple(phrases))
 
     @property
@@ -325,7 +325,7 @@ class UnorderedPhrases:
 
     @staticmethod
     def root(phrases: Sequence[Phrase]) -> UnorderedPhrases:
-        """Return the state of an empty text."""
+        """Return the state of an empty sequence."""
         return UnorderedPhrases(tuple(sorted(Counter(phrases).items())))
 
     @property
@@ -393,7 +393,7 @@ PhraseState = OrderedPhrases | UnorderedPhrases
 
 @final
 class LexicalConstraints(Strategy):
-    """Lexical constraints: every text contains the given phrases.
+    """Lexical constraints: every sequence contains the given phrases.
 
     Candidates are the best of all beams, the best of each beam, and the next phrase tokens of each beam. Beams are
     grouped into banks by the number of phrase tokens that they contain, and the banks share the places.
@@ -407,12 +407,12 @@ class LexicalConstraints(Strategy):
         self._root: PhraseState = rule.root([tuple(phrase) for phrase in params.force_words_ids])
 
     def check(self, prompt: Sequence[int], end_ids: Sequence[int], vocab_size: int) -> None:
-        """Refuse phrases with a token that ends a text, or that does not exist."""
+        """Refuse phrases with a token that ends a sequence, or that does not exist."""
         for phrase in self.params.force_words_ids:
             for token in phrase:
                 if token in end_ids:
                     raise InvalidRequestError(
-                        f"a phrase of force_words_ids holds token {token}, which ends a text: "
+                        f"a phrase of force_words_ids holds token {token}, which ends a sequence: "
                         "remove it from the phrase",
                         param="force_words_ids",
                     )
@@ -427,7 +427,7 @@ class LexicalConstraints(Strategy):
         return self._root if beam.state is None else beam.state
 
     def mask(self, logprobs: Tensor, step: StepInfo) -> None:
-        """Forbid the end of texts that lack a phrase, except at the limit."""
+        """Forbid the end of sequences that lack a phrase, except at the limit."""
         if step.is_last or not len(step.end_ids):
             return
         rows = [row for row, beam in enumerate(step.beams) if not self.state(beam).is_met]

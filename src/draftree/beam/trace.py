@@ -25,11 +25,11 @@ class Status(StrEnum):
     """Common to all live beams."""
     LIVE = "live"
     RETURNED = "returned"
-    """Part of a finished text that is returned."""
+    """Part of a finished sequence that is returned."""
     FINISHED = "finished"
-    """Part of a finished text that is not returned."""
+    """Part of a finished sequence that is not returned."""
     DEAD = "dead"
-    """Part of no live beam and of no finished text."""
+    """Part of no live beam and of no finished sequence."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class BeamTrace:
         self.ends.sort(key=lambda pair: (not pair[1].constraints_met, -pair[1].score))
 
     def _path(self, group: int, tokens: tuple[int, ...], logprobs: Sequence[float], step: int) -> list[int]:
-        """Return the nodes of a text; new ones are added."""
+        """Return the nodes of a sequence; new ones are added."""
         parent, total, path = ROOT, 0.0, []
         for depth, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), 1):
             key, total = (group, tokens[:depth]), total + logprob
@@ -203,7 +203,7 @@ def tree_svg(
 ) -> str:
     """Draw the tree of a search.
 
-    A box is a token with its probability, a line is as thick as the probability. Finished texts have their score.
+    A box is a token with its probability, a line is as thick as the probability. Finished sequences have their score.
 
     Args:
         trace: the record of the search.

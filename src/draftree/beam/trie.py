@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OUTSIDE = -1
-"""Node of a text that has left the trie, or ended."""
+"""Node of a completion that has left the trie, or ended."""
 
 
 class TokenTrie:
-    """The sequences that a text may be. Immutable; may be shared by any number of searches.
+    """The sequences that a completion may be. Immutable; may be shared by any number of searches.
 
     Args:
-        sequences: token ids, each sequence with at least one. A text ends after a sequence that begins no other; after
-            one that does, an end token is allowed beside the continuations.
+        sequences: token ids, each sequence with at least one. A completion ends after a sequence that begins no other;
+            after one that does, an end token is allowed beside the continuations.
 
     Raises:
         ConfigurationError: there is no sequence, or an empty one.

@@ -164,7 +164,7 @@ class FeatureHead(Head):
         Args:
             tokens: token ids of the target, shape (..., rows), int64.
             before: states before the tokens, from `project` or `recycle`, shape (..., rows, hidden).
-            positions: positions of the tokens in the text, from 1, shape (..., rows), int64.
+            positions: positions of the tokens in the sequence, from 1, shape (..., rows), int64.
             attend: attention of the rows.
             chosen: indices of the rows whose states are wanted, for inputs without leading dimensions; None for all.
                 A last layer that computes only keys and values of the other rows gives `attend` fewer queries than
@@ -185,13 +185,13 @@ class FeatureHead(Head):
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
-    """New context rows of several texts, those of one text after those of another.
+    """New context rows of several sequences, those of one sequence after those of another.
 
     Attributes:
         features: hidden states of the token before each row, shape (rows, features, target hidden).
         tokens: token of each row, shape (rows,), int64.
-        positions: position of each token in its text, from 1, shape (rows,), int64.
-        counts: number of rows of each text, at least 1.
+        positions: position of each token in its sequence, from 1, shape (rows,), int64.
+        counts: number of rows of each sequence, at least 1.
     """
 
     features: Tensor
@@ -201,7 +201,7 @@ class BlockRows:
 
     @property
     def anchors(self) -> list[int]:
-        """Index of the last row of each text."""
+        """Index of the last row of each sequence."""
         ends, total = [], 0
         for count in self.counts:
             total += count
@@ -231,13 +231,13 @@ class BlockAttend(Protocol):
     def block(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int = 0
     ) -> Tensor:
-        """Attend from the rows of each block to all context rows of its text and to the block.
+        """Attend from the rows of each block to all context rows of its sequence and to the block.
 
         Args:
             layer: index of the layer.
-            query: shape (texts, rows of a block, heads, head_dim).
-            key: shape (texts, rows of a block, kv_heads, head_dim).
-            value: shape (texts, rows of a block, kv_heads, head_dim).
+            query: shape (sequences, rows of a block, heads, head_dim).
+            key: shape (sequences, rows of a block, kv_heads, head_dim).
+            value: shape (sequences, rows of a block, kv_heads, head_dim).
             is_causal: whether a row sees only itself and earlier rows of the block.
             window: number of last positions of context that a row sees; 0 for all.
 
@@ -261,18 +261,18 @@ class BlockHead(Head):
 
     @abstractmethod
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
-        """Return the states of each block, shape (texts, slots, hidden); slot `first_slot` + l predicts level l."""
+        """Return the states of each block, shape (sequences, slots, hidden); slot `first_slot` + l predicts level l."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """Return logits without bias, float32, shape (texts, slots, draft vocabulary), from states of `run`."""
+        """Return logits without bias, float32, shape (sequences, slots, draft vocabulary), from states of `run`."""
 
     def start(self, states: Tensor, anchors: Tensor) -> Tensor | None:
-        """Return the memory before level 0, shape (texts, width); None for heads without a memory.
+        """Return the memory before level 0, shape (sequences, width); None for heads without a memory.
 
         Args:
             states: as `run` returned them.
-            anchors: last token of each text, shape (texts,).
+            anchors: last token of each sequence, shape (sequences,).
         """
         return None
 

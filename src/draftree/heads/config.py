@@ -65,7 +65,7 @@ class HeadConfig:
         has_confidence: whether it estimates the probability of acceptance.
         confidence_with_markov: whether that estimate also reads the embedding of the token before.
         anchor_predicts: whether the first row of a block, that of the last known token, predicts a token.
-        windows: for each layer of a block head the number of positions that its rows see of the text, or 0 for all;
+        windows: for each layer of a block head the number of positions that its rows see of the sequence, or 0 for all;
             empty for all layers without a window.
         causal_windows: whether rows of a block see only earlier rows of it, in layers with a window.
         head_layers: number of residual products of each Medusa head; 0 for other kinds.

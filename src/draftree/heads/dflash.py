@@ -43,7 +43,7 @@ class BlockLayer(nn.Module):
         attend.context(self._index, None, key, self.self_attn.value(context), window=self._window)
 
     def forward(self, x: Tensor, angles: Angles, attend: BlockAttend) -> Tensor:
-        """Return the outputs of the rows of blocks, shape (texts, rows, hidden)."""
+        """Return the outputs of the rows of blocks, shape (sequences, rows, hidden)."""
         normed = self.input_layernorm(x)
         mixed = attend.block(
             self._index,
@@ -174,7 +174,7 @@ class DFlashHead(BlockHead):
         return self._shared
 
     def _tokens(self, anchors: Tensor) -> Tensor:
-        """Return the tokens of blocks, shape (texts, rows): the anchor and masks."""
+        """Return the tokens of blocks, shape (sequences, rows): the anchor and masks."""
         assert self.config.mask_token_id is not None, "tested by the configuration"
         masks = anchors.new_full((len(anchors), self.config.block_size - 1), self.config.mask_token_id)
         return torch.cat((anchors[:, None], masks), dim=1)

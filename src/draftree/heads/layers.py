@@ -162,7 +162,7 @@ def _yarn_scaling(rope: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[Tensor, float]:
-    """Divide each frequency by its own factor for texts of the trained length.
+    """Divide each frequency by its own factor for sequences of the trained length.
 
     Source: LongRoPE, arXiv 2402.13753.
     """
@@ -185,7 +185,7 @@ _FORMULAS: Mapping[str, Callable[[Mapping[str, Any], int, int], tuple[Tensor, fl
     "yarn": _yarn,
     "longrope": _longrope,
 }
-"""Types of rotary positions whose frequencies do not depend on the length of a text."""
+"""Types of rotary positions whose frequencies do not depend on the length of a sequence."""
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -42,7 +42,7 @@ class RowJob:
     Attributes:
         slot: the slot.
         tokens: token ids of the target.
-        positions: positions of the tokens in the text.
+        positions: positions of the tokens in the sequence.
         parents: for each row the tentative row that it follows, or -1 for the end of the prefix.
         before: states before the tokens, shape (rows, hidden), or hidden states of the target that are projected to
             them, shape (rows, layers, target hidden); of one kind in all jobs of a pass.

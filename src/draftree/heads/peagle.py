@@ -1,7 +1,7 @@
 """P-EAGLE: an EAGLE-3 head that predicts all levels in one pass.
 
 The row of the anchor is that of EAGLE-3. It is followed by rows of a mask token whose state before is the product of a
-learned vector, `mask_hidden`. A row sees the text's rows and the mask rows before it.
+learned vector, `mask_hidden`. A row sees the sequence's rows and the mask rows before it.
 
 Source: speculators, github.com/vllm-project/speculators (`peagle`).
 """
@@ -53,17 +53,18 @@ class ParallelEagle(BlockHead):
 
     def run(self, rows: BlockRows, attend: BlockAttend) -> Tensor:
         """Return the states of the anchors and of the mask rows."""
-        texts, masks = len(rows.counts), self.num_levels - 1
-        tokens, before = self.head.masked(texts * masks)
+        num_sequences = len(rows.counts)
+        masks = self.num_levels - 1
+        tokens, before = self.head.masked(num_sequences * masks)
         anchors = torch.tensor(rows.anchors, device=rows.positions.device)
         ahead = torch.arange(1, masks + 1, device=rows.positions.device)
         states = self.head.run(
             torch.cat((rows.tokens, tokens)),
             torch.cat((self.head.project(rows.features), before)),
             torch.cat((rows.positions, (rows.positions[anchors][:, None] + ahead).flatten())),
-            _Split(attend, len(rows.tokens), texts),
+            _Split(attend, len(rows.tokens), num_sequences),
         )
-        after = states[len(rows.tokens) :].reshape(texts, masks, states.shape[-1])
+        after = states[len(rows.tokens) :].reshape(num_sequences, masks, states.shape[-1])
         return torch.cat((states[anchors][:, None], after), dim=1)
 
     def logits(self, states: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Values:
 
     def text(self, name: str, default: str = "") -> str:
         """Return a string."""
-        value: str = self._typed(name, default, str, "a text")
+        value: str = self._typed(name, default, str, "a string")
         return value
 
     def _typed(self, name: str, default: Any, kind: Any, words: str) -> Any:
@@ -85,7 +85,7 @@ class Values:
         """Return the strings of a list; empty if it is missing."""
         value = [] if self.get(name) is None else self.get(name)
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise self._wrong(name, "a list of texts")
+            raise self._wrong(name, "a list of strings")
         return tuple(value)
 
     def part(self, name: str, *, optional: bool = False) -> Values:
