@@ -35,11 +35,10 @@ from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.logits import TensorLogits
+from draftree.sampling.logits import TensorLogits, leading
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.search import leading
+from draftree.text.retokenize import compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import compare_vocabularies
 
 NUM_RANKS = 8
 CHUNK_ROWS = 512

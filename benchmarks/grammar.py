@@ -28,7 +28,7 @@ from draftree.loading.provenance import machine, versions
 from draftree.loading.resolve import resolve_model
 from draftree.sampling.grammar.guide import GrammarMask, Guide
 from draftree.sampling.history import History
-from draftree.sampling.processors import RowContext
+from draftree.sampling.logits_processors import RowContext
 
 NAME = "smollm2-135m-instruct"
 SCHEMA = {

@@ -28,13 +28,11 @@ from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.models.native.library import library
 from draftree.models.native.logit_buffers import RowsAt
 from draftree.models.native.logits import NativeLogits
-from draftree.sampling.bans import NoRepeatNgram
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.ngram_blocking import ban_repeated_ngrams
+from draftree.sampling.logits_processors import NoRepeatNgram, RowContext, ban_repeated_ngrams
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.processors import RowContext
 
 LENGTHS = (64, 256, 1024, 2048)
 NUM_NODES = 16

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftree.core.errors import DraftreeError, GenerationError
 from draftree.engine.sequence import FinishReason, TokenLogprob, WritingSequence
-from draftree.sampling.grammar.schema_check import violations
+from draftree.sampling.grammar.schema import violations
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from draftree.verifiers.base import Guarantee
 

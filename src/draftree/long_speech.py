@@ -18,8 +18,8 @@ from draftree.core.errors import InvalidRequestError
 from draftree.engine.openings import WholeStart
 from draftree.engine.sequence import TokenLogprob
 from draftree.models.source import FeatureSource
+from draftree.sampling.decoding_rules import cut_window
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.timestamps import cut_window
 from draftree.spoken import Detection, Segment, Speech, language_code
 from draftree.transcriber import Transcriber
 

@@ -10,7 +10,7 @@ from draftree.core.errors import InvalidRequestError, blaming
 from draftree.engine.openings import DecoderPrompt, WholeStart
 from draftree.models.base import LanguageModel
 from draftree.models.source import EncoderDecoder
-from draftree.sampling.param_checks import require_length
+from draftree.sampling.params import require_length
 from draftree.text.fill_in import FillIn, SourceFile
 from draftree.text.languages import language_token
 from draftree.text.tokenizer import Tokenizer, too_long

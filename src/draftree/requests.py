@@ -18,10 +18,10 @@ from draftree.engine.sequence import WritingSequence
 from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.sampling.controls import Controls, build_controls
-from draftree.sampling.grammar.processor import Grammars
+from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.params import NEUTRAL, Sampling, SamplingParams
 from draftree.text.detokenize import Detokenizer
-from draftree.text.retokenize.lexicon import lexicon_of
+from draftree.text.retokenize import lexicon_of
 from draftree.text.tokenizer import Tokenizer
 
 SEED_BITS = 32

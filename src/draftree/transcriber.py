@@ -15,8 +15,7 @@ from draftree.models.base import Extend, Pass
 from draftree.models.source import EncoderDecoder, FeatureSource
 from draftree.prompts import PromptEncoder
 from draftree.requests import Requests
-from draftree.sampling.decoding_rules import SpeechRules
-from draftree.sampling.timestamps import spans_of
+from draftree.sampling.decoding_rules import SpeechRules, spans_of
 from draftree.spoken import TASKS, Detection, Segment, Speech, language_code, samples_or_features
 
 

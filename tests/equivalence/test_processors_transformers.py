@@ -15,7 +15,7 @@ from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
-from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
+from draftree.sampling.logits_processors import ban_ngrams_of_source, ban_repeated_ngrams
 from draftree.sampling.params import SamplingParams
 
 VOCAB = 211

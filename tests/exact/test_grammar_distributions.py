@@ -22,7 +22,7 @@ from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
 from draftree.models.table import Table, TableLM, hashed
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
-from draftree.sampling.grammar.processor import Grammars
+from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams

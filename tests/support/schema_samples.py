@@ -8,8 +8,8 @@ import random
 from typing import Any
 
 from draftree import SamplingParams
+from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.grammar.guide import Guide
-from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
 
 END = 256

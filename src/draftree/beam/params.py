@@ -13,7 +13,7 @@ import numpy as np
 
 from draftree.beam.trie import TokenTrie
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.param_checks import (
+from draftree.sampling.params import (
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOPS,

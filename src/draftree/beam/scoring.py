@@ -22,7 +22,7 @@ from draftree.core.tensors import to_device, to_host
 from draftree.models.base import LanguageModel, Pass
 from draftree.models.source import EncoderDecoder
 from draftree.sampling.logits import Logits, Top
-from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
+from draftree.sampling.logits_processors import ban_ngrams_of_source, ban_repeated_ngrams
 
 if TYPE_CHECKING:
     from draftree.sampling.decoding_rules import DecodingRules

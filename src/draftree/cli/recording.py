@@ -19,7 +19,7 @@ from draftree.core.host import cpu_name, usable_cores
 from draftree.llm import LLM
 from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
-from draftree.text.pieces import pieces_of
+from draftree.text.retokenize import pieces_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.version import __version__
 

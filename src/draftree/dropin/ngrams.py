@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
 from draftree.core.errors import ConfigurationError
-from draftree.sampling.ngram_blocking import ban_repeated_ngrams
+from draftree.sampling.logits_processors import ban_repeated_ngrams
 from draftree.sampling.params import NGRAM_SCOPES
 
 

@@ -17,8 +17,7 @@ from draftree.models.base import Slot
 from draftree.models.source import Source
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
-from draftree.text.detokenize import Detokenizer
-from draftree.text.stop import StopChecker
+from draftree.text.detokenize import Detokenizer, StopChecker
 from draftree.verifiers.base import Guarantee
 
 

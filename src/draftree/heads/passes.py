@@ -27,8 +27,7 @@ from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape
 from draftree.models.memory import LOGIT_BYTES, Footprint
 from draftree.models.torch.attention import LayerCall
 from draftree.models.torch.dynamic import SlotPass, plan_pass
-from draftree.sampling.logits import Logits, TensorLogits
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 STATES = -1

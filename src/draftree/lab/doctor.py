@@ -35,8 +35,8 @@ from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint, free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
 from draftree.models.native.library import library
+from draftree.text.retokenize import VocabularyComparison, compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import VocabularyComparison, compare_vocabularies
 from draftree.verifiers.base import Guarantee
 from draftree.weights.block_kinds import BlockShare, block_shares
 from draftree.weights.gguf_file import forget_gguf, read_gguf

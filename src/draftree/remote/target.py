@@ -37,7 +37,7 @@ from draftree.remote.protocol import DraftedText, WalkedText, pack_draft, unpack
 from draftree.remote.replies import results_of, times_of
 from draftree.remote.requests import sendable_params
 from draftree.remote.slots import RemoteSlot, crc_of
-from draftree.sampling.picked_rows import PickedRows
+from draftree.sampling.logits import PickedRows
 
 __all__ = ["RemoteModel"]
 

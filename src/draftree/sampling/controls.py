@@ -13,13 +13,24 @@ from dataclasses import dataclass, replace
 
 from draftree.core.errors import InvalidRequestError, blaming
 from draftree.core.noise import Noise
-from draftree.sampling.bans import AllowedTokens, BadWords, MinTokens, NoRepeatNgram
-from draftree.sampling.filters import Filter, MinP, TopK, TopP
+from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.grammar.guide import GrammarMask, Guide
-from draftree.sampling.grammar.processor import Grammars
+from draftree.sampling.logits_processors import (
+    AllowedTokens,
+    BadWords,
+    Ban,
+    CountPenalty,
+    Filter,
+    LogitBias,
+    MinP,
+    MinTokens,
+    NoRepeatNgram,
+    Processor,
+    RepetitionPenalty,
+    TopK,
+    TopP,
+)
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
-from draftree.sampling.processors import Ban, Processor
 
 Encode = Callable[[str], list[int]]
 

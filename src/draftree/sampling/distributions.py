@@ -21,7 +21,7 @@ from draftree.core.tensors import to_host
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits, RowNoise, perturbed
-from draftree.sampling.processors import Ban, RowContext, places_on
+from draftree.sampling.logits_processors import Ban, RowContext, places_on
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from draftree.serve.notes import note
 from draftree.serve.schema.chat import ChatBody, Message
 from draftree.serve.schema.tokens import TokenizeBody
 from draftree.serve.tools.families import family_of
-from draftree.text.chat.template_names import reads_key
+from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["adds_prompt", "template_messages", "template_variables"]

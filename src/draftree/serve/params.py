@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
-from draftree.sampling.grammar.rules import literal
+from draftree.sampling.grammar.ebnf import literal
+from draftree.sampling.grammar.schema import SchemaError
 from draftree.sampling.grammar.schema_grammar import schema_grammar
-from draftree.sampling.grammar.schema_refs import SchemaError
-from draftree.sampling.param_checks import MAX_IDS, require_length
-from draftree.sampling.params import SamplingParams
+from draftree.sampling.params import MAX_IDS, SamplingParams, require_length
 from draftree.serve.errors import ApiError, invalid, request_error
 from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel

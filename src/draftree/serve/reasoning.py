@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, final
 
-from draftree.sampling.grammar.rules import literal
+from draftree.sampling.grammar.ebnf import literal
 from draftree.sampling.params import SamplingParams
 from draftree.serve.notes import note
 from draftree.serve.pool import ServedModel

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, final
 from draftree.core.types import RoundRecord
 from draftree.engine.trace import TraceHeader, TraceWriter
 from draftree.serve.settings import ServerSettings
-from draftree.text.pieces import pieces_of
+from draftree.text.retokenize import pieces_of
 from draftree.version import __version__
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
-"""Incremental detokenization of a sequence."""
+"""Incremental detokenization of a sequence, and stop strings, which are never part of the shown text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.tokenizer import Tokenizer
@@ -75,3 +76,122 @@ class Detokenizer:
         assert not self._finished, "finish is called once"
         self._finished = True
         return self._stream.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class StopState:
+    """The result of pushing pieces of text.
+
+    Attributes:
+        text: text that may be shown now, after everything that was shown before.
+        matched: the stop string that was found; None if generation continues.
+        num_pieces: pieces read, including the one that completed the stop string; later tokens are dropped.
+    """
+
+    text: str
+    matched: str | None
+    num_pieces: int
+
+
+class StopChecker:
+    """Searches the text of one sequence for stop strings and holds back a possible beginning of one.
+
+    The first stop string to be completed ends the text; of two completed by the same character, the longer one.
+    The held-back text is the longest suffix that begins a stop string. Each character costs constant time
+    for each stop string.
+
+    Args:
+        stop: the stop strings; may be empty.
+        include_in_output: end the text after the stop string instead of before it.
+
+    Raises:
+        InvalidRequestError: a stop string that is empty or not text.
+    """
+
+    def __init__(self, stop: Sequence[str], *, include_in_output: bool) -> None:
+        if isinstance(stop, str):
+            raise InvalidRequestError(f"Stop strings must be a list, but got the text {stop!r}: write [{stop!r}].")
+        for entry in stop:
+            if not isinstance(entry, str) or not entry:
+                raise InvalidRequestError(f"A stop string must be text of one character or more, but got {entry!r}.")
+        self._include = include_in_output
+        self._searches = [_Search(entry) for entry in dict.fromkeys(stop)]
+        self._held = ""
+        self._matched: str | None = None
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._matched
+
+    def push(self, piece: str, *, may_end: bool = True) -> StopState:
+        """Read the next piece.
+
+        Args:
+            piece: text.
+            may_end: False if no match may end in this piece; a match that begins here may end in a later piece.
+        """
+        return self.push_all((piece,), may_end=may_end)
+
+    def push_all(self, pieces: Iterable[str], *, may_end: bool = True) -> StopState:
+        """Read pieces in order, up to the one that completes a stop string; `may_end` as for `push`."""
+        assert self._matched is None, "push after a match"
+        shown: list[str] = []
+        num_pieces = 0
+        for piece in pieces:
+            num_pieces += 1
+            shown.append(self._read(piece, may_end=may_end))
+            if self._matched is not None:
+                break
+        return StopState("".join(shown), self._matched, num_pieces)
+
+    def flush(self) -> str:
+        """Return the held-back text when the sequence ends without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _read(self, piece: str, *, may_end: bool) -> str:
+        if not self._searches:
+            return piece
+        text = self._held + piece
+        for end, character in enumerate(piece, start=len(self._held) + 1):
+            completed = [search.stop for search in self._searches if search.advance(character)]
+            if completed and may_end:
+                self._matched = max(completed, key=len)
+                self._held = ""
+                return text[: end if self._include else end - len(self._matched)]
+        num_held = 0 if self._include else max(search.num_matched for search in self._searches)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+
+class _Search:
+    """One stop string and the length of its prefix that the text so far ends with.
+
+    Source: Knuth, Morris and Pratt, "Fast Pattern Matching in Strings", 1977.
+    """
+
+    __slots__ = ("_shorter", "num_matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        # _shorter[n]: the next shorter prefix of `stop` that its first n characters end with
+        self._shorter = [0] * (len(stop) + 1)
+        length = 0
+        for n in range(2, len(stop) + 1):
+            while length and stop[length] != stop[n - 1]:
+                length = self._shorter[length]
+            length += stop[length] == stop[n - 1]
+            self._shorter[n] = length
+
+    def advance(self, character: str) -> bool:
+        """Read a character; True if it completes the stop string, whose end may then begin another one."""
+        n = self.num_matched
+        while n and self.stop[n] != character:
+            n = self._shorter[n]
+        self.num_matched = n + (self.stop[n] == character)
+        if self.num_matched < len(self.stop):
+            return False
+        self.num_matched = self._shorter[len(self.stop)]
+        return True

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftree.text.chat.conversation import Conversation
+from draftree.text.backend import decoded, encoded
+from draftree.text.chat.messages import Conversation
 from draftree.text.tokenizer import Tokenizer, chat_text
-from draftree.text.unlocked import decoded, encoded
 
 FILE = "tokenizer.json"
 NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -20,12 +20,11 @@ from draftree.core.errors import (
     panics_as_errors,
 )
 from draftree.core.files import get_again, refusal
-from draftree.text.chat.conversation import Conversation
+from draftree.text.backend import MAX_TOKENS, check_tokenizer_files
 from draftree.text.chat.literal import LiteralEncoder
-from draftree.text.chat.messages import MESSAGE_KEYS, Messages, conversation_of, require_unicode
+from draftree.text.chat.messages import MESSAGE_KEYS, Conversation, Messages, conversation_of, require_unicode
 from draftree.text.languages import language_token, languages_of, reading
-from draftree.text.schemes import TextScheme, bytes_by_token, choose_scheme
-from draftree.text.tokenizer_files import MAX_TOKENS, check_tokenizer_files
+from draftree.text.streams import TextScheme, bytes_by_token, choose_scheme
 
 VOCABULARY_FILES = ("tokenizer.json", "*.model", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt")
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -215,7 +214,7 @@ class Tokenizer:
                 "give a plain prompt instead (on the command line: --no-chat)."
             )
         if conversation.tools or conversation.variables or conversation.keys - set(MESSAGE_KEYS):
-            from draftree.text.chat.template_names import require_read
+            from draftree.text.chat.templates import require_read
 
             require_read(conversation, self.chat_template or "", self.name)
         try:
@@ -249,7 +248,7 @@ class Tokenizer:
     @property
     def template_variables(self) -> frozenset[str]:
         """Names of the variables that the chat template reads."""
-        from draftree.text.chat.template_names import variables_of
+        from draftree.text.chat.templates import variables_of
 
         return variables_of(self.chat_template or "")
 

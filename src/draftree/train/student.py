@@ -12,9 +12,8 @@ from torch import nn
 
 from draftree.core.errors import ConfigurationError
 from draftree.loading.resolve import resolve_model
-from draftree.text.retokenize.lexicon import lexicon_of
+from draftree.text.retokenize import compare_vocabularies, lexicon_of
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import compare_vocabularies
 from draftree.train.preparing import Prepared
 from draftree.train.settings import TrainSettings
 from draftree.train.transplant import spell_vocabulary, transplant

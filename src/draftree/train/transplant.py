@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
-from draftree.text.retokenize.lexicon import Lexicon
-from draftree.text.retokenize.vocab_map import read_specials
+from draftree.text.retokenize import Lexicon, read_specials
 
 __all__ = ["Spelling", "spell_vocabulary", "transplant"]
 

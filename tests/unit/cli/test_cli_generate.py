@@ -301,10 +301,10 @@ def test_a_grammar_is_compiled_before_either_clock_starts(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from draftree.cli import writing
-    from draftree.sampling.grammar import processor as grammar
+    from draftree.sampling.grammar import compiler
 
     steps = []
-    for where, name in ((grammar, "_compiled"), (writing, "write")):
+    for where, name in ((compiler, "_compiled"), (writing, "write")):
         plain = getattr(where, name)
 
         def noted(*given: Any, plain: Any = plain, name: str = name, **named: Any) -> Any:

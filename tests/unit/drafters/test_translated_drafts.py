@@ -22,7 +22,7 @@ from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
+from draftree.text.retokenize import Lexicon, lexicon_of
 from draftree.text.tokenizer import Tokenizer
 from families import VOCAB_SIZE
 from observed import observed

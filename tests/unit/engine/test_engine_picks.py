@@ -17,7 +17,7 @@ from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners import PLANNERS
-from draftree.sampling import logits as logits_module
+from draftree.sampling import logits
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers import VERIFIERS
@@ -129,8 +129,8 @@ def test_records_of_traced_texts_have_the_picks_at_every_node(verify: str, tempe
 
 
 def test_picks_cost_no_second_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    search, calls = logits_module.argmax, []
-    monkeypatch.setattr(logits_module, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
+    search, calls = logits.argmax, []
+    monkeypatch.setattr(logits, "argmax", lambda scores: calls.append(len(scores)) or search(scores))
     drafter = Listener(TREE, wants_picks=False)
     write(drafter, drafter.traits, verify="coupled", temperature=0.8)
     unasked = list(calls)

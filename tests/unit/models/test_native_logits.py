@@ -19,10 +19,17 @@ from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogit
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.logits import Logits, RowNoise, TensorLogits
+from draftree.sampling.logits import (
+    Logits,
+    RowNoise,
+    SubsetLogits,
+    TensorLogits,
+    TokenSubset,
+    argmax,
+    leading,
+    log_total,
+)
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.search import argmax, leading, log_total
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
 
 WIDTH = 3000
 NOISES: dict[str, RowNoise] = {

@@ -16,9 +16,9 @@ from async_samples import asynchronous
 from draftree import AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError, QueueFullError
 from draftree.models.table import TableLM, hashed
-from draftree.sampling.grammar import compilations
-from draftree.sampling.grammar import processor as grammar
-from draftree.sampling.grammar.compilations import MAX_COMPILING, Compilations
+from draftree.sampling.grammar import compiler as compilations
+from draftree.sampling.grammar import compiler as grammar
+from draftree.sampling.grammar.compiler import MAX_COMPILING, Compilations
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_level
 
@@ -153,9 +153,8 @@ def test_a_grammar_that_is_not_done_in_time_is_refused_by_name(
 def test_a_process_ends_while_a_grammar_compiles() -> None:
     code = (
         "from draftree import SamplingParams\n"
-        "from draftree.sampling.grammar import compilations\n"
-        "from draftree.sampling.grammar import processor as grammar\n"
-        "compilations.COMPILE_SECONDS = 0.1\n"
+        "from draftree.sampling.grammar import compiler as grammar\n"
+        "grammar.COMPILE_SECONDS = 0.1\n"
         "grammars = grammar.Grammars([bytes([i]) for i in range(256)] + [None], vocab_size=257)\n"
         "schema = {'type': 'object', 'properties': {f'p {i}': {'type': 'string'} for i in range(1500)}}\n"
         "try:\n    grammars.open(SamplingParams(json_schema=schema), [256])\n"

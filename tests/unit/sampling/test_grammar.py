@@ -12,8 +12,8 @@ from draftree.core.errors import InvalidRequestError
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.grammar.guide import Guide
-from draftree.sampling.grammar.processor import Grammars
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits
 

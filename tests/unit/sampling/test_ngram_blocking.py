@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftree.sampling.ngram_blocking import ban_ngrams_of_source, ban_repeated_ngrams
+from draftree.sampling.logits_processors import ban_ngrams_of_source, ban_repeated_ngrams
 
 VOCAB = 5
 ROWS = st.lists(st.tuples(st.lists(st.integers(0, VOCAB + 1), max_size=12), st.integers(0, 3)), min_size=1, max_size=6)

@@ -14,9 +14,8 @@ from draftree.core.noise import Noise, gumbel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
-from draftree.sampling.logits import TensorLogits
+from draftree.sampling.logits import SubsetLogits, TensorLogits, TokenSubset
 from draftree.sampling.params import SamplingParams
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
 
 VOCAB = 13
 INF = math.inf

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftree.sampling import search
-from draftree.sampling.filters import Filter, MinP, TopK, TopP
-from draftree.sampling.search import argmax, descending, drop_below, largest, leading, log_total
+from draftree.sampling import logits as search
+from draftree.sampling.logits import argmax, descending, drop_below, largest, leading, log_total
+from draftree.sampling.logits_processors import Filter, MinP, TopK, TopP
 
 INF = math.inf
 DTYPES = [torch.float32, torch.float64]

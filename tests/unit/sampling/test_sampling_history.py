@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.sampling.history import History
-from draftree.sampling.ngram_index import NgramIndex
+from draftree.sampling.history import History, NgramIndex
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

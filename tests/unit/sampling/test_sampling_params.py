@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.param_checks import ELSEWHERE
-from draftree.sampling.params import SamplingParams
+from draftree.sampling.params import ELSEWHERE, SamplingParams
 
 NAN = float("nan")
 

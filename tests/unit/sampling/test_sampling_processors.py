@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftree.sampling.bans import BadWords, MinTokens, NoRepeatNgram
 from draftree.sampling.history import History
-from draftree.sampling.penalties import CountPenalty, LogitBias, RepetitionPenalty
-from draftree.sampling.processors import Processor, RowContext
+from draftree.sampling.logits_processors import (
+    BadWords,
+    CountPenalty,
+    LogitBias,
+    MinTokens,
+    NoRepeatNgram,
+    Processor,
+    RepetitionPenalty,
+    RowContext,
+)
 
 INF = math.inf
 

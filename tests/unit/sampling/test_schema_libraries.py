@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from draftree.sampling.grammar.languages import Languages
 from draftree.sampling.grammar.regex import language, parse
-from draftree.sampling.grammar.schema_check import violations
+from draftree.sampling.grammar.schema import violations
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from schema_samples import written
 

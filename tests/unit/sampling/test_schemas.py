@@ -10,8 +10,8 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.grammar.formats import FORMATS
-from draftree.sampling.grammar.schema_check import violations
+from draftree.sampling.grammar.languages import FORMATS
+from draftree.sampling.grammar.schema import violations
 from draftree.sampling.grammar.schema_grammar import schema_grammar
 from schema_samples import ARRAY, INTEGER, OBJECT, REFERENCES, STRING, Text, accepts, guide, written
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from draftree.core.noise import Noise
-from draftree.sampling.logits import RowNoise, TensorLogits
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.logits import RowNoise, SubsetLogits, TensorLogits, TokenSubset
 
 WIDTH = 50
 IDS = torch.tensor([0, 3, 4, 11, 12, 29, 30, 31, 48])

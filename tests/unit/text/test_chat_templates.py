@@ -9,8 +9,8 @@ from jinja2.exceptions import SecurityError
 
 from cli_samples import TEMPLATE, save_tiny_model
 from draftree.core.errors import InvalidRequestError
-from draftree.text.chat import template_costs
-from draftree.text.chat.conversation import Conversation
+from draftree.text.chat import templates
+from draftree.text.chat.messages import Conversation
 from draftree.text.chat.templates import TemplateStoppedError, render_chat
 from draftree.text.tokenizer import Tokenizer
 
@@ -157,7 +157,7 @@ def test_a_template_that_computes_too_much_is_stopped(name: str) -> None:
 def test_a_use_of_values_nested_beyond_measure_is_stopped(
     values: str, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_costs, "MAX_VISITS", 10_000)  # the default takes a second to count
+    monkeypatch.setattr(templates, "MAX_VISITS", 10_000)  # the default takes a second to count
     with pytest.raises(TemplateStoppedError, match="it visits more than"):
         render(f"{values}{use if use.startswith('{%') else '{{ ' + use + ' }}'}")
 

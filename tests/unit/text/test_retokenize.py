@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.errors import VocabularyMismatchError
-from draftree.text.retokenize.lexicon import Lexicon, complete, lexicon_of
-from draftree.text.retokenize.rereading import CONTEXT_TOKENS, Rereading
-from draftree.text.retokenize.vocab_map import common_tokens, encode_continuation, read_specials
+from draftree.text.retokenize import (
+    CONTEXT_TOKENS,
+    Lexicon,
+    Rereading,
+    common_tokens,
+    complete,
+    encode_continuation,
+    lexicon_of,
+    read_specials,
+)
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_fallback, byte_fallback_unstripped, byte_level, metaspace, word_piece
 

@@ -13,12 +13,15 @@ from tokenizers import decoders
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.detokenize import Detokenizer
-from draftree.text.schemes import choose_scheme
-from draftree.text.streams.base import byte_of_name
-from draftree.text.streams.byte_fallback import ByteFallbackStream
-from draftree.text.streams.byte_level import ByteLevelStream, byte_alphabet
-from draftree.text.streams.window import WindowStream
-from draftree.text.streams.withheld import WithheldStream
+from draftree.text.streams import (
+    ByteFallbackStream,
+    ByteLevelStream,
+    WindowStream,
+    WithheldStream,
+    byte_alphabet,
+    byte_of_name,
+    choose_scheme,
+)
 from draftree.text.tokenizer import Tokenizer
 from text_backends import CORPUS, OTHER_BACKENDS, TABLE_BACKENDS, byte_fallback, byte_level, metaspace, words
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core.errors import InvalidRequestError
-from draftree.text.stop import StopChecker
+from draftree.text.detokenize import StopChecker
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.text.vocab import TokenDifference, compare_vocabularies
+from draftree.text.retokenize import TokenDifference, compare_vocabularies
 
 BASE = ["<unk>", "<s>", "</s>", "▁the", "▁a", "日"]
 

@@ -7,10 +7,9 @@ from functools import cache
 import pytest
 
 from draftree.core.errors import InvalidRequestError
-from draftree.text.streams.byte_fallback import ByteFallbackStream
-from draftree.text.streams.byte_level import ByteLevelStream
+from draftree.text.retokenize import compare_vocabularies
+from draftree.text.streams import ByteFallbackStream, ByteLevelStream
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import compare_vocabularies
 from real_weights import folder_of
 
 pytestmark = pytest.mark.weights

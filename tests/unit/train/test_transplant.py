@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import spelling
 from draftree.core.errors import ConfigurationError
 from draftree.models.torch.cache_argument import cache_name
-from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
+from draftree.text.retokenize import Lexicon, lexicon_of
 from draftree.train.student import StudentOptions, keep_layers
 from draftree.train.transplant import mean_rows, spell_vocabulary, transplant
 

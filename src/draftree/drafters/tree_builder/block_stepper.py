@@ -24,8 +24,7 @@ from draftree.drafters.tree_builder.head_stepper import MAX_UNREAD, Unread, comm
 from draftree.drafters.tree_builder.model_stepper import IDLE_ROUNDS, PREFILL_ROWS
 from draftree.heads.base import BlockHead, BlockRows
 from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.sampling.logits import Logits, TensorLogits
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 
 FIRST_ROWS = 64
 """Rows for which memory is reserved at first; it doubles when it is full."""

@@ -35,8 +35,7 @@ from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceVi
 from draftree.heads.calibration import Calibration, with_confidence
 from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.distributions import DistributionRows, Distributions
-from draftree.sampling.logits import Logits
-from draftree.sampling.search import argmax, leading, log_total
+from draftree.sampling.logits import Logits, argmax, leading, log_total
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 
 CHAIN_DEPTH = 5

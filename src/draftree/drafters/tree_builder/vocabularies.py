@@ -33,16 +33,17 @@ from draftree.models.base import LanguageModel
 from draftree.sampling.controls import build_controls
 from draftree.sampling.logits import Logits
 from draftree.sampling.params import SamplingParams
-from draftree.text.retokenize.lexicon import Lexicon, lexicon_of
-from draftree.text.retokenize.rereading import Rereading
-from draftree.text.retokenize.vocab_map import (
+from draftree.text.retokenize import (
     CONTEXT_TOKENS,
     CommonTokens,
+    Lexicon,
+    Rereading,
     common_tokens,
+    compare_vocabularies,
     encode_continuation,
+    lexicon_of,
     read_specials,
 )
-from draftree.text.vocab import compare_vocabularies
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from draftree.loading.reading import quiet
 from draftree.loading.resolve import resolve_model
 from draftree.planners.base import Planner
 from draftree.sampling.params import SamplingParams
+from draftree.text.retokenize import compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
-from draftree.text.vocab import compare_vocabularies
 
 OnRound = Callable[[RoundRecord], None]
 

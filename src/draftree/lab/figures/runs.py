@@ -17,7 +17,7 @@ from draftree.lab.figures.base import RUN
 from draftree.llm import LLM
 from draftree.loading.load import LoadedModel
 from draftree.sampling.params import SamplingParams
-from draftree.text.pieces import pieces_of
+from draftree.text.retokenize import pieces_of
 
 LENGTHS = (1, 2, 3, 4, 5, 6)
 BATCHES = (1, 2, 4, 8)

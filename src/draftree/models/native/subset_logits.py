@@ -9,8 +9,7 @@ from typing import final
 from torch import Tensor
 
 from draftree.models.native.logits import NativeLogits
-from draftree.sampling.logits import Logits, Picks, RowNoise, TensorLogits, Top
-from draftree.sampling.subset_logits import SubsetLogits, TokenSubset
+from draftree.sampling.logits import Logits, Picks, RowNoise, SubsetLogits, TensorLogits, TokenSubset, Top
 
 SEARCHED = 64
 """The C library reads token ids of columns in groups of this size."""

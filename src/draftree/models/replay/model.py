@@ -35,7 +35,7 @@ from draftree.models.base import (
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.replay.slots import ReplaySlot, replayed
 from draftree.models.replay.text import RecordedText, ReplayClock, ReplayCosts
-from draftree.sampling.picked_rows import PickedRows
+from draftree.sampling.logits import PickedRows
 
 __all__ = ["ReplayModel"]
 

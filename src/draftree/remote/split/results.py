@@ -11,8 +11,7 @@ from torch import Tensor
 from draftree.models.base import Extend
 from draftree.models.kv.slotted import SlottedModel
 from draftree.remote.errors import RefusedError
-from draftree.sampling.logits import Logits, TensorLogits
-from draftree.sampling.picked_rows import PickedRows
+from draftree.sampling.logits import Logits, PickedRows, TensorLogits
 
 __all__ = ["joined_states", "picked_rows", "read_out", "rows_of"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftree.sampling.history import History
-from draftree.sampling.processors import Processor, RowContext
+from draftree.sampling.logits_processors import Processor, RowContext
 
 BITS = 32
 MOST_SPELLINGS = 64

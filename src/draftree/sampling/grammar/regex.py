@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import final
 
-from draftree.sampling.grammar.languages import (
-    LAST,
-    Language,
-    Languages,
-    Ranges,
-    TooLargeError,
-    complement,
-    ranges_of,
-)
-from draftree.sampling.grammar.rules import Rules, as_text
+from draftree.sampling.grammar.ebnf import Rules, as_text
+from draftree.sampling.grammar.languages import LAST, Language, Languages, Ranges, TooLargeError, complement, ranges_of
 
 MAX_CHARACTERS = 2**15
 """Maximum length of a regular expression."""

@@ -16,13 +16,10 @@ from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, final
 
-from draftree.sampling.grammar.formats import FORMATS
-from draftree.sampling.grammar.languages import Automaton, Language, Languages, TooLargeError
-from draftree.sampling.grammar.numbers import Bound, numbers
+from draftree.sampling.grammar.ebnf import Encoding, Ref, Rules, as_json, as_text, literal
+from draftree.sampling.grammar.languages import FORMATS, Automaton, Bound, Language, Languages, TooLargeError, numbers
 from draftree.sampling.grammar.regex import language, parse
-from draftree.sampling.grammar.rules import Encoding, Ref, Rules, as_json, as_text, literal
-from draftree.sampling.grammar.schema_check import validator_of
-from draftree.sampling.grammar.schema_refs import References, SchemaError
+from draftree.sampling.grammar.schema import References, SchemaError, validator_of
 
 __all__ = ["SchemaCompiler", "SchemaGrammar", "schema_grammar"]
 

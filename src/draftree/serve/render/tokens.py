@@ -9,7 +9,7 @@ from typing import Any, final
 from draftree.core.errors import VocabularyMismatchError
 from draftree.engine.sequence import TokenLogprob
 from draftree.text.detokenize import Detokenizer
-from draftree.text.retokenize.lexicon import lexicon_of
+from draftree.text.retokenize import lexicon_of
 from draftree.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from draftree.sampling.grammar.rules import Part, Rules, literal, terminal
-from draftree.sampling.grammar.schema import schema_text
+from draftree.sampling.grammar.ebnf import Part, Rules, literal, terminal
+from draftree.sampling.grammar.schema import SchemaError, schema_text
 from draftree.sampling.grammar.schema_grammar import ARGUMENTS, PLAIN, SchemaCompiler
-from draftree.sampling.grammar.schema_refs import SchemaError
 from draftree.serve.errors import invalid
 from draftree.serve.tools.families import Family
 from draftree.serve.tools.functions import Function

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from draftree.sampling.grammar.ebnf import Dispatch, Marker, Part, Ref, Rules, characters, literal, terminal
 from draftree.sampling.grammar.languages import complement, ranges_of
-from draftree.sampling.grammar.rules import Dispatch, Marker, Part, Ref, Rules, characters, literal, terminal
 from draftree.serve.tools.functions import Function
 from draftree.serve.tools.parser import SPACE, CallFormat
 from draftree.serve.tools.readers import NamedReader, ObjectReader

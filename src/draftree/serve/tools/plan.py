@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from draftree.core.errors import InvalidRequestError
-from draftree.sampling.grammar.schema_check import violations
+from draftree.sampling.grammar.schema import violations
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.notes import note
@@ -22,7 +22,7 @@ from draftree.serve.tools.generic import without_tools
 from draftree.serve.tools.parser import CallFormat, CallParser
 from draftree.serve.tools.readers import json_or_none
 from draftree.text.chat.messages import check_messages
-from draftree.text.chat.template_names import reads_key
+from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
 
 __all__ = ["ToolPlan"]

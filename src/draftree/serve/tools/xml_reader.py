@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
-from draftree.sampling.grammar.schema_check import validator_of
+from draftree.sampling.grammar.schema import validator_of
 from draftree.serve.tools.readers import MAX_HEADER, CallReader, Status, json_or_none
 
 __all__ = ["XmlReader"]

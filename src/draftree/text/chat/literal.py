@@ -21,8 +21,8 @@ from functools import cached_property
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError
-from draftree.text.chat.conversation import Conversation
-from draftree.text.unlocked import encoded
+from draftree.text.backend import encoded
+from draftree.text.chat.messages import Conversation
 
 ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
 """Common roles of templates; other roles must not look like the name of a control token."""

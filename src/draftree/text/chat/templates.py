@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from contextvars import ContextVar
 from datetime import datetime
 from functools import lru_cache, wraps
@@ -20,28 +21,283 @@ from typing import Any
 from jinja2 import TemplateError, TemplateRuntimeError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from draftree.text.chat.conversation import Conversation
-from draftree.text.chat.template_costs import (
-    COMPARES,
-    ITERATES,
-    MAX_TEMPLATE_CHARS,
-    Budget,
-    LimitError,
-    cost_of_call,
-    cost_of_comparison,
-    cost_of_filter,
-    cost_of_format,
-    cost_of_operator,
-    cost_of_test,
-    size_of,
-    text_size,
-)
+from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.text.chat.messages import KNOWN_KEYS, Conversation
 
-__all__ = ["BoundedEnvironment", "TemplateStoppedError", "render_chat"]
+# Upper bounds on the cost of chat template operations in characters, computed before each operation runs.
+#
+# A cost bounds the work of the operation, and what it adds to memory; each element of a list costs `ELEMENT`. Results
+# that are no longer than the operands are charged afterwards.
+
+BASE_BUDGET = 100_000_000
+"""In characters; about 100 MB at one byte each, and a second of work."""
+BUDGET_PER_CHAR = 50
+"""Characters added to the budget for each character of the messages."""
+MAX_TEMPLATE_CHARS = 1_000_000
+MAX_NUMBER = 1_000_000
+"""Largest argument that is a width, a count or a precision."""
+MAX_BITS = 4_096
+"""Longest integer of a computation, in bits."""
+ELEMENT = 16
+MAX_VISITS = 1_000_000
+TEXTS = (str, bytes)
+LISTS = (list, tuple)
+CONTAINERS = (*LISTS, Mapping, Set, KeysView, ValuesView, ItemsView)
+NUMBER = re.compile(r"\d+")
+TAKES_WIDTH = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
+"""A format whose width is an argument."""
+ANY_NUMBER = frozenset({"default", "d", "int", "float", "select", "reject", "selectattr", "rejectattr", "map", "attr"})
+"""Filters whose numeric arguments are values, not sizes."""
+WRITES_OUT = frozenset(
+    [
+        "capitalize",
+        "center",
+        "e",
+        "escape",
+        "filesizeformat",
+        "forceescape",
+        "format",
+        "indent",
+        "join",
+        "lower",
+        "pprint",
+        "replace",
+        "safe",
+        "string",
+        "striptags",
+        "title",
+        "tojson",
+        "trim",
+        "truncate",
+        "upper",
+        "urlencode",
+        "urlize",
+        "wordcount",
+        "wordwrap",
+        "xmlattr",
+    ]
+)
+"""Filters that convert their value to text first."""
+MULTIPLIES = frozenset({"format", "indent", "replace", "tojson"})
+"""Filters that may insert an argument at many places of the text."""
+SQUARES = frozenset({"pprint", "striptags", "urlize", "wordwrap"})
+"""Filters that copy the rest of the text again and again."""
+COMPARES = frozenset({"dictsort", "groupby", "max", "min", "sort", "unique"})
+"""Filters that compare or hash the elements, each at most as often as the number of elements has bits."""
+ITERATES = frozenset({"map", "reject", "rejectattr", "select", "selectattr", "sum"})
+"""Filters that visit every element, with a result that may be shorter."""
+SEARCHES = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
+"""Methods of texts that may compare the argument at every place."""
+CODECS = frozenset({"decode", "encode"})
+"""Methods of texts that are slow for some of the encodings that an argument may name."""
+
+
+class LimitError(Exception):
+    """A template exceeds its limits; the message completes "the template was stopped, because …"."""
+
+
+class Budget:
+    """The remaining budget of one rendering. Mutated by `pay`.
+
+    Args:
+        num_chars: number of characters in the messages.
+    """
+
+    def __init__(self, num_chars: int) -> None:
+        self._left = BASE_BUDGET + BUDGET_PER_CHAR * num_chars
+
+    def pay(self, units: int) -> None:
+        """Deduct units.
+
+        Raises:
+            LimitError: the budget is exhausted.
+        """
+        self._left -= units
+        if self._left < 0:
+            raise LimitError("it makes too long a text, or loops too often")
+
+
+def size_of(value: Any) -> int:
+    """Return the size of a value without the contents of its elements."""
+    if isinstance(value, TEXTS):
+        return len(value)
+    return ELEMENT * len(value) if isinstance(value, CONTAINERS) else 1
+
+
+def text_size(value: Any) -> int:
+    """Return the size of a value converted to text, with all its nested values.
+
+    Raises:
+        LimitError: too many nested values.
+    """
+    total, visits, todo = 0, 0, [value]
+    while todo:
+        one = todo.pop()
+        total, visits = total + size_of(one), visits + 1
+        if isinstance(one, Mapping):
+            todo += [*one.keys(), *one.values()]
+        elif isinstance(one, CONTAINERS):
+            todo += one
+        if visits > MAX_VISITS:  # nested lists may contain each other
+            raise LimitError(f"it visits more than {MAX_VISITS} nested values at once")
+    return total
+
+
+def cost_of_operator(operator: str, left: Any, right: Any) -> int:
+    """Return the cost of `left operator right`.
+
+    Raises:
+        LimitError: an operand or the result is too long a number.
+    """
+    if operator == "%" and isinstance(left, TEXTS):
+        return cost_of_format(left, [right])
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+        if bits > MAX_BITS:
+            raise LimitError(f"it computes a number of more than {MAX_BITS} bits")
+        return 1
+    if operator == "*":
+        for one, count in ((left, right), (right, left)):
+            if isinstance(one, (*TEXTS, *LISTS)) and isinstance(count, int):
+                return size_of(one) * max(0, count)
+    if operator == "-":  # the difference of two sets
+        return text_size(left) + text_size(right)
+    return size_of(left) + size_of(right)
+
+
+def cost_of_comparison(operator: str, left: Any, right: Any) -> int:
+    """Return the cost of `left operator right` for an operator of jinja2, such as "eq" and "in".
+
+    A comparison visits as much as the smaller operand holds; a search for an item, as much for every element.
+    """
+    if operator in ("in", "notin"):
+        if isinstance(right, TEXTS):
+            return size_of(right)
+        places = len(right) if isinstance(right, (*LISTS, ValuesView, range)) else 1
+        return (1 + places) * text_size(left)
+    if isinstance(left, Set) and isinstance(right, Set):  # of these, every element is looked up in the other
+        return text_size(left) + text_size(right)
+    return text_size(min(left, right, key=size_of))
+
+
+def cost_of_test(name: str, values: Sequence[Any]) -> int:
+    """Return the cost of a test; the tested value is the first of `values`.
+
+    Raises:
+        LimitError: as `cost_of_operator`.
+    """
+    if name in ("lower", "upper"):  # of the value as text
+        return text_size(values[0])
+    if name in ("odd", "even", "divisibleby"):
+        return cost_of_operator("%", values[0], values[1] if len(values) > 1 else 2)
+    return cost_of_comparison(name, values[0], values[1]) if len(values) > 1 else 1
+
+
+def cost_of_format(form: str | bytes, arguments: Sequence[Any]) -> int:
+    """Return the cost of `form % arguments` or `form.format(arguments)`."""
+    text = form.decode("latin-1") if isinstance(form, bytes) else form
+    fields = text.count("%") + text.count("{") + 1
+    widths = sum(_number(int(run[:10])) for run in NUMBER.findall(text))
+    if TAKES_WIDTH.search(text):
+        widths += fields * sum(_number(number) for number in _numbers(arguments))
+    return len(text) + widths + fields * text_size(list(arguments))
+
+
+def cost_of_call(called: Any, arguments: Sequence[Any]) -> int:
+    """Return the cost of a call: methods of built-in types, and arguments that a recursive loop iterates over.
+
+    Raises:
+        LimitError: a number is too large for a method of a built-in type.
+    """
+    owner = getattr(called, "__self__", None)
+    name = getattr(called, "__name__", "")
+    if isinstance(owner, (*TEXTS, *LISTS, int, float)):
+        for number in _numbers(arguments):
+            _number(number)
+    if isinstance(owner, TEXTS):
+        return _cost_of_method(name, owner, arguments)
+    if (
+        isinstance(owner, CONTAINERS) or name == "changed"
+    ):  # of a loop: whether the arguments are those of the last step
+        return (1 + len(owner) if isinstance(owner, LISTS) else 1) * text_size(list(arguments))
+    return sum(size_of(argument) for argument in arguments if isinstance(argument, (*LISTS, Mapping, range)))
+
+
+def _cost_of_method(name: str, text: str | bytes, arguments: Sequence[Any]) -> int:
+    if name == "replace":
+        return _cost_of_replace(text, arguments)
+    if name == "join":
+        return _cost_of_join(arguments[0], text) if arguments else 1
+    if name == "translate":
+        table = arguments[0] if arguments else ()
+        values = table.values() if isinstance(table, Mapping) else table if isinstance(table, LISTS) else ()
+        return len(text) * max(map(size_of, values), default=1)
+    if name == "expandtabs":
+        return len(text) + len(text) * sum(_numbers(arguments))
+    if name in CODECS and arguments:
+        return len(text) ** 2
+    return len(text) * (1 + sum(map(size_of, arguments)) if name in SEARCHES else 1)
+
+
+def cost_of_filter(name: str, values: Sequence[Any], named: Mapping[str, Any]) -> int:
+    """Return the cost of a filter; the filtered value is the first of `values`.
+
+    Raises:
+        LimitError: a number is too large, or a sum has operands that are not numbers.
+    """
+    if not values:
+        return 1
+    value, arguments = values[0], [*values[1:], *named.values()]
+    numbers = [] if name in ANY_NUMBER else [_number(number) for number in _numbers(arguments)]
+    amount = sum(numbers) + sum(len(argument) for argument in arguments if isinstance(argument, TEXTS))
+    written = text_size(value) if name in WRITES_OUT else 0
+    if name == "replace" and isinstance(value, str):
+        return _cost_of_replace(value, arguments)
+    if name == "join":
+        return _cost_of_join(value, arguments[0] if arguments else "")
+    if name == "format" and isinstance(value, str):
+        return cost_of_format(value, arguments)
+    if name == "sum" and any(not isinstance(one, int | float) for one in [*values[2:], *_given(named, "start")]):
+        raise LimitError("it sums values that are not numbers")
+    if name in COMPARES:
+        return text_size(value) * (1 + len(value).bit_length() if isinstance(value, CONTAINERS) else 1)
+    if name in SQUARES:
+        return written**2 + amount
+    return written * (1 + amount) if name in MULTIPLIES else written + amount
+
+
+def _cost_of_replace(text: Any, arguments: Sequence[Any]) -> int:
+    texts: list[Any] = [argument for argument in arguments if isinstance(argument, type(text))]
+    if len(texts) < 2:
+        return 1  # the call itself raises
+    return len(text) + text.count(texts[0]) * len(texts[1])
+
+
+def _cost_of_join(values: Any, between: Any) -> int:
+    gap = len(between) if isinstance(between, TEXTS) else 1
+    return text_size(values) + gap * (len(values) if hasattr(values, "__len__") else 1)
+
+
+def _given(named: Mapping[str, Any], name: str) -> list[Any]:
+    return [named[name]] if name in named else []
+
+
+def _numbers(values: Sequence[Any]) -> list[int]:
+    """The integers among values, and in lists among them."""
+    flat = [one for value in values for one in (value if isinstance(value, LISTS) else [value])]
+    return [abs(one) for one in flat if isinstance(one, int) and not isinstance(one, bool)]
+
+
+def _number(value: int) -> int:
+    if value > MAX_NUMBER:
+        raise LimitError(f"it uses a width or count of {value}")
+    return value
+
 
 OLDEST_JINJA = (3, 1, 6)
 """Older versions have sandbox escapes."""
@@ -406,3 +662,56 @@ def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of every rendering."""
+
+
+def require_read(conversation: Conversation, template: str, name: str) -> None:
+    """Raise unless the template reads the tools, calls, variables and keys of messages of a conversation.
+
+    Args:
+        conversation: the input of the template.
+        template: its source.
+        name: name of the model, for messages.
+
+    Raises:
+        InvalidRequestError: the template would ignore a part of the conversation.
+    """
+    reason = f"the chat template of {name} does not read"
+    if conversation.tools and "tools" not in variables_of(template):
+        raise InvalidRequestError(f"tools were given, but {reason} them: leave them out.", param="tools")
+    if conversation.has_calls and "tool_calls" not in template:
+        message = f"a message has tool_calls, but {reason} them: leave them out."
+        raise InvalidRequestError(message, param="messages")
+    for key in conversation.keys - KNOWN_KEYS:
+        if not reads_key(template, key):
+            message = f"a message has the key {key!r}, which {reason}: {suggestion(key, KNOWN_KEYS)}."
+            raise InvalidRequestError(message, param="messages")
+    if not conversation.variables:
+        return
+    known = frozenset(
+        variable
+        for variable in variables_of(template) - FIXED - set(BoundedEnvironment().globals)
+        if not variable.endswith("_token")
+    )
+    for variable in conversation.variables:
+        if variable not in known:
+            hint = suggestion(variable, known) if known else "it reads no such variables"
+            message = f"template_kwargs has {variable!r}, which {reason}: {hint}."
+            raise InvalidRequestError(message, param="template_kwargs")
+
+
+def reads_key(template: str, key: str) -> bool:
+    """Return whether the source of a template has the name of a key of messages."""
+    return re.search(rf"(?<!\w){re.escape(key)}(?!\w)", template) is not None
+
+
+@lru_cache(maxsize=16)
+def variables_of(template: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads."""
+    try:
+        return frozenset(find_undeclared_variables(BoundedEnvironment().parse(template)))
+    except (TemplateError, RecursionError):
+        return frozenset()  # rendering raises the error

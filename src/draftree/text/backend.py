@@ -1,20 +1,23 @@
-"""Limits of tokenizer files, checked before the libraries read them.
+"""Calls of the `tokenizers` library: limits of its files, and long texts without Python's lock.
 
-The `tokenizers` library ends the process when it cannot allocate memory, and a small file can ask for any amount: each
-step of a tokenizer may lengthen what the step before wrote.
+The library ends the process when it cannot allocate memory, and a small file can ask for any amount: each step of a
+tokenizer may lengthen what the step before wrote. So files are checked before it reads them.
 """
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftree.core.files import MALFORMED, MAX_JSON_BYTES, read_json
 
-__all__ = ["MAX_TOKENS", "check_tokenizer_files"]
+# Limits of tokenizer files, checked before the libraries read them.
+#
+# The `tokenizers` library ends the process when it cannot allocate memory, and a small file can ask for any amount:
+# each step of a tokenizer may lengthen what the step before wrote.
 
 PATTERNS = ("*token*", "vocab*", "merges*", "chat_template*", "tekken.json")
 MAX_TOKENS = 1 << 24
@@ -98,3 +101,25 @@ def _copies(step: Mapping[str, Any]) -> tuple[int, int]:
     except MALFORMED:
         raise ValueError("the post_processor of tokenizer.json is damaged") from None
     return copies, added
+
+
+LONG = 10_000
+"""Characters or ids from which a text is a batch: it takes about 5 ms."""
+
+
+def encoded(tokenizer: Any, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Return the ids of a text."""
+    if len(text) < LONG:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    else:
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    return ids
+
+
+def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    """Return the text of ids."""
+    if len(ids) < LONG:
+        text: str = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    else:
+        (text,) = tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+    return text

@@ -1,0 +1,608 @@
+"""Logits processors: controls that depend on the tokens before a row, and filters of single rows.
+
+Each processor sees the history of its row: the prompt, the output, and the path of a drafted tree.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.tensors import on_host
+from draftree.sampling.history import History
+from draftree.sampling.logits import drop_below, largest
+
+# Interface of controls that depend on the tokens before a row, and the view of those tokens.
+#
+# A row is a node of a tree: its history is the written tokens and the drafted ones on the path from the root to it. A
+# processor must give a node exactly the logits that plain decoding would have once that path is written.
+
+NO_TOKEN = -1
+"""Placeholder in `RowContext.tails` for a missing token; equal to no token id."""
+
+
+class Processor(ABC):
+    """One control over rows of logits."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Return the logits under this control.
+
+        Args:
+            logits: shape (rows, vocab), finite or -inf; may be changed in place, the caller hands over a copy.
+            context: the tokens before each row.
+
+        Returns:
+            Same shape and dtype; perhaps the same tensor.
+        """
+
+
+class Ban(Processor):
+    """A control that forbids some tokens and leaves all other logits as they are."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that are forbidden, both int64 of shape (places,); a place may occur twice."""
+
+    @final
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Set the logits of these tokens to -inf."""
+        return forbid(logits, *self.places(context))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """The number of occurrences of tokens before each row.
+
+    The history is shared by all rows, so its tokens are counted once. The tokens of a row's own path are
+    corrections, which replace the shared count.
+
+    Attributes:
+        tokens: the history's different tokens, ascending, shape (tokens,).
+        counts: how often each occurs in the history, shape (tokens,).
+        path_rows: rows of the corrections, shape (corrections,).
+        path_tokens: tokens of the corrections; a pair of row and token occurs once.
+        path_counts: occurrences of that token in history and path together.
+    """
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    path_rows: np.ndarray
+    path_tokens: np.ndarray
+    path_counts: np.ndarray
+
+    def places(self, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens of all that occur before each of `num_rows` rows."""
+        rows = np.repeat(np.arange(num_rows), len(self.tokens))
+        tokens = np.tile(self.tokens, num_rows)
+        return np.concatenate((rows, self.path_rows)), np.concatenate((tokens, self.path_tokens))
+
+    def update(self, logits: Tensor, change: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Change the logits of these tokens in place.
+
+        Args:
+            logits: shape (rows, vocab).
+            change: new values from old ones and counts (in the logits' dtype); the shapes broadcast.
+        """
+        end = int(np.searchsorted(self.tokens, logits.shape[-1]))
+        inside = self.path_tokens < logits.shape[-1]
+        rows = _on(self.path_rows[inside], logits)
+        tokens = _on(self.path_tokens[inside], logits)
+        corrected = change(logits[rows, tokens], _on(self.path_counts[inside], logits).to(logits.dtype))
+        shared = _on(self.tokens[:end], logits)
+        counts = _on(self.counts[:end], logits).to(logits.dtype)
+        logits.index_copy_(1, shared, change(logits.index_select(1, shared), counts))
+        logits[rows, tokens] = corrected
+        return logits
+
+
+class RowContext:
+    """The tokens before each row of one sequence. Derived values are computed on first use.
+
+    Args:
+        history: the written tokens.
+        paths: for each row the drafted tokens from the root to its node; empty for the root itself.
+        device: device of the logits.
+    """
+
+    def __init__(self, history: History, paths: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
+        self.history = history
+        self.paths = paths
+        self.device = torch.device(device)
+
+    def tails(self, width: int, *, start: int = 0) -> np.ndarray:
+        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`.
+
+        Args:
+            width: number of columns.
+            start: written tokens before this one are left out.
+        """
+        found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
+        written = self.history.tokens[start:]
+        for row, path in enumerate(self.paths):
+            drafted = min(len(path), width)
+            room = min(width - drafted, len(written))
+            found[row, width - drafted :] = path[len(path) - drafted :]
+            found[row, width - drafted - room : width - drafted] = written[len(written) - room :]
+        return found
+
+    @property
+    def num_output_tokens(self) -> np.ndarray:
+        """Number of tokens after the prompt before each row, shape (rows,)."""
+        return self.history.num_output_tokens + np.fromiter(map(len, self.paths), np.int64, len(self.paths))
+
+    @cached_property
+    def all_counts(self) -> TokenCounts:
+        """Counts of prompt, output and path tokens."""
+        return _counted(self.history.tokens, self.paths)
+
+    @cached_property
+    def output_counts(self) -> TokenCounts:
+        """Counts of output and path tokens."""
+        return _counted(self.history.output, self.paths)
+
+
+def forbid(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> Tensor:
+    """Set logits[rows[i], tokens[i]] to -inf, in place.
+
+    Args:
+        logits: shape (rows, vocab).
+        rows: int64, shape (n,).
+        tokens: int64, shape (n,); tokens beyond the logits' width are ignored.
+    """
+    logits[places_on(logits, rows, tokens)] = -math.inf
+    return logits
+
+
+def places_on(logits: Tensor, rows: np.ndarray, tokens: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return rows and tokens, both int64 of shape (n,), as indices into `logits`, without tokens beyond its width."""
+    inside = tokens < logits.shape[-1]
+    return _on(rows[inside], logits), _on(tokens[inside], logits)
+
+
+def _on(values: np.ndarray, logits: Tensor) -> Tensor:
+    return torch.from_numpy(values).to(logits.device, non_blocking=True)
+
+
+def _counted(written: np.ndarray, paths: Sequence[Sequence[int]]) -> TokenCounts:
+    # with counts numpy sorts; without them it uses a hash table, ten times slower here
+    tokens, counts = np.unique(written, return_counts=True)
+    drafted = np.array([token for path in paths for token in path], dtype=np.int64)
+    if not len(drafted):
+        return TokenCounts(tokens, counts, drafted, drafted, drafted)
+    rows = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+    span = int(drafted.max()) + 1
+    pairs, path_counts = np.unique(rows * span + drafted, return_counts=True)
+    path_rows, path_tokens = np.divmod(pairs, span)
+    if len(tokens):
+        place = np.minimum(np.searchsorted(tokens, path_tokens), len(tokens) - 1)
+        path_counts += np.where(tokens[place] == path_tokens, counts[place], 0)
+    return TokenCounts(tokens, counts, path_rows, path_tokens, path_counts)
+
+
+_ANY_TOKEN = NO_TOKEN - 1
+
+
+class AllowedTokens(Processor):
+    """Forbids all tokens except the given ones.
+
+    Args:
+        tokens: token ids, at least one.
+    """
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Set the other logits to -inf."""
+        tokens = self._tokens[self._tokens < logits.shape[-1]].to(logits.device)
+        kept = logits.index_select(-1, tokens)
+        return logits.fill_(-math.inf).index_copy_(-1, tokens, kept)
+
+
+class NoRepeatNgram(Ban):
+    """Forbids every token that would complete a repeated run of `size` tokens of a row's text, its path included.
+
+    The written tokens are looked up in the history's index, which grows as they are written; the runs that end in a
+    row's path are compared directly. At size 1 every token of the text is forbidden, also an end-of-text token.
+
+    Args:
+        size: tokens in a run, at least 1.
+        includes_prompt: whether a row's text begins with the prompt, as in transformers, or after it, as in fairseq.
+    """
+
+    __slots__ = ("_includes_prompt", "_size")
+
+    def __init__(self, size: int, *, includes_prompt: bool = True) -> None:
+        self._size = size
+        self._includes_prompt = includes_prompt
+
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a repeated run."""
+        if self._size == 1:
+            counts = context.all_counts if self._includes_prompt else context.output_counts
+            return counts.places(len(context.paths))
+        last = self._size - 1
+        history = context.history
+        start = 0 if self._includes_prompt else history.prompt_length
+        depth = max(map(len, context.paths), default=0)
+        if len(history) - start + depth < self._size:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        recent = context.tails(last + depth, start=start)
+        newest = recent[:, recent.shape[1] - last :]
+        rows, tokens = history.ngrams(self._size, start).followers(history.tokens[start:], newest)
+        # a shorter row has NO_TOKEN before its tokens: such a run ends at the row's own end, where no token follows
+        found, starts = np.nonzero(recent[:, last - 1 : -1] == newest[:, -1:])
+        for column in range(last):
+            if not len(found):
+                break
+            fits = recent[found, starts + column] == newest[found, column]
+            found, starts = found[fits], starts[fits]
+        rows = np.concatenate((rows, found))
+        tokens = np.concatenate((tokens, recent[found, starts + last]))
+        is_token = tokens != NO_TOKEN
+        return rows[is_token], tokens[is_token]
+
+
+class BadWords(Ban):
+    """Forbids the last token of a word where prompt, output and path end with its other tokens.
+
+    Args:
+        words: token ids of each word, at least one.
+    """
+
+    __slots__ = ("_lasts", "_prefixes")
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        longest = max(map(len, words))
+        self._lasts = np.array([word[-1] for word in words], dtype=np.int64)
+        self._prefixes = np.full((len(words), longest - 1), _ANY_TOKEN, dtype=np.int64)
+        for row, word in enumerate(words):
+            self._prefixes[row, longest - len(word) :] = word[:-1]
+
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and tokens that would complete a word."""
+        tails = context.tails(self._prefixes.shape[1])[:, None]
+        fits = (tails == self._prefixes) | (self._prefixes == _ANY_TOKEN)
+        rows, words = np.nonzero(fits.all(axis=-1))
+        return rows, self._lasts[words]
+
+
+class MinTokens(Ban):
+    """Forbids the tokens that end the text before it has `least` tokens, path included.
+
+    Args:
+        least: minimum number of generated tokens before the end.
+        stop_ids: the tokens that end the text.
+    """
+
+    __slots__ = ("_least", "_stop_ids")
+
+    def __init__(self, least: int, stop_ids: Sequence[int]) -> None:
+        self._least = least
+        self._stop_ids = np.array(stop_ids, dtype=np.int64)
+
+    def places(self, context: RowContext) -> tuple[np.ndarray, np.ndarray]:
+        """Return these tokens for all rows below the minimum."""
+        early = np.flatnonzero(context.num_output_tokens < self._least)
+        return np.repeat(early, len(self._stop_ids)), np.tile(self._stop_ids, len(early))
+
+
+# Filters that keep only the more likely tokens of each row: top-k, top-p, min-p.
+#
+# Each computes the smallest logit that a row keeps and keeps every token that reaches it. So tokens of equal logits are
+# kept or dropped together, and the result depends neither on their order nor on the other rows. (A sort would keep some
+# of them, and which ones would change with the batch.)
+
+_NUCLEI = (256, 2048)
+"""Numbers of largest logits in which top-p searches before it sorts whole rows."""
+
+
+class Filter(ABC):
+    """One control over rows of logits that is independent of the previous tokens."""
+
+    @abstractmethod
+    def apply(self, logits: Tensor) -> Tensor:
+        """Return logits with the dropped tokens at -inf; every row keeps its largest.
+
+        Args:
+            logits: logits over temperature, shape (rows, vocab), finite or -inf; may be changed in place.
+
+        Returns:
+            Same shape and dtype; perhaps the same tensor.
+        """
+
+
+class TopK(Filter):
+    """Keeps the `count` largest logits, including ties with the smallest of them.
+
+    Args:
+        count: at least 1.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Set the other logits to -inf."""
+        return drop_below(logits, largest(logits, min(self._count, logits.shape[-1]))[:, -1:])
+
+
+class TopP(Filter):
+    """Keeps a token if all more likely tokens together have a probability below `mass`.
+
+    Args:
+        mass: above 0, below 1.
+    """
+
+    __slots__ = ("_mass",)
+
+    def __init__(self, mass: float) -> None:
+        self._mass = mass
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Set the other logits to -inf."""
+        # softmax sums each row independently, so that a row's mass is the same in every batch
+        peak = torch.softmax(logits, dim=-1).amax(dim=-1, keepdim=True)
+        return drop_below(logits, self._least(logits, peak, (*_NUCLEI, logits.shape[-1])))
+
+    def _least(self, logits: Tensor, peak: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """Return the smallest kept logit per row, searched among its `counts[0]` largest, or else more."""
+        values = largest(logits, min(counts[0], logits.shape[-1]))
+        mass = (values - values[:, :1]).exp_().mul_(peak).cumsum(dim=-1, dtype=torch.float64)
+        wanted = torch.full_like(mass[:, :1], self._mass)
+        least = values.gather(1, torch.searchsorted(mass, wanted).clamp_(max=values.shape[-1] - 1))
+        short = (mass[:, -1] < self._mass) & ~values[:, -1].isneginf()
+        if len(counts) > 1 and bool(short.any()):
+            least[short] = self._least(logits[short], peak[short], counts[1:])
+        return least
+
+
+class MinP(Filter):
+    """Keeps the tokens that are at least `fraction` times as likely as the most likely one.
+
+    Args:
+        fraction: above 0, up to 1.
+    """
+
+    __slots__ = ("_log_fraction",)
+
+    def __init__(self, fraction: float) -> None:
+        self._log_fraction = math.log(fraction)
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Set the other logits to -inf."""
+        return drop_below(logits, logits.amax(dim=-1, keepdim=True) + self._log_fraction)
+
+
+class LogitBias(Processor):
+    """Adds a number to the logits of some tokens.
+
+    Args:
+        biases: by token id; -inf forbids the token.
+    """
+
+    __slots__ = ("_biases", "_tokens")
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        tokens = sorted(biases)
+        self._tokens = torch.tensor(tokens, dtype=torch.int64)
+        self._biases = torch.tensor([biases[token] for token in tokens], dtype=torch.float64)
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Add the biases."""
+        inside = self._tokens < logits.shape[-1]
+        tokens = self._tokens[inside].to(logits.device)
+        logits[:, tokens] += self._biases[inside].to(logits.device, logits.dtype)
+        return logits
+
+
+class RepetitionPenalty(Processor):
+    """Makes every token of prompt, output and path less likely, independent of its count.
+
+    A positive logit is divided by the penalty, a negative one is multiplied. Source: arXiv 1909.05858.
+
+    Args:
+        penalty: above 1 against repetition, below 1 for it.
+    """
+
+    __slots__ = ("_penalty",)
+
+    def __init__(self, penalty: float) -> None:
+        self._penalty = penalty
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Apply the penalty."""
+        return context.all_counts.update(logits, self._penalised)
+
+    def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
+        return torch.where(values < 0, values * self._penalty, values / self._penalty)
+
+
+class CountPenalty(Processor):
+    """Subtracts from the logits of output and path tokens; prompt tokens are not counted.
+
+    Args:
+        presence: subtracted once.
+        frequency: subtracted once per occurrence of the token.
+    """
+
+    __slots__ = ("_frequency", "_presence")
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence = presence
+        self._frequency = frequency
+
+    def apply(self, logits: Tensor, context: RowContext) -> Tensor:
+        """Subtract the penalties."""
+        return context.output_counts.update(logits, self._penalised)
+
+    def _penalised(self, values: Tensor, counts: Tensor) -> Tensor:
+        return values - self._frequency * counts - self._presence
+
+
+# N-gram blocking on tensors, for all beams of a batch at once.
+#
+# A token is banned if it would complete an n-gram that has occurred before: its score becomes -inf, in place. No mask
+# of the vocabulary's width is made: work and memory grow with the tokens of the texts, not with the vocabulary. Source
+# of the rule: arXiv 1705.04304, section 2.5.
+
+
+def ban_repeated_ngrams(
+    scores: Tensor,
+    tokens: Tensor,
+    *,
+    size: int,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    waits: bool | None = None,
+) -> Tensor:
+    """Ban the tokens that would repeat an n-gram of their own row.
+
+    Args:
+        scores: logits or log-probabilities, float of shape (rows, vocab); changed in place. Ids at or above its width
+            are ignored.
+        tokens: integers of shape (rows, width) on the device of the scores; row i's text is in the columns from
+            `starts[i]` up to `lengths[i]`, and other columns may hold anything.
+        size: tokens of an n-gram, at least 1. At 1 every token of the row's text is banned, an end-of-text token or
+            start token among them included.
+        lengths: ends of the texts, shape (rows,); None for the whole width.
+        starts: beginnings of the texts, shape (rows,); None for column 0. The prompt's length excludes the prompt.
+        waits: whether the host may wait for the device in order to write only to the places found; None for only
+            if the scores are in host memory. Otherwise the scores at the row's own tokens are written without a wait.
+
+    Returns:
+        The same tensor.
+    """
+    contexts = _contexts(tokens, size, lengths, starts)[:, None]
+    return _ban(scores, _Texts(tokens, starts, lengths), contexts, waits=waits)
+
+
+def ban_ngrams_of_source(
+    scores: Tensor,
+    tokens: Tensor,
+    source: Tensor,
+    *,
+    size: int,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    source_lengths: Tensor | None = None,
+    source_starts: Tensor | None = None,
+    waits: bool | None = None,
+) -> Tensor:
+    """Ban the tokens that would write an n-gram of another text, such as the source of an encoder-decoder model.
+
+    Args:
+        scores: as for `ban_repeated_ngrams`.
+        tokens: as for `ban_repeated_ngrams`.
+        source: integers of shape (sources, source width); every source belongs to rows / sources adjacent rows.
+        size: as for `ban_repeated_ngrams`; at 1 every token of the source is banned.
+        lengths: ends of the rows' texts.
+        starts: beginnings of the rows' texts.
+        source_lengths: ends of the sources, shape (sources,); None for the whole width.
+        source_starts: beginnings of the sources, shape (sources,); None for column 0.
+        waits: as for `ban_repeated_ngrams`.
+
+    Returns:
+        The same tensor as `scores`.
+    """
+    if len(tokens) % len(source):
+        raise ValueError(f"{len(tokens)} rows cannot be divided among {len(source)} sources: give rows of all sources")
+    contexts = _contexts(tokens, size, lengths, starts)
+    contexts = contexts.view(len(source), len(tokens) // len(source), size - 1)
+    return _ban(scores, _Texts(source, source_starts, source_lengths), contexts, waits=waits)
+
+
+class _Texts(NamedTuple):
+    """Texts whose n-grams are banned: the columns from `starts` up to `lengths` of each row of `tokens`."""
+
+    tokens: Tensor
+    starts: Tensor | None
+    lengths: Tensor | None
+
+    def are_inside(self, rows: Tensor, first: Tensor, size: int) -> Tensor:
+        """Whether the n-grams that begin at these columns are inside the texts of these rows; the shapes broadcast."""
+        inside = torch.ones((), dtype=torch.bool, device=first.device)
+        if self.starts is not None:
+            inside = inside & (first >= self.starts[rows])
+        return inside if self.lengths is None else inside & (first + size <= self.lengths[rows])
+
+
+def _contexts(tokens: Tensor, size: int, lengths: Tensor | None, starts: Tensor | None) -> Tensor:
+    """Return the last size - 1 tokens of each row; -1 where a row has fewer."""
+    if size < 1:
+        raise ValueError(f"size={size}: an n-gram has at least 1 token")
+    rows, width = tokens.shape
+    if lengths is None:
+        lengths = torch.full((rows,), width, device=tokens.device)
+    columns = lengths[:, None] - torch.arange(size - 1, 0, -1, device=tokens.device)
+    missing = columns < (0 if starts is None else starts[:, None])
+    if not width:
+        return columns.fill_(-1)
+    return tokens.gather(1, columns.clamp(min=0)).masked_fill(missing, -1)
+
+
+def _ban(scores: Tensor, texts: _Texts, contexts: Tensor, *, waits: bool | None) -> Tensor:
+    """Write -inf to the scores of the tokens that followed each context in its text.
+
+    Args:
+        scores: shape (groups * members, vocab).
+        texts: one for each group.
+        contexts: shape (groups, members, size - 1).
+        waits: whether the host may wait for the device.
+    """
+    if texts.tokens.shape[1] < contexts.shape[2] + 1:
+        return scores
+    may_wait = on_host(scores) if waits is None else waits
+    return _ban_places(scores, texts, contexts) if may_wait else _ban_followers(scores, texts, contexts)
+
+
+def _ban_places(scores: Tensor, texts: _Texts, contexts: Tensor) -> Tensor:
+    """Find the places first, comparing one column of all texts and few places of the others; the host waits."""
+    groups, members, last = contexts.shape
+    tokens = texts.tokens
+    num_windows = tokens.shape[1] - last
+    if last:
+        found = contexts[:, :, -1:] == tokens[:, None, last - 1 : last - 1 + num_windows]
+    else:
+        found = torch.ones(groups, members, num_windows, dtype=torch.bool, device=tokens.device)
+    places = found.view(-1).nonzero()[:, 0]
+    rows = places // num_windows
+    first, group = places - rows * num_windows, rows // members
+    inside = texts.are_inside(group, first, last + 1).expand_as(first)
+    for column in range(last - 1):
+        inside = inside & (tokens[group, first + column] == contexts.view(-1, last)[rows, column])
+    ids = tokens[group, first + last]
+    inside = inside & (ids < scores.shape[1])
+    scores[rows[inside], ids[inside].long()] = -math.inf
+    return scores
+
+
+def _ban_followers(scores: Tensor, texts: _Texts, contexts: Tensor) -> Tensor:
+    """Lower the score of every token that has n-1 tokens before it to -inf or +inf, which leaves it; without a wait."""
+    groups, members, last = contexts.shape
+    tokens = texts.tokens
+    num_windows = tokens.shape[1] - last
+    first = torch.arange(num_windows, device=tokens.device)
+    ids = tokens[:, last:]
+    found = texts.are_inside(torch.arange(groups, device=tokens.device)[:, None], first, last + 1)
+    found = (found & (ids < scores.shape[1]))[:, None].expand(groups, members, num_windows)
+    for column in range(last):
+        found = found & (contexts[:, :, column : column + 1] == tokens[:, None, column : column + num_windows])
+    targets = ids.long()[:, None].masked_fill(~found, 0).view(-1, num_windows)
+    limits = scores.new_full((), math.inf).expand(found.shape).masked_fill(found, -math.inf).view(-1, num_windows)
+    return scores.scatter_reduce_(1, targets, limits, "amin")

@@ -1,1 +1,0 @@
-"""Translation of tokens between two tokenizers."""

@@ -1,1 +1,0 @@
-"""Incremental detokenization streams: one file for each kind of tokenizer."""
