@@ -85,7 +85,8 @@ def at_places(totals: Tensor, logprobs: Tensor, places: Tensor) -> Candidates:
 def best(values: Tensor, count: int) -> Tensor:
     """Return the places of the `count` largest entries of a vector, of equals the first; with NaN any places."""
     found, places = values.topk(count)
-    lowest, size = found[-1], len(values)
+    lowest = found[-1]
+    size = len(values)
     if on_host(values) and int((values >= lowest).sum()) == count:
         by_place = places.argsort()
         return places[by_place][found[by_place].argsort(descending=True, stable=True)]

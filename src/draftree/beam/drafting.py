@@ -262,11 +262,13 @@ class ModelBeams(BeamDrafter):
         totals = logprobs + to_device([node.score for node in nodes], logprobs.device, dtype=logprobs.dtype)[:, None]
         best = totals.reshape(-1).topk(min(count, totals.numel()))
         read = to_host(torch.stack((best.values.double(), best.indices.double())))
-        forest, found = self._forests[search], []
+        forest = self._forests[search]
+        found = []
         for score, flat in zip(*read, strict=True):
             if score == -math.inf or math.isnan(score):
                 continue
-            parent, token = nodes[int(flat) // totals.shape[1]], int(flat) % totals.shape[1]
+            parent = nodes[int(flat) // totals.shape[1]]
+            token = int(flat) % totals.shape[1]
             parent.tree.tokens.append(token)
             parent.tree.parents.append(parent.index)
             if not is_last:

@@ -140,7 +140,8 @@ class Trunk:
 
     def scored_below(self, tips: Sequence[int]) -> list[int]:
         """Return the scored nodes after these tips, ascending."""
-        below, found = set(tips), []
+        below = set(tips)
+        found = []
         for node in range(min(tips) + 1, self.num_stored):
             if self.parents[node] in below and node in self.rows and node not in below:
                 below.add(node)
@@ -290,7 +291,8 @@ class Forest:
 
     def extend(self, continuations: Sequence[tuple[Tip, int]]) -> list[Tip]:
         """Append a token to each of these beams and return the new ends; equal continuations share a node."""
-        tips, reused = [], set()
+        tips = []
+        reused = set()
         for tip, token in continuations:
             node = tip.trunk.child(tip.node, token, is_wanted=True)
             tips.append(Tip(tip.trunk, node))

@@ -70,7 +70,8 @@ def _ban_words(logprobs: Tensor, rules: DecodingRules, histories: Sequence[tuple
 
 def force(logprobs: Tensor, search: SequenceSearch) -> None:
     """Write forced and suppressed tokens into rows of a search's beams, shape (beams, vocab)."""
-    rules, step = search.opening.rules, search.num_tokens
+    rules = search.opening.rules
+    step = search.num_tokens
     if rules is None or _is_given(search):
         return
     forced = search.opening.forced
@@ -106,7 +107,8 @@ def next_logprobs(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
 
 def shape(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Write the penalties and bans of a search's parameters into the rows of these beams, shape (beams, vocab)."""
-    params, step = search.params, search.num_tokens
+    params = search.params
+    step = search.num_tokens
     restrict(logprobs, search, beams)
     vocab = logprobs.shape[-1]
     if params.unk_penalty and params.unk_token_id is not None:
@@ -133,7 +135,9 @@ def shape(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> No
 
 def _favour(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Give the next token of the soft prefix a share of the probability, in beams that follow it so far."""
-    prefix, step, share = search.params.prefix_token_ids, search.num_tokens, search.params.prefix_bias_beta
+    prefix = search.params.prefix_token_ids
+    step = search.num_tokens
+    share = search.params.prefix_bias_beta
     rows = [row for row, beam in enumerate(beams) if beam.tokens == tuple(prefix[:step])]
     if not rows:
         return
@@ -145,7 +149,8 @@ def _favour(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> 
 
 def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> None:
     """Keep what the trie or the function allows."""
-    params, vocab = search.params, logprobs.shape[-1]
+    params = search.params
+    vocab = logprobs.shape[-1]
     if params.allowed_trie is not None:
         nodes = [beam.trie_node for beam in beams]
         rows, tokens = params.allowed_trie.allowed(nodes, vocab)
@@ -171,7 +176,8 @@ def _allow(logprobs: Tensor, search: SequenceSearch, beams: Sequence[Beam]) -> N
 
 def is_quick(search: SequenceSearch) -> bool:
     """Whether the next candidates of a search depend on the plain log-probabilities of one model only."""
-    params, step = search.params, search.num_tokens
+    params = search.params
+    step = search.num_tokens
     changes = (
         not isinstance(search.strategy, BeamStrategy),
         params.temperature != 1.0,

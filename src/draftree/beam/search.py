@@ -175,7 +175,8 @@ class BeamSearch:
         return len(self._forests) < self._batch_size and self._has_room(open_slots + 1, max(lengths))
 
     def _start(self, search: SequenceSearch) -> None:
-        capacity, length = self._capacity_of(search), self.slot_length(search)
+        capacity = self._capacity_of(search)
+        length = self.slot_length(search)
         forests = self._forests[search] = []
         for model in self._models_of(search.params):
             prompt = BeamPrompt(search.prompt) if model is search.params.lm_model else search.opening

@@ -372,7 +372,8 @@ class SequenceSearch:
 
     def advance(self, found: Sequence[Columns], vocab_size: int, beams: Sequence[Sequence[Beam]]) -> bool:
         """Finish hypotheses and choose the next beams; False if a beam that is not scored could change the result."""
-        going, divisions = self.going, []
+        going = self.going
+        divisions = []
         for group, columns, own in zip(going, found, beams, strict=True):
             candidates = self.strategy.arrange(group.candidates(own, columns, vocab_size))
             division = self._divide(group, candidates)

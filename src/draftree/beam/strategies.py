@@ -43,7 +43,8 @@ class StepInfo:
 
     def rows(self) -> list[slice]:
         """Return the rows of each group."""
-        found, start = [], 0
+        found = []
+        start = 0
         for group in self.groups:
             found.append(slice(start, start + len(group)))
             start += len(group)
@@ -224,7 +225,8 @@ class DiverseGroups(Strategy):
         if not discount or not own or not other:
             return 1.0
         pairs = zip(own, other, strict=False)
-        overlap, count = 0.0, 0
+        overlap = 0.0
+        count = 0
         for one, two in pairs:
             weight = 1.0
             for left, right in zip(reversed(one.tokens), reversed(two.tokens), strict=True):

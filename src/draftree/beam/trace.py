@@ -71,7 +71,8 @@ class BeamTrace:
         self.num_steps = step = search.num_steps
         has_groups = search.params.num_beam_groups > 1
         self.num_groups = len(search.groups) if has_groups else 1
-        self.num_returned, self.ends = search.params.num_return_sequences, []
+        self.num_returned = search.params.num_return_sequences
+        self.ends = []
         for number, group in enumerate(search.groups):
             place = number if has_groups else 0
             for beam in group.beams:
@@ -86,9 +87,12 @@ class BeamTrace:
 
     def _path(self, group: int, tokens: tuple[int, ...], logprobs: Sequence[float], step: int) -> list[int]:
         """Return the nodes of a sequence; new ones are added."""
-        parent, total, path = ROOT, 0.0, []
+        parent = ROOT
+        total = 0.0
+        path = []
         for depth, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), 1):
-            key, total = (group, tokens[:depth]), total + logprob
+            key = (group, tokens[:depth])
+            total = total + logprob
             if key not in self._places:
                 self._places[key] = len(self.nodes)
                 self.nodes.append(TraceNode(token, parent, depth, group, logprob, total, step))
@@ -109,7 +113,8 @@ class BeamTrace:
             ends = [end for end, _ in self.ends]
         returned = {end for end, _ in self.ends[: self.num_returned]} if now == self.num_steps else set()
         for end in sorted(ends, key=lambda place: place in returned):
-            status, node = Status.RETURNED if end in returned else Status.FINISHED, end
+            status = Status.RETURNED if end in returned else Status.FINISHED
+            node = end
             while node != ROOT:
                 if found[node] is not Status.LIVE:
                     found[node] = status
@@ -124,7 +129,8 @@ class BeamTrace:
         for place, status in found.items():
             if status is Status.LIVE:
                 by_depth.setdefault(self.nodes[place].depth, []).append(place)
-        deepest, common = max(by_depth, default=0), []
+        deepest = max(by_depth, default=0)
+        common = []
         for depth in sorted(by_depth):
             if len(by_depth[depth]) > 1 or depth == deepest:
                 break
@@ -252,7 +258,8 @@ def _laid_out(
         node = trace.nodes[place]
         children.setdefault(ROOT - node.group if node.parent == ROOT else node.parent, []).append(place)
         widest[node.depth] = max(widest.get(node.depth, 0.0), _width(labels[place]))
-    left, x = {}, float(MARGIN)
+    left = {}
+    x = float(MARGIN)
     for depth in sorted(widest):
         left[depth] = x
         x += widest[depth] + GAP
@@ -285,7 +292,8 @@ def _width(text: str) -> float:
 
 def _edge(boxes: dict[int, Box], trace: BeamTrace, place: int, status: Status) -> str:
     node = trace.nodes[place]
-    above, box = boxes[ROOT - node.group if node.parent == ROOT else node.parent], boxes[place]
+    above = boxes[ROOT - node.group if node.parent == ROOT else node.parent]
+    box = boxes[place]
     x1, x2 = above.x + above.width, box.x
     thickness = 1.0 + 4.0 * math.exp(min(0.0, node.logprob))
     bend = x2 - GAP / 2
@@ -316,7 +324,8 @@ def _note(box: Box, text: str, kind: str) -> str:
 
 
 def _document(parts: Sequence[str], title: str, kinds: Sequence[Status], width: float, height: float) -> str:
-    legend, x = [], float(MARGIN)
+    legend = []
+    x = float(MARGIN)
     y = height + LEGEND_HEIGHT / 2 + 6
     for kind in kinds:
         legend.append(f'<g class="{kind}"><rect x="{x:g}" y="{y - 9:g}" width="18" height="12" rx="3"/></g>')

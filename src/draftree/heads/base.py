@@ -202,7 +202,8 @@ class BlockRows:
     @property
     def anchors(self) -> list[int]:
         """Index of the last row of each sequence."""
-        ends, total = [], 0
+        ends = []
+        total = 0
         for count in self.counts:
             total += count
             ends.append(total - 1)

@@ -63,7 +63,8 @@ class MarkovHead(nn.Module):
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
-        rank, wide = config.markov_rank, config.hidden
+        rank = config.markov_rank
+        wide = config.hidden
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
         self.gate_proj = nn.Linear(wide + rank, rank) if config.markov_type == "gated" else None
@@ -86,7 +87,8 @@ class MarkovHead(nn.Module):
             joined = torch.cat((memory, before, states), dim=-1)
             gate, candidate, out = self.joint_proj(joined).chunk(3, dim=-1)
             gate = torch.sigmoid(gate)
-            memory, before = gate * memory + (1 - gate) * torch.tanh(candidate), torch.tanh(out)
+            memory = gate * memory + (1 - gate) * torch.tanh(candidate)
+            before = torch.tanh(out)
         return self.markov_w2(before).float(), memory
 
 

@@ -161,7 +161,9 @@ class Eagle3Head(EagleFamilyHead):
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary, joins=True)
-        count, width, epsilon = len(config.features), config.target_hidden, config.epsilon
+        count = len(config.features)
+        width = config.target_hidden
+        epsilon = config.epsilon
         self.fc = nn.Linear(count * width, config.hidden, bias=config.fc_bias)
         self.input_norm = Norm(count * width, epsilon) if config.norm_before_fc else None
         self.fc_norm = nn.ModuleList(Norm(width, epsilon) for _ in range(count)) if config.fc_norm else None

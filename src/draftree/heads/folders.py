@@ -100,7 +100,8 @@ def expanded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of a file with packed ones in bfloat16 and without scales."""
     found = {name: tensor for name, tensor in tensors.items() if not name.endswith(SCALE)}
     for key in tensors.keys() - found.keys():
-        name, scales = key.removesuffix(SCALE), tensors[key]
+        name = key.removesuffix(SCALE)
+        scales = tensors[key]
         rows = found.get(name)
         if rows is None or rows.dtype != torch.int8 or scales.shape != rows.shape[:1]:
             raise ModelLoadError(f"the scales '{key}' do not fit to a tensor '{name}' in 8 bits: get the head again")

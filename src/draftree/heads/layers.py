@@ -117,7 +117,8 @@ def _llama3(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[Te
 
     Source: Llama 3.1, `apply_scaling` of its reference code.
     """
-    frequencies, factor = 1.0 / _wavelengths(rope, head_dim), rope["factor"]
+    frequencies = 1.0 / _wavelengths(rope, head_dim)
+    factor = rope["factor"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     trained = rope.get("original_max_position_embeddings", max_length)
     periods = 2 * math.pi / frequencies
@@ -171,7 +172,8 @@ def _longrope(rope: Mapping[str, Any], head_dim: int, max_length: int) -> tuple[
     if factors.shape != (head_dim // 2,):
         raise ValueError(f"short_factor has {factors.numel()} numbers instead of {head_dim // 2}")
     frequencies = 1.0 / (factors * _wavelengths(rope, head_dim))
-    scaling, factor = rope.get("attention_factor"), rope.get("factor")
+    scaling = rope.get("attention_factor")
+    factor = rope.get("factor")
     if scaling is None:
         factor = max_length / trained if factor is None else factor
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
@@ -287,7 +289,8 @@ class Layer(nn.Module):
 
     def __init__(self, config: HeadConfig, index: int, *, joins: bool = False, has_input_norm: bool = True) -> None:
         super().__init__()
-        width, epsilon = config.hidden, config.epsilon
+        width = config.hidden
+        epsilon = config.epsilon
         self._norm_first = config.norm_before_residual
         self.input_layernorm = Norm(width, epsilon) if has_input_norm else None
         self.hidden_norm = Norm(width, epsilon) if joins else None

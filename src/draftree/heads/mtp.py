@@ -103,7 +103,8 @@ class MtpHead(FeatureHead):
 
     def __init__(self, config: HeadConfig, vocabulary: DraftVocabulary) -> None:
         super().__init__(config, vocabulary)
-        parts, width = LayerParts(config.layer), config.hidden
+        parts = LayerParts(config.layer)
+        width = config.hidden
         self.enorm = parts.norm(width, eps=config.epsilon)
         self.hnorm = parts.norm(width, eps=config.epsilon)
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
@@ -137,8 +138,10 @@ class MtpHead(FeatureHead):
         assert self._shared is not None, "a head is bound to a target before it runs"
         read = [self.enorm(self._shared.embed(tokens).to(self.dtype)), self.hnorm(before)]
         x = self.eh_proj(torch.cat(read[::-1] if self._is_hidden_first else read, dim=-1))
-        leading, rows = x.shape[:-2], x.shape[-2]
-        flat, places = x.reshape(-1, rows, x.shape[-1]), positions.reshape(-1, rows)
+        leading = x.shape[:-2]
+        rows = x.shape[-2]
+        flat = x.reshape(-1, rows, x.shape[-1])
+        places = positions.reshape(-1, rows)
         rotary: Any = self._rotary[0].to(x.device)
         angles = rotary(flat, position_ids=places)
         with announced(LayerPass(attend, leading)):

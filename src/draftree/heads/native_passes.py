@@ -110,7 +110,8 @@ def _projection(config: HeadConfig) -> ProjectionBlueprint:
 
 
 def _layer(head: Eagle3Head, index: int) -> LayerBlueprint:
-    config, name = head.config, f"layers.{index}"
+    config = head.config
+    name = f"layers.{index}"
     joins = index == 0
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     width = 2 * config.hidden if joins else config.hidden
@@ -291,7 +292,8 @@ class NativePasses(HeadPasses):
         structure = trees.structure
         structure.ids = None if self._subset is None else self._subset.address
         structure.is_normed = self._norms_output
-        structure.kept, structure.kept_step = states.data_ptr(), states.stride(0)
+        structure.kept = states.data_ptr()
+        structure.kept_step = states.stride(0)
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=self._decoder.rows_of_chunk(sum(map(len, tokens))))
         rope_positions = [position for job in jobs for position in job.positions]
         self._decoder.grow_trees(

@@ -169,7 +169,8 @@ class HeadPasses(ABC):
 
 def requested_rows(jobs: Sequence[RowJob]) -> list[int]:
     """Return the rows whose logits are requested, counted over all jobs."""
-    found, first = [], 0
+    found = []
+    first = 0
     for job in jobs:
         found += [first + row for row in job.logits_at]
         first += len(job.tokens)
@@ -251,13 +252,18 @@ class ChainRows:
     """Attention of the last rows of one slot whose tentative rows are a chain: each sees all rows before it."""
 
     def __init__(self, memory: KVMemory, slot: int, place: int, scaling: float) -> None:
-        self._memory, self._slot, self._place, self._scaling = memory, slot, place, scaling
+        self._memory = memory
+        self._slot = slot
+        self._place = place
+        self._scaling = scaling
         self._mask: Tensor | None = None
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend; shapes as in `Attend`."""
         keys, values = self._memory.keys[layer][self._slot], self._memory.values[layer][self._slot]
-        rows, first, end = len(query), self._place, self._place + len(query)
+        rows = len(query)
+        first = self._place
+        end = self._place + len(query)
         keys[:, first:end], values[:, first:end] = key.transpose(0, 1), value.transpose(0, 1)
         keys, values = keys[None, :, :end], values[None, :, :end]
         group = query.shape[1] // keys.shape[1]
@@ -275,7 +281,8 @@ class ManyRows:
     """Attention of rows of several slots or trees."""
 
     def __init__(self, current: SlotPass, scaling: float) -> None:
-        self._current, self._scaling = current, scaling
+        self._current = current
+        self._scaling = scaling
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store keys and values, then attend; shapes as in `Attend`."""
@@ -321,10 +328,12 @@ class HeadDecoder:
     def read(self, jobs: Sequence[RowJob]) -> RowResult:
         """Append rows with states from the target to prefixes, at most one job for each slot without tentative rows."""
         found = self.extend(jobs)
-        memory, row = self.pool.memory, 0
+        memory = self.pool.memory
+        row = 0
         with torch.inference_mode(), single_threaded():
             for job in jobs:
-                slot, count = job.slot, len(job.tokens)
+                slot = job.slot
+                count = len(job.tokens)
                 memory.keys[STATES][slot.index, 0, slot.length : slot.length + count] = found.before[row : row + count]
                 row += count
         self.pool.commit([Commit(job.slot, range(len(job.tokens))) for job in jobs])

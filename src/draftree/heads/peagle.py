@@ -76,7 +76,9 @@ class _Split:
     """Attention of context rows followed by the rows of blocks."""
 
     def __init__(self, attend: BlockAttend, num_context: int, num_texts: int) -> None:
-        self._attend, self._first, self._texts = attend, num_context, num_texts
+        self._attend = attend
+        self._first = num_context
+        self._texts = num_texts
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         first = self._first

@@ -23,7 +23,8 @@ def recognise(folder: HeadFolder) -> bool:
 
 def configure(folder: HeadFolder) -> HeadConfig:
     """Return the configuration."""
-    values, held = folder.values, folder.shapes
+    values = folder.values
+    held = folder.shapes
     values.require("target_layer_ids", "mask_token_id", "block_size", "markov_rank")
     known = layer_values(values)
     has_confidence = values.flag("enable_confidence_head")

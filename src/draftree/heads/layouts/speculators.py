@@ -55,7 +55,8 @@ def configure(folder: HeadFolder) -> HeadConfig:
     layer = values.part(LAYERS)
     if kind == MTP:
         return mtp.layer_config(layer, **_method(values))
-    names, model_type = folder.shapes, layer.text("model_type", LLAMA)
+    names = folder.shapes
+    model_type = layer.text("model_type", LLAMA)
     if model_type not in (LLAMA, QWEN3):
         raise ModelLoadError(f"{LAYERS} has model_type={model_type!r}: layers of '{LLAMA}' and '{QWEN3}' are supported")
     known = layer_values(layer)
