@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from draftree.beam.forest import Forest, Tip, gathered
-from draftree.beam.scoring import SearchStats, next_logprobs, run_pass
+from draftree.beam.scoring import next_logprobs, run_pass
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.tensors import to_device, to_host
 from draftree.core.tree import ROOT, Draw, TokenTree
@@ -67,12 +67,11 @@ class BeamDrafter(ABC):
         return ()
 
     @abstractmethod
-    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return drafts for each search.
 
         Args:
             depths: maximum number of levels for each search, at least 1.
-            stats: passes of a draft model are counted here.
         """
 
     def finish(self, search: SequenceSearch) -> None:  # noqa: B027
@@ -136,7 +135,7 @@ class RunnersUp(BeamDrafter):
     def __init__(self, count: int = 2) -> None:
         self._count = count
 
-    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return the candidates that continued the same parent, best first, after each beam."""
         return [[(beam, tree) for beam in search.live if len(tree := self._tree(search, beam))] for search in depths]
 
@@ -161,7 +160,7 @@ class SequenceDrafts(BeamDrafter):
         self._drafter = drafter
         self._controls: Controls = build_controls(SamplingParams(temperature=0), vocab_size=vocab_size, seed=0)
 
-    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return a tree for every live beam that has one."""
         beams = [(search, beam) for search in depths for beam in search.live]
         states, budgets = [], []
@@ -225,7 +224,7 @@ class ModelBeams(BeamDrafter):
         if forest is not None:
             forest.close()
 
-    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return trees of the best continuations, one pass for each level."""
         trees = {search: [_Growing(beam) for beam in search.live] for search in depths}
         nodes = {
@@ -238,7 +237,9 @@ class ModelBeams(BeamDrafter):
             live = {search: nodes[search] for search in depths if level < levels[search] and nodes[search]}
             if not live:
                 break
-            self._score([self._forests[search] for search in live], stats)
+            forests = [self._forests[search] for search in live]
+            while unread := [forest for forest in forests if not forest.is_complete]:
+                run_pass(self.model, unread)
             nodes |= {
                 search: self._grow(search, own, widths[search], is_last=level + 1 == levels[search])
                 for search, own in live.items()
@@ -247,11 +248,6 @@ class ModelBeams(BeamDrafter):
             [(tree.beam, TokenTree(tuple(tree.tokens), tuple(tree.parents))) for tree in own if tree.tokens]
             for own in trees.values()
         ]
-
-    def _score(self, forests: Sequence[Forest], stats: SearchStats) -> None:
-        while unread := [forest for forest in forests if not forest.is_complete]:
-            run_pass(self.model, unread)
-            stats.num_draft_passes += 1
 
     def _grow(self, search: SequenceSearch, nodes: Sequence[_Node], count: int, *, is_last: bool) -> list[_Node]:
         """Append the best continuations of all nodes; only nodes that a next level needs are put into the forest."""
@@ -299,9 +295,9 @@ class SeveralDrafters(BeamDrafter):
         """Return the trees of the one with a model."""
         return [forest for drafter in self._drafters for forest in drafter.forests(search)]
 
-    def propose(self, depths: Mapping[SequenceSearch, int], stats: SearchStats) -> list[list[Draft]]:
+    def propose(self, depths: Mapping[SequenceSearch, int]) -> list[list[Draft]]:
         """Return the drafts of all."""
-        each = [drafter.propose(depths, stats) for drafter in self._drafters]
+        each = [drafter.propose(depths) for drafter in self._drafters]
         return [[draft for drafts in own for draft in drafts] for own in zip(*each, strict=True)]
 
     def finish(self, search: SequenceSearch) -> None:

@@ -426,11 +426,6 @@ class Forest:
             parts[own[tip.node]].append(tip)
         return [group for part in parts for group in self._groups(trunk, part)]
 
-    @property
-    def num_live(self) -> int:
-        """Number of nodes that the trees hold or will hold with the next pass."""
-        return sum(len(trunk.tokens) for trunk in self.trunks)
-
     def close(self) -> None:
         """Close all slots."""
         self.model.apply([Close(trunk.slot) for trunk in self.trunks])

@@ -1,6 +1,4 @@
-"""Forward passes over the trees of beams, the log-probabilities of beams with the rules that change them, and the one
-read of a step.
-"""
+"""Candidates of a step: forward passes over trees of beams, log-probabilities and the rules that change them."""
 
 from __future__ import annotations
 
@@ -241,12 +239,10 @@ def _best(
 
 @dataclass(slots=True)
 class SearchStats:
-    """Counts of a search: forward passes and the tokens in them, and the most nodes and slots of one sequence."""
+    """Counts of a search: forward passes, the tokens in them, and the most slots of one sequence."""
 
     num_passes: int = 0
     num_rows: int = 0
-    num_draft_passes: int = 0
-    most_live: int = 0
     most_slots: int = 0
 
 

@@ -249,7 +249,7 @@ class BeamSearch:
             self._paces[search].is_drafting = False
         if not depths:
             return
-        for search, drafts in zip(depths, drafter.propose(depths, self.stats), strict=True):
+        for search, drafts in zip(depths, drafter.propose(depths), strict=True):
             for place, forest in enumerate(self._forests[search]):
                 room = MAX_NODES
                 for beam, tree in drafts:
@@ -304,5 +304,4 @@ class BeamSearch:
         if self._drafter is not None:
             for place, forest in enumerate(self._drafter.forests(search)):
                 forest.settle([beam.draft_tips[place] for beam in beams])
-        self.stats.most_live = max(self.stats.most_live, *(forest.num_live for forest in forests))
         self.stats.most_slots = max(self.stats.most_slots, *(len(forest.trunks) for forest in forests))
