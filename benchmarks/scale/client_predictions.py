@@ -12,7 +12,7 @@ import argparse
 import json
 from pathlib import Path
 
-from draftree.lab.fleet.measured import MeasuredClients, cases_of, mean_of
+from measured_runs import MeasuredClients, cases_of, mean_of
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from measured_runs import host_costs, requests_of_texts, with_texts
 
 from draftree import LLM, SamplingParams
 from draftree.core.files import shown_name
@@ -31,7 +32,7 @@ from draftree.core.types import RoundRecord
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.lab.fleet.curves import MeasuredCurve
-from draftree.lab.fleet.measured import MeasuredDraft, host_costs, requests_of_texts, with_texts
+from draftree.lab.fleet.measured import MeasuredDraft
 from draftree.lab.fleet.simulation import Fleet, FleetSettings, HostCosts, outcomes_of
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.provenance import machine, now, versions

@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from devices import Device, Recording, Text, read_patterns, replayed, run_devices
 from end_and_cloud import served
 from fleet import passes
+from measured_runs import client_seconds, streamed_seconds
 
 from draftree import LLM, SamplingParams
 from draftree.core.files import shown_name
 from draftree.core.types import RoundRecord
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.lab.fleet.curves import MeasuredCurve
-from draftree.lab.fleet.measured import client_seconds, streamed_seconds
 from draftree.lab.fleet.simulation import PLAIN, Fleet, FleetSettings, HostCosts, SimulatedRequest
 from draftree.loading.load import load_model
 from draftree.loading.provenance import machine, now, versions

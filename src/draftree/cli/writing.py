@@ -20,11 +20,10 @@ from draftree.core.host import apply_threads, require_affinity
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
-from draftree.execution import load_named, require_positive
+from draftree.execution import ExecutionSettings, load_named, require_positive
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
-from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -40,31 +39,20 @@ PICTURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(ExecutionSettings):
     """A model and its methods, as named by the user.
 
     Attributes:
         auto_note: what `auto` stood for and why; empty if the user named a drafter.
     """
 
-    model: str
     draft: str | None = None
     verify: str = "coupled"
     plan: str | None = None
-    dtype: str = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    offload: str | None = None
-    kv_dtype: str | None = None
-    threads: int | None = None
-    affinity: str | None = None
     exact: bool = False
     allow_control_tokens: bool = False
     generation_config: str = "none"
-    trust_remote_code: bool = False
     learn: str | None = None
-    parallel: ParallelOptions = SINGLE
     auto_note: str = ""
 
     @property

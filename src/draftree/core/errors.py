@@ -215,6 +215,7 @@ EXTRAS = {
     "ray": "ray",
     "remote": "websockets",
     "serve": "fastapi",
+    "suite": "jsonschema",
     "telemetry": "opentelemetry",
     "train": "accelerate",
     "tune": "optuna",

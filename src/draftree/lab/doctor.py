@@ -50,7 +50,6 @@ class DoctorSettings(ExecutionSettings):
         length: tokens per slot; None means 2048, or the context length if that is less.
     """
 
-    model: str
     draft: str | None = None
     verify: str = "coupled"
     length: int | None = None

@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from draftree.lab.fleet.measured import (
-    MeasuredClients,
-    Measurements,
-    cases_of,
-    client_seconds,
-    mean_of,
-    requests_of_texts,
-    streamed_seconds,
-)
+from benchmark_scripts import script
+from draftree.lab.fleet.measured import Measurements
 from draftree.lab.fleet.simulation import PLAIN, Fleet, FleetSettings
 from draftree.lab.fleet.sizing import Demand, simulated
+
+runs: Any = script("scale.measured_runs")
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 FLEET = RESULTS / "fleet-smollm2.jsonl"
@@ -44,7 +39,7 @@ def simulated_seconds(measured: Measurements, run: dict[str, Any], *, opens: boo
     total = 0.0
     for group in [[place] for place in range(8)] if at_once == 1 else [list(range(at_once))]:
         prompts = [run["prompt_tokens"][place] for place in group]
-        requests = requests_of_texts(prompts, run["output"], [own.texts[place] for place in group])
+        requests = runs.requests_of_texts(prompts, run["output"], [own.texts[place] for place in group])
         total += Fleet(measured.curve, settings).run(requests).seconds
     return total
 
@@ -112,7 +107,7 @@ def test_streamed_texts_are_reproduced_within_ten_percent() -> None:
     streams = device_runs()["streams"]
     alone = [one * row["tokens"] / 1000 for row in [streams[0.0]] for one in row["ms_per_token_by_prompt"]]
     for trip in (0.01, 0.05, 0.2):
-        expected = statistics.fmean(streamed_seconds(seconds, trip) for seconds in alone)
+        expected = statistics.fmean(runs.streamed_seconds(seconds, trip) for seconds in alone)
         assert abs(1000 * expected / streams[trip]["tokens"] / streams[trip]["ms_per_token"] - 1) < WITHIN
 
 
@@ -126,7 +121,7 @@ def test_texts_of_a_device_that_drafts_are_reproduced_within_ten_percent() -> No
         near_seconds = near * tokens / 1000
         for trip in (0.01, 0.05):
             server = near_seconds + (rounds - 1) * trip
-            expected = client_seconds(server, trip, draft_seconds=0.0)
+            expected = runs.client_seconds(server, trip, draft_seconds=0.0)
             measured = drafts[trip]["ms_per_token_by_prompt"][place] * tokens / 1000
             assert abs(expected / measured - 1) < WITHIN, (place, trip)
 
@@ -137,13 +132,13 @@ CLIENT_ROWS = {
     name: [json.loads(line) for line in (RESULTS / f"{name}.jsonl").read_text("utf-8").splitlines()]
     for name in CLIENT_FILES
 }
-CASES = {name: cases_of(rows) for name, rows in CLIENT_ROWS.items()}
+CASES = {name: runs.cases_of(rows) for name, rows in CLIENT_ROWS.items()}
 
 
 @pytest.fixture(scope="module")
-def clients() -> dict[str, MeasuredClients]:
+def clients() -> dict[str, runs.MeasuredClients]:
     """The simulations, calibrated from CPU times of runs that are no cases."""
-    return {name: MeasuredClients.of_paced(rows) for name, rows in CLIENT_ROWS.items()}
+    return {name: runs.MeasuredClients.of_paced(rows) for name, rows in CLIENT_ROWS.items()}
 
 
 def test_all_numbers_of_clients_were_measured() -> None:
@@ -154,14 +149,14 @@ def test_all_numbers_of_clients_were_measured() -> None:
 
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name in CLIENT_FILES for case in CASES[name]])
 def test_clients_of_a_server_with_its_own_core_are_reproduced_within_ten_percent(
-    name: str, case: tuple[str, float, int], clients: dict[str, MeasuredClients]
+    name: str, case: tuple[str, float, int], clients: dict[str, runs.MeasuredClients]
 ) -> None:
     """Devices replay recorded drafts on another core."""
     rows = CASES[name][case]
-    assert abs(clients[name].simulated_mean(rows) / mean_of(rows) - 1) < WITHIN
+    assert abs(clients[name].simulated_mean(rows) / runs.mean_of(rows) - 1) < WITHIN
 
 
-def test_devices_share_as_many_passes_as_measured(clients: dict[str, MeasuredClients]) -> None:
+def test_devices_share_as_many_passes_as_measured(clients: dict[str, runs.MeasuredClients]) -> None:
     """At 32 and 48 devices without a round trip: they share passes since their messages delay each other."""
     for name in CLIENT_FILES:
         for count in (32, 48):

@@ -24,11 +24,11 @@ def test_first_difference(plain, other, place):
 
 
 def test_equal_texts_have_nothing_to_explain():
-    assert explain(MODEL, [1, 2], [0, 1], other=[0, 1], run_params=RunParams(4)) is None
+    assert explain(MODEL, RunParams(4), [1, 2], [0, 1], [0, 1]) is None
 
 
 def test_the_gap_is_of_the_two_best_and_the_difference_of_the_two_written():
-    found = explain(MODEL, [1, 2], [0, 1, 3], other=[0, 2, 3], run_params=RunParams(4))
+    found = explain(MODEL, RunParams(4), [1, 2], [0, 1, 3], [0, 2, 3])
     assert found is not None
     assert found.index == 1
     assert found.gap == pytest.approx(torch.tensor(0.4 / 0.3).log().item())
@@ -36,11 +36,11 @@ def test_the_gap_is_of_the_two_best_and_the_difference_of_the_two_written():
 
 
 def test_a_text_that_ends_where_the_other_goes_on_has_no_gap():
-    assert explain(MODEL, [1, 2], [0, 1], other=[0], run_params=RunParams(4)) == Divergence(1, None, None)
+    assert explain(MODEL, RunParams(4), [1, 2], [0, 1], [0]) == Divergence(1, None, None)
 
 
 def test_with_a_temperature_scores_have_the_requests_noise():
-    found = explain(MODEL, [1, 2], [0, 3], other=[1, 3], run_params=RunParams(4, temperature=2.0, seed=5))
+    found = explain(MODEL, RunParams(4, temperature=2.0, seed=5), [1, 2], [0, 3], [1, 3])
     noise = Noise(5).gumbel(2, torch.arange(4)).double()
     scores = torch.tensor(DISTRIBUTIONS[1, 2], dtype=torch.float64).log() / 2 + noise
     assert found is not None

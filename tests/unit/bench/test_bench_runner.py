@@ -37,7 +37,7 @@ class PretendWriter(Writer):
         self.calls.append((method.name, run_params.max_tokens))
         self.collected.append(gc.isenabled())
         texts = [self.instead.get(method.name, tuple(reversed(prompt))) for prompt in prompts]
-        return [Outcome(text, str(text), "length", run_params.seed, {"rounds": 1}) for text in texts]
+        return [Outcome(text, str(text), "length", {"rounds": 1}) for text in texts]
 
 
 def prompts(*categories: str) -> list[Prompt]:
@@ -178,7 +178,7 @@ class Echo(Writer):
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
         self.read += [(method.name, tuple(ids)) for ids in prompts]
-        return [Outcome((1,), method.name, "stop", 0, {"rounds": 1}) for _ in prompts]
+        return [Outcome((1,), method.name, "stop", {"rounds": 1}) for _ in prompts]
 
 
 def test_all_methods_continue_the_plain_answer(tokenizer: Tokenizer, prompt: Prompt) -> None:

@@ -21,7 +21,7 @@ from draftree.lab.bench.benchmark import Runner
 from draftree.lab.bench.records import Record
 from draftree.lab.bench.suite.comparison import Tolerance, differences, regressions, to_csv
 from draftree.lab.bench.suite.run import PromptSet, digest_of, read_sets
-from draftree.lab.bench.suite.submission import ALL, SCHEMA, Entry, check, read_submission, scores_of, violations
+from draftree.lab.bench.suite.submission import ALL, SCHEMA, Entry, check, read_submission, scores_of
 from suite_files import other_machine, suite, suite_home
 
 
@@ -137,33 +137,22 @@ CHANGES: list[tuple[tuple[Any, ...], Any]] = [
 
 
 @pytest.mark.parametrize(("place", "value"), CHANGES, ids=str)
-def test_our_validation_refuses_what_jsonschema_refuses(
+def test_a_wrong_value_is_refused_with_its_place(
     submission: dict[str, Any], place: tuple[Any, ...], value: Any
 ) -> None:
-    schema = json.loads(SCHEMA.read_text())
     inner: Any = submission
     for key in place[:-1]:
         inner = inner[key]
     inner[place[-1]] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(submission, schema)
-    assert check(submission), "the check refuses it as well"
     assert str(place[-1]) in check(submission)[0]
 
 
-def test_our_validation_refuses_every_missing_field_as_jsonschema_does(submission: dict[str, Any]) -> None:
-    schema = json.loads(SCHEMA.read_text())
+def test_every_missing_field_is_refused(submission: dict[str, Any]) -> None:
     for name in submission:
         without = {key: value for key, value in submission.items() if key != name}
-        assert not jsonschema.Draft202012Validator(schema).is_valid(without)
-        assert violations(without, schema) == [f"the document has no '{name}'"]
+        assert name in check(without)[0]
     for broken in (None, [], "text", 3):
         assert check(broken)
-
-
-def test_a_schema_with_unknown_keywords_is_no_silent_pass() -> None:
-    with pytest.raises(ValueError, match="maxItems"):
-        violations([1, 2], {"type": "array", "maxItems": 1})
 
 
 @pytest.mark.parametrize("change", ["score", "exact", "missing", "added", "method", "twice", "version", "turn"])

@@ -12,7 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,6 @@ Follow = Callable[[Prompt, str], Prompt | None]
 """Function of (prompt, answer) that returns the next turn of the conversation; None after the last one."""
 
 
-def no_turns(prompt: Prompt, answer: str) -> None:
-    """Return None: the conversation ends with its first answer."""
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One call: a method's texts for a group of prompts in one repeat."""
@@ -82,13 +78,11 @@ class Runner:
     run_params: RunParams
     repeats: int
     explain: Explain
-    follow: Follow = no_turns
+    follow: Follow | None = None
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
         """Run every method once on few tokens."""
-        short = RunParams(
-            min(WARM_UP_TOKENS, self.run_params.max_tokens), self.run_params.temperature, self.run_params.seed
-        )
+        short = replace(self.run_params, max_tokens=min(WARM_UP_TOKENS, self.run_params.max_tokens))
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
 
@@ -113,6 +107,8 @@ class Runner:
 
     def _next(self, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Prompt]:
         """Return the next turns of the group's conversations, after our plain answers."""
+        if self.follow is None:
+            return []
         plain = next(t for t in turns if t.method.is_plain and t.method.engine == OURS and t.repeat == 0)
         found = [self.follow(prompt, one.text) for prompt, one in zip(group, plain.outcomes, strict=True)]
         return [prompt for prompt in found if prompt is not None]
@@ -202,12 +198,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def explain(
-    model: LanguageModel,
-    prompt: Sequence[int],
-    plain: Sequence[int],
-    *,
-    other: Sequence[int],
-    run_params: RunParams,
+    model: LanguageModel, run_params: RunParams, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
 ) -> Divergence | None:
     """Find the first difference and score the common prefix once more, in one pass, to measure the gap."""
     index = first_difference(plain, other)
@@ -251,7 +242,6 @@ class BenchSettings(ExecutionSettings):
         prompts: a prompts file; None uses the built-in set.
     """
 
-    model: str
     drafts: tuple[str, ...] = ()
     plans: tuple[str, ...] = ()
     verify: str = "coupled"
@@ -336,7 +326,7 @@ def prepare(
         writers=_writers(target, tokenizer, ours, peers=peers, batch=settings.batch, on_round=on_round),
         run_params=run_params,
         repeats=settings.repeats,
-        explain=partial(_explain, target, run_params),
+        explain=partial(explain, target.model, run_params),
         follow=partial(following, tokenizer),
     )
     groups = tuple(tuple(group) for group in grouped(prompts, settings.batch))
@@ -411,10 +401,6 @@ def _writers(
             eos_ids=eos_ids_of(target, tokenizer),
         )
     return writers
-
-
-def _explain(target: LoadedModel, run_params: RunParams, prompt: Any, plain: Any, other: Any) -> Any:
-    return explain(target.model, prompt, plain, other=other, run_params=run_params)
 
 
 def _header(

@@ -218,7 +218,6 @@ class PassSettings(ExecutionSettings):
         repeats: passes of each kind that count.
     """
 
-    model: str
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     prefix: int | None = None
     repeats: int = 20

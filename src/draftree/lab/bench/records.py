@@ -160,6 +160,14 @@ class Results:
 
 
 AnyRecord = Record | PassRecord | TreeRecord | DistributionRecord | PerplexityRecord
+KINDS: dict[str, type[AnyRecord]] = {
+    "record": Record,
+    "pass": PassRecord,
+    "tree": TreeRecord,
+    "distribution": DistributionRecord,
+    "perplexity": PerplexityRecord,
+}
+"""Class of each kind of line, in the order of the fields of `Results`."""
 
 
 @dataclass(slots=True)
@@ -202,49 +210,35 @@ def read_results(path: Path) -> Results:
 def _results(entries: Iterable[tuple[int, Any]], name: str) -> Results:
     header: dict[str, Any] | None = None
     end: dict[str, Any] | None = None
-    records: list[Record] = []
-    passes: list[PassRecord] = []
-    trees: list[TreeRecord] = []
-    distributions: list[DistributionRecord] = []
-    perplexities: list[PerplexityRecord] = []
+    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
     for number, entry in entries:
         try:
             kind = entry.pop("kind")
-            if kind == "header" and entry["format"] != FORMAT:
-                raise ConfigurationError(
-                    f"results file '{name}' has format {entry['format']}, this version reads {FORMAT}: "
-                    "use the version that wrote it"
-                )
             if kind == "header":
                 header = entry
-            elif kind == "record":
-                divergence = entry.pop("divergence")
-                records.append(Record(**entry, divergence=None if divergence is None else Divergence(**divergence)))
-            elif kind == "pass":
-                passes.append(PassRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
-            elif kind == "tree":
-                trees.append(TreeRecord(**{**entry, "milliseconds": tuple(entry["milliseconds"])}))
-            elif kind == "distribution":
-                distributions.append(_distribution(entry))
-            elif kind == "perplexity":
-                perplexities.append(PerplexityRecord(**entry))
             elif kind == "end":
                 end = entry
+            elif kind in KINDS:
+                found[kind].append(_record(kind, entry))
             else:
                 raise ValueError(f"unknown kind '{kind}'")
         except MALFORMED as error:
-            if isinstance(error, ConfigurationError):
-                raise
             raise ConfigurationError(
                 f"results file '{name}', line {number} was not written by draftree bench: {error}"
             ) from error
+        if kind == "header" and entry.get("format") != FORMAT:
+            raise ConfigurationError(
+                f"results file '{name}' has format {entry.get('format')}, this version reads {FORMAT}: "
+                "use the version that wrote it"
+            )
     if header is None:
         raise ConfigurationError(f"results file '{name}' has no header line: it was not written by draftree bench")
-    return Results(
-        name, header, tuple(records), tuple(passes), tuple(trees), tuple(distributions), tuple(perplexities), end
-    )
+    records, passes, trees, distributions, perplexities = (tuple(found[kind]) for kind in KINDS)
+    return Results(name, header, records, passes, trees, distributions, perplexities, end)
 
 
-def _distribution(entry: dict[str, Any]) -> DistributionRecord:
-    tuples = {name: tuple(entry[name]) for name in ("own_ranks", "shared_hits")}
-    return DistributionRecord(**{**entry, **tuples})
+def _record(kind: str, entry: dict[str, Any]) -> AnyRecord:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    if kind == "record" and fields["divergence"] is not None:
+        fields["divergence"] = Divergence(**fields["divergence"])
+    return KINDS[kind](**fields)

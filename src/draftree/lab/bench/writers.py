@@ -6,6 +6,7 @@ streamer records tokens and their times; it does nothing else.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -44,7 +45,6 @@ class Outcome:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
-    seed: int
     stats: dict[str, Any]
 
 
@@ -94,13 +94,9 @@ class OurWriter(Writer):
         """Call `LLM.generate` once, with a drafter that keeps nothing from earlier repeats."""
         llm = self._llms[method.name]
         llm.forget()
-        params = SamplingParams(
-            max_tokens=run_params.max_tokens,
-            temperature=run_params.temperature,
-            seed=run_params.seed,
-        )
+        params = SamplingParams(**dataclasses.asdict(run_params))
         return [
-            Outcome(done.token_ids, done.text, done.finish_reason, done.seed, done.to_json()["stats"])
+            Outcome(done.token_ids, done.text, done.finish_reason, done.to_json()["stats"])
             for done in llm.generate([list(prompt) for prompt in prompts], params)
         ]
 
@@ -214,7 +210,7 @@ class PeerWriter(Writer):
             "tokens_per_second": after_first / decode if decode > 0 else len(ids) / prefill,
         }
         text = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return Outcome(tuple(ids), text, "length" if end is None else "stop", run_params.seed, stats)
+        return Outcome(tuple(ids), text, "length" if end is None else "stop", stats)
 
 
 def _draft_length(how: PeerMethod) -> Any:

@@ -35,7 +35,7 @@ class Estimate:
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Distances from the value to both ends, for error bars."""
+        """Distances from the value to both ends."""
         return max(0.0, self.value - self.low), max(0.0, self.high - self.value)
 
     def row(self, name: str) -> dict[str, float]:
@@ -332,6 +332,11 @@ def widest(texts: Sequence[Text]) -> int:
 def estimates(rows: Sequence[Mapping[str, Any]], name: str) -> list[Estimate]:
     """Return the estimates that rows hold under a name."""
     return [Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"]) for row in rows]
+
+
+def spread(rows: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, ...]]:
+    """Return the distances from the estimates under a name to their lower and upper ends, for error bars."""
+    return list(zip(*(one.errors for one in estimates(rows, name)), strict=True))
 
 
 def tokens_per_round(trace: Trace) -> Estimate:

@@ -2,7 +2,7 @@
 
 * `curves`: seconds of a pass, measured or from data sheets.
 * `simulation`: requests, replicas that step like the engine, the host's interpreter, the network, and the event queue.
-* `measured`: costs of a server's host from calibration runs and recorded texts, and measured clients simulated again.
+* `measured`: a measured server: its passes, recorded rounds, and the costs of its host from calibration runs.
 * `sizing`: the smallest fleet for a demand.
 
 Invariants: the simulator shares the engine's own rules (prefill budget, wait for client drafts), replays recorded

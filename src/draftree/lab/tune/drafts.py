@@ -49,7 +49,6 @@ class DraftTuneSettings(ExecutionSettings):
         replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
     """
 
-    model: str
     prompts: Path | None = None
     drafts: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = (0.0, 0.8)

@@ -45,7 +45,6 @@ class TuneSettings(ExecutionSettings):
         trials: number of sets to measure, including those of earlier runs.
     """
 
-    model: str
     prompts: Path
     trials: int = 60
     limit: int | None = None

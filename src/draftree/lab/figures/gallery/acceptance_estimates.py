@@ -7,22 +7,26 @@ For target T and drafter D, `sum min(T, D)` is the acceptance of rejection sampl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, band, dodged, legend
-from draftree.lab.figures.measures import Estimate, mean, ratio
+from draftree.lab.figures.measures import estimates, mean, ratio
+
+RULES = {"j": "coupled", "sum_min": "token"}
+LINES = {
+    "measured": ("measured, shared noise", INK["measured"], "o", "-"),
+    "j": ("J: the closed form of shared noise", INK["other"], "s", "--"),
+    "sum_min": ("Σ min(T, D): the bound of every rule", INK["theory"], "^", ":"),
+}
 
 
 @final
 class AcceptanceEstimates(Figure):
-    """Acceptance by temperature, measured and estimated."""
-
-    title: ClassVar[str] = "Acceptance of one drafted token: measured, and its estimates"
-    results: ClassVar[tuple[str, ...]] = ("distribution",)
+    title = "Acceptance of one drafted token: measured, and its estimates"
+    results = ("distribution",)
 
     def data(self, material: Material) -> Data:
-        """Return measured acceptance and both estimates by category and temperature."""
         lines = material.lines(kind="distribution")
         header = lines[0][0]
         groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
@@ -43,23 +47,14 @@ class AcceptanceEstimates(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw one panel per category."""
         names = list(dict.fromkeys(row["category"] for row in data.rows))
         for axes, name in zip(figure.subplots(1, len(names), sharey=True, squeeze=False)[0], names, strict=True):
             rows = [row for row in data.rows if row["category"] == name]
             x = [row["temperature"] for row in rows]
-            band(
-                axes, dodged(x, 0, 3, step=0.02), _estimates(rows, "measured"), label="measured, shared noise",
-                colour=INK["measured"],
-            )  # fmt: skip
-            band(
-                axes, dodged(x, 1, 3, step=0.02), _estimates(rows, "j"), label="J: the closed form of shared noise",
-                colour=INK["other"], marker="s", line="--",
-            )  # fmt: skip
-            band(
-                axes, dodged(x, 2, 3, step=0.02), _estimates(rows, "sum_min"),
-                label="Σ min(T, D): the bound of every rule", colour=INK["theory"], marker="^", line=":",
-            )  # fmt: skip
+            for place, (key, (label, colour, marker, line)) in enumerate(LINES.items()):
+                shown = estimates(rows, key)
+                places = dodged(x, place, len(LINES), step=0.02)
+                band(axes, places, shown, label=label, colour=colour, marker=marker, line=line)
             axes.set(title=name, xlabel="temperature", ylim=(0, 1))
         figure.axes[0].set_ylabel("acceptance α")
         legend(figure.axes[0], loc="upper left")
@@ -74,14 +69,7 @@ def _row(part: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-RULES = {"j": "coupled", "sum_min": "token"}
-
-
 def _mean_kept(line: Mapping[str, Any], rule: str) -> float:
     """Return the mean over positions of the probability that one child is accepted."""
     first = [kept[0] for kept in line["kept"][rule]]
     return float(sum(first) / len(first))
-
-
-def _estimates(rows: Sequence[Mapping[str, Any]], name: str) -> list[Estimate]:
-    return [Estimate(row[name], row[f"{name}_low"], row[f"{name}_high"]) for row in rows]

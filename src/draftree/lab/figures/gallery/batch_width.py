@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.engine.trace import Trace
@@ -16,13 +16,10 @@ SHIFT = 1.025
 
 @final
 class BatchWidth(Figure):
-    """Speed by batch and length."""
-
-    title: ClassVar[str] = "Speed against the batch and the length of the chain"
-    runs: ClassVar[tuple[str, ...]] = ("batch",)
+    title = "Speed against the batch and the length of the chain"
+    runs = ("batch",)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per second of all texts together by batch and length."""
         traces = material.all("batch")
         rows = sorted((_row(trace) for trace in traces), key=lambda row: (row["length"], row["batch"]))
         plain = {row["batch"]: row["speed"] for row in rows if row["length"] == 0}
@@ -39,7 +36,6 @@ class BatchWidth(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw one line per length."""
         axes = figure.subplots()
         lengths = sorted({row["length"] for row in data.rows})
         for place, length in enumerate(lengths):

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, legend
-from draftree.lab.figures.measures import guesses, measured_on, ratio, texts_of
+from draftree.lab.figures.measures import guesses, measured_on, ratio, spread, texts_of
 
 BINS = 10
 
 
 @final
 class Calibration(Figure):
-    """Acceptance by confidence, with the expected calibration error."""
-
-    title: ClassVar[str] = "Calibration of the drafter's confidence"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Calibration of the drafter's confidence"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return acceptance and mean confidence in ten bins."""
         trace = material.one("watch")
         texts = texts_of(trace)
         shape = [[0] * len(texts) for _ in range(BINS)]
@@ -59,15 +56,19 @@ class Calibration(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the reliability diagram above the number of nodes."""
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         x = [row["confidence"] for row in data.rows]
-        low = [row["acceptance"] - row["acceptance_low"] for row in data.rows]
-        high = [row["acceptance_high"] - row["acceptance"] for row in data.rows]
         values = [row["acceptance"] for row in data.rows]
         axes.plot((0, 1), (0, 1), color=INK["theory"], linestyle="--", label="calibrated")
         axes.errorbar(
-            x, values, yerr=(low, high), marker="o", markersize=4, capsize=2, color=INK["measured"], label="measured"
+            x,
+            values,
+            yerr=spread(data.rows, "acceptance"),
+            marker="o",
+            markersize=4,
+            capsize=2,
+            color=INK["measured"],
+            label="measured",
         )
         axes.set(ylabel="share accepted", ylim=(0, 1))
         legend(axes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
@@ -16,14 +16,11 @@ STEPS = 50
 
 @final
 class ConfidenceClassifier(Figure):
-    """Precision, recall and accuracy by threshold on the confidence of first children."""
-
-    title: ClassVar[str] = "The drafter's confidence as a classifier of “accepted”"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
-    size: ClassVar[tuple[float, float]] = (9.0, 4.4)
+    title = "The drafter's confidence as a classifier of “accepted”"
+    runs = ("watch",)
+    size = (9.0, 4.4)
 
     def data(self, material: Material) -> Data:
-        """Return counts and rates by threshold; the best threshold has the highest accuracy."""
         trace = material.one("watch")
         found = [g for text in texts_of(trace) for p in text.positions[:-1] for g in guesses(p) if g.rank == 1]
         if not found or any(math.isnan(guess.confidence) for guess in found):
@@ -43,7 +40,6 @@ class ConfidenceClassifier(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the rates by threshold, and the confusion matrix at the best one."""
         axes, matrix = figure.subplots(1, 2, width_ratios=(2, 1))
         x = [row["threshold"] for row in data.rows]
         for name, (colour, _, line) in zip(("accuracy", "precision", "recall"), SERIES, strict=False):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, legend
-from draftree.lab.figures.measures import guesses, measured_on, ratio, texts_of
+from draftree.lab.figures.measures import guesses, measured_on, ratio, spread, texts_of
 
 MAX_RANK = 4
 COLOURS = (INK["measured"], INK["other"], INK["good"], INK["losing"])
@@ -17,13 +17,10 @@ BARS = {"error_kw": {"elinewidth": 1.0}}
 
 @final
 class DepthRank(Figure):
-    """Acceptance of a child by level and rank."""
-
-    title: ClassVar[str] = "Acceptance by depth and rank"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Acceptance by depth and rank"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return acceptance by level and rank, over the nodes of each text whose parents are on the text."""
         trace = material.one("watch")
         texts = texts_of(trace)
         drafted, kept = [Counter[tuple[int, int]]() for _ in texts], [Counter[tuple[int, int]]() for _ in texts]
@@ -49,17 +46,21 @@ class DepthRank(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw grouped bars."""
         axes = figure.subplots()
         ranks = {row["depth"]: max(r["rank"] for r in data.rows if r["depth"] == row["depth"]) for row in data.rows}
         for rank in range(1, MAX_RANK + 1):
             rows = [row for row in data.rows if row["rank"] == rank]
             x = [row["depth"] + 0.2 * (rank - (ranks[row["depth"]] + 1) / 2) for row in rows]
-            low = [row["acceptance"] - row["acceptance_low"] for row in rows]
-            high = [row["acceptance_high"] - row["acceptance"] for row in rows]
             values = [row["acceptance"] for row in rows]
             axes.bar(
-                x, values, 0.19, yerr=(low, high), capsize=2, color=COLOURS[rank - 1], label=f"rank {rank}", **BARS
+                x,
+                values,
+                0.19,
+                yerr=spread(rows, "acceptance"),
+                capsize=2,
+                color=COLOURS[rank - 1],
+                label=f"rank {rank}",
+                **BARS,
             )
         axes.set(xlabel="depth of the node", ylabel="share accepted, given the parent", ylim=(0, 1))
         axes.set_xticks(sorted({row["depth"] for row in data.rows}))

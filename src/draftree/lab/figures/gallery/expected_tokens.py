@@ -6,7 +6,7 @@ independently of one another.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.analysis.theory import expected_tokens
 from draftree.lab.figures.base import Data, Figure, Material
@@ -28,13 +28,10 @@ CURVES = (0.5, 0.7, 0.9)
 
 @final
 class ExpectedTokens(Figure):
-    """E[tokens] of chains, replayed, and the closed form."""
-
-    title: ClassVar[str] = "Tokens per pass of a drafted chain, beside the closed form"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Tokens per pass of a drafted chain, beside the closed form"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass by length, with the closed form at the measured acceptance."""
         trace = material.one("watch")
         texts = texts_of(trace)
         alpha = acceptance(texts)
@@ -55,7 +52,6 @@ class ExpectedTokens(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw measured points and closed forms."""
         axes = figure.subplots()
         x = [row["length"] for row in data.rows]
         alpha = data.rows[0]["acceptance"]

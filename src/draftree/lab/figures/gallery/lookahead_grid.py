@@ -5,7 +5,7 @@ Source: arXiv 2402.02057, and its pool of n-grams without a window.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Spec
@@ -17,13 +17,10 @@ from draftree.lab.figures.measures import measured_on, tokens_per_round
 
 @final
 class LookaheadGrid(Figure):
-    """Tokens per pass by n and candidates."""
-
-    title: ClassVar[str] = "Lookahead: tokens per pass by length and number of n-grams"
-    runs: ClassVar[tuple[str, ...]] = ("lookahead",)
+    title = "Lookahead: tokens per pass by length and number of n-grams"
+    runs = ("lookahead",)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass by n-gram length n and candidates K."""
         traces = material.all("lookahead")
         rows: list[dict[str, Any]] = []
         for trace in traces:
@@ -46,7 +43,6 @@ class LookaheadGrid(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a heat map with numbers."""
         axes = figure.subplots()
         grams = sorted({row["n"] for row in data.rows})
         kept = sorted({row["candidates"] for row in data.rows})

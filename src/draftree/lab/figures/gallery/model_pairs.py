@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.engine.trace import Trace
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, legend
-from draftree.lab.figures.measures import ratio
+from draftree.lab.figures.measures import ratio, spread
 
 VOCABULARIES = {"smollm2-135m-instruct": 49_152, "tinyllama-1.1b-chat": 32_000, "stories15m": 32_000}
 """Tokens of the catalogue's models, from their configuration files."""
@@ -16,14 +16,11 @@ VOCABULARIES = {"smollm2-135m-instruct": 49_152, "tinyllama-1.1b-chat": 32_000, 
 
 @final
 class ModelPairs(Figure):
-    """Tokens per pass of draft models and heads."""
-
-    title: ClassVar[str] = "Tokens per pass by pair of models and vocabulary"
-    runs: ClassVar[tuple[str, ...]] = ("pair",)
-    size: ClassVar[tuple[float, float]] = (8.4, 5.2)
+    title = "Tokens per pass by pair of models and vocabulary"
+    runs = ("pair",)
+    size = (8.4, 5.2)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass of the recorded pairs, and of those in results files, by target and temperature."""
         groups: dict[tuple[str, str, float], list[tuple[str, float, float]]] = {}
         for trace in material.all("pair"):
             header = trace.header
@@ -43,18 +40,16 @@ class ModelPairs(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a bar per pair, its colour and hatch by whether the vocabularies are the same."""
         axes = figure.subplots()
         names = [f"{row['drafter']} → {row['target']}, T = {row['temperature']:g}\n{_sizes(row)}" for row in data.rows]
         for is_same, (label, colour, hatch) in KINDS.items():
-            chosen = [(place, row) for place, row in enumerate(data.rows) if row["same_vocabulary"] == is_same]
-            if not chosen:
+            places = [place for place, row in enumerate(data.rows) if row["same_vocabulary"] == is_same]
+            if not places:
                 continue
-            low = [row["tokens"] - row["tokens_low"] for _, row in chosen]
-            high = [row["tokens_high"] - row["tokens"] for _, row in chosen]
+            rows = [data.rows[place] for place in places]
             axes.barh(
-                [place for place, _ in chosen], [row["tokens"] for _, row in chosen], xerr=(low, high), color=colour,
-                hatch=hatch, edgecolor="white", capsize=2, label=label,
+                places, [row["tokens"] for row in rows], xerr=spread(rows, "tokens"), color=colour, hatch=hatch,
+                edgecolor="white", capsize=2, label=label,
             )  # fmt: skip
         axes.set_yticks(range(len(names)), names, fontsize=6.5)
         axes.axvline(1.0, color="black", linewidth=0.8)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import SERIES, legend
+from draftree.lab.figures.measures import spread
 
 
 @final
 class ModelSize(Figure):
-    """Time of a pass by model and rows."""
-
-    title: ClassVar[str] = "Time of a pass by model size and width"
-    results: ClassVar[tuple[str, ...]] = ("pass",)
-    size: ClassVar[tuple[float, float]] = (9.0, 4.4)
+    title = "Time of a pass by model size and width"
+    results = ("pass",)
+    size = (9.0, 4.4)
 
     def data(self, material: Material) -> Data:
-        """Return the median and quartiles over repeats by model and rows."""
         lines = material.lines(kind="pass")
         rows = [_row(header, line) for header, line in lines]
         rows.sort(key=lambda row: (row["weight_bytes"], row["rows"]))
@@ -37,20 +35,17 @@ class ModelSize(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the time of a pass, and relative to one row."""
         left, right = figure.subplots(1, 2)
         names = dict.fromkeys((row["model"], row["cpu"]) for row in data.rows)
         for (name, cpu), (colour, marker, line) in zip(names, SERIES * 3, strict=False):
             rows = [row for row in data.rows if (row["model"], row["cpu"]) == (name, cpu)]
             x = [row["rows"] for row in rows]
             values = [row["milliseconds"] for row in rows]
-            low = [row["milliseconds"] - row["milliseconds_low"] for row in rows]
-            high = [row["milliseconds_high"] - row["milliseconds"] for row in rows]
             label = f"{name}, {rows[0]['weight_bytes'] / 1e6:.0f} MB"
             left.errorbar(
                 x,
                 values,
-                yerr=(low, high),
+                yerr=spread(rows, "milliseconds"),
                 marker=marker,
                 linestyle=line,
                 markersize=3,

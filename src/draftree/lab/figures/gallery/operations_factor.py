@@ -6,7 +6,7 @@ Source: arXiv 2211.17192, theorem 3.11.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.analysis.theory import operations_factor
 from draftree.lab.figures.base import Data, Figure, Material
@@ -18,13 +18,10 @@ RATIOS = (0.0, 0.05, 0.1, 0.2)
 
 @final
 class OperationsFactor(Figure):
-    """Operations factor of chains, counted, and the closed form."""
-
-    title: ClassVar[str] = "Operations per token, relative to plain decoding"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Operations per token, relative to plain decoding"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return target rows per token by length, and the closed form for several drafters."""
         trace = material.one("watch")
         texts = texts_of(trace)
         alpha = acceptance(texts).value
@@ -44,7 +41,6 @@ class OperationsFactor(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the counted factor and the closed forms."""
         axes = figure.subplots()
         x = [row["length"] for row in data.rows]
         for place, r in enumerate(RATIOS):

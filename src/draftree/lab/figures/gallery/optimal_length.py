@@ -5,7 +5,7 @@ Source: arXiv 2211.17192, section 3.5: the length with the best (1 - α^(K + 1))
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import numpy as np
 
@@ -20,13 +20,10 @@ LONGEST = 12
 
 @final
 class OptimalLength(Figure):
-    """Best length by closed form, and by replay of every text."""
-
-    title: ClassVar[str] = "Optimal length of a chain against acceptance"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Optimal length of a chain against acceptance"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return the best length by replay, for every text and cost, beside that of the closed form."""
         trace = material.one("watch")
         texts = texts_of(trace)
         limit = deepest(texts)
@@ -49,7 +46,6 @@ class OptimalLength(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the closed form as steps, and the texts as points."""
         axes = figure.subplots()
         alphas = np.linspace(0.01, 0.97, 97)
         for cost, (colour, marker, line), shift in zip(COSTS, SERIES, (-0.12, 0.0, 0.12), strict=False):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK
-from draftree.lab.figures.measures import decode_rounds, measured_on, ratio
+from draftree.lab.figures.measures import decode_rounds, measured_on, ratio, spread
 
 PHASES = {"draft": INK["other"], "score": INK["measured"], "verify": INK["good"], "other": INK["theory"]}
 RUNS_SHOWN = ("plain", "fixed", "adaptive")
@@ -14,13 +14,10 @@ RUNS_SHOWN = ("plain", "fixed", "adaptive")
 
 @final
 class Phases(Figure):
-    """Time per token by phase, for plain decoding and two planners."""
-
-    title: ClassVar[str] = "Where the time goes: milliseconds per token by phase"
-    runs: ClassVar[tuple[str, ...]] = RUNS_SHOWN
+    title = "Where the time goes: milliseconds per token by phase"
+    runs = RUNS_SHOWN
 
     def data(self, material: Material) -> Data:
-        """Return milliseconds per token by run and phase, first rounds excluded."""
         traces = {run: material.one(run) for run in RUNS_SHOWN}
         rows: list[dict[str, Any]] = []
         for run, trace in traces.items():
@@ -42,7 +39,6 @@ class Phases(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw stacked bars."""
         axes = figure.subplots()
         names = ["plain decoding" if row["run"] == "plain" else f"plan {row['plan']}" for row in data.rows]
         left = [0.0] * len(names)
@@ -50,10 +46,13 @@ class Phases(Figure):
             values = [max(0.0, row[phase]) for row in data.rows]
             axes.barh(names, values, left=left, color=colour, label=phase, edgecolor="white", linewidth=0.8)
             left = [start + value for start, value in zip(left, values, strict=True)]
-        low = [row["total"] - row["total_low"] for row in data.rows]
-        high = [row["total_high"] - row["total"] for row in data.rows]
         axes.errorbar(
-            [row["total"] for row in data.rows], names, xerr=(low, high), fmt="none", color="black", capsize=3
+            [row["total"] for row in data.rows],
+            names,
+            xerr=spread(data.rows, "total"),
+            fmt="none",
+            color="black",
+            capsize=3,
         )
         axes.invert_yaxis()
         axes.set(xlabel="milliseconds per written token")

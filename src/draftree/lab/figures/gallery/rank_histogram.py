@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK
-from draftree.lab.figures.measures import Text, measured_on, ratio, texts_of, widest
+from draftree.lab.figures.measures import Text, measured_on, ratio, spread, texts_of, widest
 
 
 @final
 class RankHistogram(Figure):
-    """Share of positions by the rank of the target's token."""
-
-    title: ClassVar[str] = "Rank of the target's next token among the drafter's guesses"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Rank of the target's next token among the drafter's guesses"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return the share of positions by rank; rank 0 is the absence among the guesses."""
         trace = material.one("watch")
         texts = texts_of(trace)
         width = widest(texts)
@@ -38,13 +35,10 @@ class RankHistogram(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a histogram and its cumulated share."""
         axes = figure.subplots()
         x = range(len(data.rows))
-        low = [row["share"] - row["share_low"] for row in data.rows]
-        high = [row["share_high"] - row["share"] for row in data.rows]
         colours = [*[INK["measured"]] * (len(data.rows) - 1), INK["losing"]]
-        axes.bar(x, [row["share"] for row in data.rows], yerr=(low, high), capsize=2, color=colours)
+        axes.bar(x, [row["share"] for row in data.rows], yerr=spread(data.rows, "share"), capsize=2, color=colours)
         total, sums = 0.0, []
         for row in data.rows[:-1]:
             total += row["share"]

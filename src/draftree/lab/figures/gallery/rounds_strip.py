@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.engine.trace import Step, Trace
 from draftree.lab.figures.base import Data, Figure, Material
@@ -14,14 +14,11 @@ RUNS_SHOWN = ("fixed", "adaptive")
 
 @final
 class RoundsStrip(Figure):
-    """Fixed against dynamic length over a text."""
-
-    title: ClassVar[str] = "Rounds over one text: fixed and planned length"
-    runs: ClassVar[tuple[str, ...]] = RUNS_SHOWN
-    size: ClassVar[tuple[float, float]] = (8.0, 4.0)
+    title = "Rounds over one text: fixed and planned length"
+    runs = RUNS_SHOWN
+    size = (8.0, 4.0)
 
     def data(self, material: Material) -> Data:
-        """Return drafted and accepted nodes of every round of the first text."""
         traces = {run: material.one(run) for run in RUNS_SHOWN}
         rows: list[dict[str, Any]] = []
         for run, trace in traces.items():
@@ -45,7 +42,6 @@ class RoundsStrip(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a bar per round from its position in the text, as high as its draft."""
         for axes, run in zip(figure.subplots(2, 1, sharex=True, sharey=True), RUNS_SHOWN, strict=True):
             rows = [row for row in data.rows if row["run"] == run]
             x, width = [row["position"] for row in rows], [row["written"] for row in rows]

@@ -6,7 +6,7 @@ trip per so many tokens; the points between show whether the time per token is l
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import SERIES, band, legend
@@ -18,13 +18,10 @@ ARMS = {"drafts": "drafts on the device", "streams": "streamed by the server"}
 
 @final
 class Rtt(Figure):
-    """Time per token by round-trip time."""
-
-    title: ClassVar[str] = "Milliseconds per token against the round-trip time"
-    results: ClassVar[tuple[str, ...]] = ("round trip",)
+    title = "Milliseconds per token against the round-trip time"
+    results = ("round trip",)
 
     def data(self, material: Material) -> Data:
-        """Return milliseconds per token by arm and round-trip time, and a straight line from the ends."""
         lines = [line for _, line in material.lines(part="round trip")]
         rows: list[dict[str, Any]] = [
             {"arm": line["arm"], "rtt_ms": line["rtt_ms"], **mean(line["ms_per_token_by_prompt"]).row("ms_per_token")}
@@ -45,7 +42,6 @@ class Rtt(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a line per arm, and the straight line of its tokens per round trip."""
         axes = figure.subplots()
         for arm, (colour, marker, _) in zip(dict.fromkeys(row["arm"] for row in data.rows), SERIES, strict=False):
             rows = [row for row in data.rows if row["arm"] == arm]

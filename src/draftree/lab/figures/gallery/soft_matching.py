@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.engine.trace import Trace
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK
-from draftree.lab.figures.measures import measured_on, ratio, texts_by_sequence, tokens_per_round
+from draftree.lab.figures.measures import measured_on, ratio, spread, texts_by_sequence, tokens_per_round
 
 
 @final
 class SoftMatching(Figure):
-    """Tokens per pass and equal share of the text by softness."""
-
-    title: ClassVar[str] = "Soft against exact matching"
-    runs: ClassVar[tuple[str, ...]] = ("soft",)
+    title = "Soft against exact matching"
+    runs = ("soft",)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass and the share of tokens before the first difference from plain decoding."""
         traces = material.all("soft")
         plain = next((trace for trace in traces if trace.header.verify == "coupled"), None)
         if plain is None:
@@ -38,7 +35,6 @@ class SoftMatching(Figure):
         )  # fmt: skip
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw both rates as bars."""
         left, right = figure.subplots(1, 2, sharey=True)
         names = [row["rule"] for row in data.rows]
         for axes, key, label in (
@@ -46,10 +42,8 @@ class SoftMatching(Figure):
             (right, "equal", "share equal to plain decoding"),
         ):
             values = [row[key] for row in data.rows]
-            low = [row[key] - row[f"{key}_low"] for row in data.rows]
-            high = [row[f"{key}_high"] - row[key] for row in data.rows]
             colours = [INK["measured"] if name.startswith("coupled") else INK["losing"] for name in names]
-            axes.barh(names, values, xerr=(low, high), color=colours, capsize=2)
+            axes.barh(names, values, xerr=spread(data.rows, key), color=colours, capsize=2)
             axes.set_xlabel(label)
         left.invert_yaxis()
         right.set_xlim(0, 1.02)

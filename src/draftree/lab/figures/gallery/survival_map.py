@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
@@ -15,14 +15,11 @@ MAX_POSITIONS = 64
 
 @final
 class SurvivalMap(Figure):
-    """Estimated and measured survival by position and depth."""
-
-    title: ClassVar[str] = "Survival of the drafted chain over one text"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
-    size: ClassVar[tuple[float, float]] = (9.0, 4.0)
+    title = "Survival of the drafted chain over one text"
+    runs = ("watch",)
+    size = (9.0, 4.0)
 
     def data(self, material: Material) -> Data:
-        """Return for every position and depth the estimated survival and whether the node is on the text."""
         trace = material.one("watch")
         texts = texts_of(trace)
         depth, text = deepest(texts), texts[0]
@@ -42,7 +39,6 @@ class SurvivalMap(Figure):
         )  # fmt: skip
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a map of the estimates with dots where chains survived."""
         axes = figure.subplots()
         width = 1 + max(row["position"] for row in data.rows)
         grid = [[math.nan] * width for _ in range(data.extra)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import legend
@@ -23,14 +23,11 @@ STYLES = {
 
 @final
 class TemperatureRules(Figure):
-    """Tokens per pass by rule and temperature."""
-
-    title: ClassVar[str] = "Tokens per pass of every rule against the temperature"
-    runs: ClassVar[tuple[str, ...]] = ("rule",)
-    size: ClassVar[tuple[float, float]] = (7.6, 4.8)
+    title = "Tokens per pass of every rule against the temperature"
+    runs = ("rule",)
+    size = (7.6, 4.8)
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass by rule and temperature."""
         traces = material.all("rule")
         rows: list[dict[str, Any]] = [
             {
@@ -51,7 +48,6 @@ class TemperatureRules(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw one line per rule, shifted a little so that bars do not hide one another."""
         axes = figure.subplots()
         names = list(dict.fromkeys(row["rule"] for row in data.rows))
         for place, name in enumerate(names):

@@ -7,7 +7,7 @@ The drafts of best-first and merged trees are others, which it does not bound.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.engine.trace import Trace
 from draftree.lab.figures.base import Data, Figure, Material
@@ -46,13 +46,10 @@ FAMILIES = {
 
 @final
 class TreeBudget(Figure):
-    """Tokens per pass by family of trees and budget."""
-
-    title: ClassVar[str] = "Tokens per pass against the budget of drafted nodes"
-    runs: ClassVar[tuple[str, ...]] = ("watch", "best", "merged")
+    title = "Tokens per pass against the budget of drafted nodes"
+    runs = ("watch", "best", "merged")
 
     def data(self, material: Material) -> Data:
-        """Return tokens per pass and drafted nodes per pass of every tree."""
         trace = material.one("watch")
         rows = [
             _row(family, texts, cut)
@@ -71,7 +68,6 @@ class TreeBudget(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw one line per family."""
         axes = figure.subplots()
         for (family, (colour, marker)), line in zip(FAMILIES.items(), ("-", "--", "-.", "-", "--", ":"), strict=True):
             rows = [row for row in data.rows if row["family"] == family]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import ROOT
@@ -17,14 +17,11 @@ SHOWN = 14
 
 @final
 class Trees(Figure):
-    """Three rounds as trees."""
-
-    title: ClassVar[str] = "Drafted trees and the walk of the target tokens"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
-    size: ClassVar[tuple[float, float]] = (9.0, 7.5)
+    title = "Drafted trees and the walk of the target tokens"
+    runs = ("watch",)
+    size = (9.0, 7.5)
 
     def data(self, material: Material) -> Data:
-        """Return the nodes of three trees of the first text that has them."""
         trace = material.one("watch")
         places = [(text, at) for text in texts_of(trace) for at in range(2, len(text.positions) - 1)]
         places = [(text, at) for text, at in places if len(text.positions[at].tree)]
@@ -46,7 +43,6 @@ class Trees(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the trees one below the other, the root at the left."""
         numbers = list(dict.fromkeys(row["tree"] for row in data.rows))
         for axes, number in zip(figure.subplots(len(numbers), 1, squeeze=False)[:, 0], numbers, strict=True):
             _draw_tree(axes, [row for row in data.rows if row["tree"] == number])

@@ -6,7 +6,7 @@ Source: SpecInfer, arXiv 2305.09781, figure 9, of the average verified tokens by
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import SERIES, legend
@@ -17,13 +17,10 @@ WIDTHS = (1, 2, 4, 8)
 
 @final
 class VerifiedCdf(Figure):
-    """CDF of written tokens per round by width of the first level."""
-
-    title: ClassVar[str] = "Verified tokens per round (cumulative distribution)"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Verified tokens per round (cumulative distribution)"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return the share of rounds with at most so many tokens, by width."""
         trace = material.one("watch")
         texts = texts_of(trace)
         depth, width = deepest(texts), widest(texts)
@@ -44,7 +41,6 @@ class VerifiedCdf(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw steps with shaded intervals."""
         axes = figure.subplots()
         widths = dict.fromkeys(row["width"] for row in data.rows)
         for width, (colour, _, line) in zip(widths, SERIES, strict=False):

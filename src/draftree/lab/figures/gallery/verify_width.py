@@ -5,7 +5,7 @@ Source: SpecInfer, arXiv 2305.09781, table 1, of the success of verification by 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.figures.base import Data, Figure, Material
@@ -15,13 +15,10 @@ from draftree.lab.figures.measures import Text, deepest, estimates, guesses, mea
 
 @final
 class VerifyWidth(Figure):
-    """Success of verification by number of children and level."""
-
-    title: ClassVar[str] = "Verify success by the number of children"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
+    title = "Verify success by the number of children"
+    runs = ("watch",)
 
     def data(self, material: Material) -> Data:
-        """Return the share of visited nodes with an accepted child, by level and number of children."""
         trace = material.one("watch")
         texts = texts_of(trace)
         rows = []
@@ -43,7 +40,6 @@ class VerifyWidth(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw one line per level."""
         axes = figure.subplots()
         levels = list(dict.fromkeys(row["level"] for row in data.rows))
         for place, (level, (colour, marker, line)) in enumerate(zip(levels, SERIES * 3, strict=False)):

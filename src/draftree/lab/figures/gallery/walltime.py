@@ -7,7 +7,7 @@ K + 1 tokens takes as long as one over one token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import depths
@@ -20,13 +20,10 @@ from draftree.lab.figures.measures import decode_rounds, estimates, measured_on,
 
 @final
 class Walltime(Figure):
-    """Speed-up of chains by length."""
-
-    title: ClassVar[str] = "Wall-time improvement against the length of the chain"
-    runs: ClassVar[tuple[str, ...]] = ("plain", "length")
+    title = "Wall-time improvement against the length of the chain"
+    runs = ("plain", "length")
 
     def data(self, material: Material) -> Data:
-        """Return the timed speed-up by length, and the closed form at the measured α and c."""
         plain = material.one("plain")
         traces = sorted(material.all("length"), key=length_of)
         alpha, cost = first_acceptance(traces), pass_cost(traces, plain)
@@ -53,7 +50,6 @@ class Walltime(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw timed points and the closed form."""
         axes = figure.subplots()
         x = [row["length"] for row in data.rows]
         closed = [row["closed_form"] for row in data.rows]

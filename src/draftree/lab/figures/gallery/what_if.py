@@ -6,7 +6,7 @@ Source: arXiv 2211.17192, theorem 3.8.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.analysis.theory import best_length, walltime_improvement
 from draftree.lab.figures.base import Data, Figure, Material
@@ -21,14 +21,11 @@ LONGEST = 16
 
 @final
 class WhatIf(Figure):
-    """Speed-up by K, α and c."""
-
-    title: ClassVar[str] = "What if: speed-up by acceptance, cost and length (closed form)"
-    runs: ClassVar[tuple[str, ...]] = ("watch",)
-    size: ClassVar[tuple[float, float]] = (9.0, 4.4)
+    title = "What if: speed-up by acceptance, cost and length (closed form)"
+    runs = ("watch",)
+    size = (9.0, 4.4)
 
     def data(self, material: Material) -> Data:
-        """Return the speed-up for every K, α and c."""
         trace = material.one("watch")
         alpha = acceptance(texts_of(trace)).value
         rows = [
@@ -47,7 +44,6 @@ class WhatIf(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw the table at the best length, and that at the measured acceptance by length."""
         left, right = figure.subplots(1, 2)
         alphas = sorted({row["acceptance"] for row in data.rows})
         lengths = [[best_length(a, c, longest=LONGEST) for c in COSTS] for a in alphas]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from draftree.lab.figures.base import Data, Figure, Material
 from draftree.lab.figures.drawing import INK, band
@@ -25,14 +25,11 @@ MAX_WIDTH = 8
 
 @final
 class WidthMerged(Figure):
-    """Tokens per pass by width, and by number of merged drafters."""
-
-    title: ClassVar[str] = "Width of one drafter, and number of merged drafters, at five levels"
-    runs: ClassVar[tuple[str, ...]] = ("watch", "merged")
-    size: ClassVar[tuple[float, float]] = (9.0, 4.4)
+    title = "Width of one drafter, and number of merged drafters, at five levels"
+    runs = ("watch", "merged")
+    size = (9.0, 4.4)
 
     def data(self, material: Material) -> Data:
-        """Return tokens and nodes per pass by width and by number of drafters, in the order of the trace."""
         wide, merged = material.one("watch"), material.one("merged")
         texts, others = texts_of(wide), texts_of(merged)
         levels = min(LEVELS, deepest(texts))
@@ -60,7 +57,6 @@ class WidthMerged(Figure):
         )
 
     def draw(self, figure: Any, data: Data) -> None:
-        """Draw a panel for widths and one for merged drafters."""
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, kind, colour in ((left, "width", INK["measured"]), (right, "merged", INK["other"])):
             rows = [row for row in data.rows if row["kind"] == kind]
