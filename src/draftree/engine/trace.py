@@ -283,7 +283,8 @@ class TraceWriter:
 
 def step_line(row: SequenceRecord) -> dict[str, Any]:
     """Return one sequence's part of a round's line."""
-    tree, is_cut = row.drafted, len(row.tree) < len(row.drafted)
+    tree = row.drafted
+    is_cut = len(row.tree) < len(row.drafted)
     nodes = NodeMap.identity(tree.parents)
     if is_cut:
         known = first_children(tree)
@@ -306,7 +307,8 @@ def step_line(row: SequenceRecord) -> dict[str, Any]:
 
 def starts_of(trace: Trace) -> list[float]:
     """Return the seconds at which the rounds began; without recorded times they follow one another without gaps."""
-    starts, now = [], 0.0
+    starts = []
+    now = 0.0
     for one in trace.rounds:
         start = now if one.start is None else one.start
         starts.append(start)
@@ -390,7 +392,8 @@ def _nodes(trace: Trace) -> Iterator[dict[str, Any]]:
 
 
 def _nodes_of(trace: Trace, step: Step) -> Iterator[dict[str, Any]]:
-    tree, ranks = step.tree, [0] * (len(step.tree) + 1)
+    tree = step.tree
+    ranks = [0] * (len(step.tree) + 1)
     scored = range(len(tree)) if step.kept is None else step.kept
     for node, depth in enumerate(depths(tree.parents)):
         parent = tree.parents[node]

@@ -287,14 +287,16 @@ def examine(
     methods = settings.methods()
     for name in (settings.model, *methods.draft_models):
         fetch(name)
-    trusts, target = settings.trust_remote_code, load_for(settings)
+    trusts = settings.trust_remote_code
+    target = load_for(settings)
     if settings.draft == AUTO_DRAFT:
         choice = decide(target, settings.verify, None)
         settings = replace(settings, draft=choice.draft)
         methods = choose_methods(choice.draft, settings.verify, choice.plan)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
-    parts, draft = Parts(target.model, methods.verifier, methods.planner), None
+    parts = Parts(target.model, methods.verifier, methods.planner)
+    draft = None
     if methods.drafters:
         parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
     length = _length(settings, target.model)
@@ -353,7 +355,9 @@ def _examine_draft(
         loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
         return LoadedDraftModel(model.model, own, name)
 
-    parts, note, problem = Parts(target.model, methods.verifier, methods.planner), "", None
+    parts = Parts(target.model, methods.verifier, methods.planner)
+    note = ""
+    problem = None
     try:
         parts = build_parts(
             methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
@@ -366,7 +370,8 @@ def _examine_draft(
 
 
 def _model_report(loaded: LoadedModel) -> ModelReport:
-    model, check = loaded.model, loaded.model.self_check
+    model = loaded.model
+    check = loaded.model.self_check
     return ModelReport(
         name=shown_name(loaded.name),
         family=_family(loaded),

@@ -81,7 +81,8 @@ DIGITS = 4
 
 def summary(trace: Trace) -> dict[str, Any]:
     """Return facts about a trace as JSON values."""
-    header, steps = trace.header, [step for one in trace.rounds for step in one.steps]
+    header = trace.header
+    steps = [step for one in trace.rounds for step in one.steps]
     names = trace.rounds[0].seconds if trace.rounds else {}
     drafted, accepted = sum(len(step.scored) for step in steps), sum(len(step.path) for step in steps)
     return {

@@ -254,7 +254,8 @@ class Simulation:
         if self.planner.wants_costs:
             self.planner.learn_costs(self.trace.header.pass_seconds)
         recorded = {tuple((s.sequence, s.prefix) for s in one.steps): one for one in self.trace.rounds}
-        waiting, running = scripts_of(self.trace), list[Script]()
+        waiting = scripts_of(self.trace)
+        running = list[Script]()
         number = 0
         while waiting or running:
             if not running:
@@ -356,7 +357,8 @@ class Simulation:
         return RoundRecord(0.0, draft, score, 0.0, 0.0, draft + score, num_rows, rows, part_seconds)
 
     def _count(self, record: RoundRecord, *, is_first: bool) -> None:
-        counts, rows = self.counts, record.sequences
+        counts = self.counts
+        rows = record.sequences
         counts["rounds"] += 1
         counts["steps"] += len(rows)
         counts["tokens"] += sum(row.num_written for row in rows)
@@ -442,7 +444,8 @@ def planner_of(trace: Trace, plan: str) -> Planner:
         raise ConfigurationError(f"planner '{plan}' names {len(specs)} methods: name one")
     cls, config = PLANNERS.configure(specs[0])
     parts = trace.header.parts
-    depth, nodes = max(part.depth for part in parts), sum(part.nodes for part in parts)
+    depth = max(part.depth for part in parts)
+    nodes = sum(part.nodes for part in parts)
     planner = cls(config, default_depth=depth, default_nodes=nodes, parts=parts)
     require_effect(planner, plan=plan, draft=trace.header.draft)
     return planner

@@ -25,10 +25,12 @@ def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
     Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
     """
     used = (target > 0) | (draft > 0)
-    t, d = target[used].astype(np.float64), draft[used].astype(np.float64)
+    t = target[used].astype(np.float64)
+    d = draft[used].astype(np.float64)
     with np.errstate(divide="ignore"):
         order = np.argsort(np.log(t) - np.log(d))
-    t, d = t[order], d[order]
+    t = t[order]
+    d = d[order]
     # for token i, T_j / T_i counts from i on (where T_j / D_j is not smaller), D_j / D_i before
     tail = np.cumsum(t[::-1])[::-1]
     head = np.cumsum(d) - d
@@ -59,7 +61,9 @@ def recursive_acceptance(target: np.ndarray, draft: np.ndarray, drawn: Iterable[
 
     Averaged over draws it is the rule's acceptance; for one token its average is `token_acceptance`.
     """
-    left, distribution, rejected = target.astype(np.float64), draft.astype(np.float64), 1.0
+    left = target.astype(np.float64)
+    distribution = draft.astype(np.float64)
+    rejected = 1.0
     for token in drawn:
         if distribution[token] <= 0:
             break

@@ -93,7 +93,8 @@ class Runner:
         """
         for number, group in zip(numbers or range(len(groups)), groups, strict=True):
             records: list[Record] = []
-            current, later = list(group), 0
+            current = list(group)
+            later = 0
             while current:
                 with collector_off():
                     turns = [
@@ -102,7 +103,8 @@ class Runner:
                         for place, method in enumerate(rotated(self.methods, (number + later) * self.repeats + repeat))
                     ]
                 records += self._records(number, current, turns)
-                current, later = self._next(current, turns), later + 1
+                current = self._next(current, turns)
+                later += 1
             yield records
 
     def _next(self, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Prompt]:

@@ -147,7 +147,8 @@ def _splits(text: str, plans: Sequence[str], verify: str) -> list[tuple[str, str
     draft, *parts = text.split("@")
     if not drafts(draft):
         raise ConfigurationError(f"method '{text}': plain decoding takes no @; its verifier is set by --verify")
-    planners, verifiers = PLANNERS.names(), VERIFIERS.names()
+    planners = PLANNERS.names()
+    verifiers = VERIFIERS.names()
     own_plan = own_verify = None
     for part in parts:
         name = part.split(":")[0].split(",")[0]

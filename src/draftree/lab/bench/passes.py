@@ -115,7 +115,8 @@ def _probe() -> Any:
     functions.draftree_probe_read.restype = ctypes.c_int64
     for kind in FORMATS:
         function = getattr(functions, f"draftree_probe_{kind}")
-        function.argtypes, function.restype = [ctypes.c_int64], ctypes.c_int64
+        function.argtypes = [ctypes.c_int64]
+        function.restype = ctypes.c_int64
     return functions
 
 
@@ -131,7 +132,8 @@ def _read(probe: Any, pool: ThreadPoolExecutor, num_bytes: int, threads: int) ->
 
 
 def _operations(function: Callable[[int], int], pool: ThreadPoolExecutor, threads: int) -> float | None:
-    rounds, total = 1 << 10, 0
+    rounds = 1 << 10
+    total = 0
 
     def multiply() -> None:
         nonlocal total

@@ -282,7 +282,8 @@ def provenance_line(results: Results) -> str:
             f"{header['num_tokens']} tokens of {text['name']} ({text['sha256']}), windows of {header['window']} tokens "
             "that overlap by half"
         )
-    before, after = header["load_average"], (results.end or {}).get("load_average")
+    before = header["load_average"]
+    after = (results.end or {}).get("load_average")
     if before is not None:
         parts.append(f"load {before[0]:g} before" + (f", {after[0]:g} after" if after else ""))
     parts.append(header["date"])

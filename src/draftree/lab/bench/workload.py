@@ -207,9 +207,11 @@ def with_room(
     found: list[Prompt] = []
     left_out: list[str] = []
     for prompt in prompts:
-        fits, turn = 0, following(tokenizer, prompt, STAND_IN)
+        fits = 0
+        turn = following(tokenizer, prompt, STAND_IN)
         while turn is not None and len(turn.ids) + (fits + 1) * (answer + MARGIN) <= room:
-            fits, turn = fits + 1, following(tokenizer, turn, STAND_IN)
+            fits += 1
+            turn = following(tokenizer, turn, STAND_IN)
         left_out += prompt.task.ids[fits + 1 :]
         kept = replace(prompt.task, turns=prompt.task.turns[:fits])
         found.append(replace(prompt, task=kept))

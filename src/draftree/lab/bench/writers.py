@@ -150,7 +150,8 @@ class PeerWriter(Writer):
         clock = TokenClock()
         ids, mask = self._padded(prompts)
         torch.manual_seed(run_params.seed)
-        config, assistance = self._config(method.how, run_params), self._assistance(method.how)
+        config = self._config(method.how, run_params)
+        assistance = self._assistance(method.how)
         with quiet():
             clock.start()
             self._model.generate(ids, attention_mask=mask, generation_config=config, streamer=clock, **assistance)
@@ -198,7 +199,8 @@ class PeerWriter(Writer):
         written = [token for step in steps for token in step]
         end = next((place + 1 for place, token in enumerate(written) if token in self._eos_ids), None)
         ids = written[:end]
-        prefill, decode = clock.times[0], clock.times[-1] - clock.times[0]
+        prefill = clock.times[0]
+        decode = clock.times[-1] - clock.times[0]
         after_first = len(ids) - len(steps[0])
         stats = {
             "rounds": len(steps),

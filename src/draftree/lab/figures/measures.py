@@ -137,7 +137,8 @@ def _text(script: Script) -> Text:
 
 
 def _position(tree: TokenTree, coming: Sequence[int]) -> Position:
-    count, ranks = [0] * (len(tree) + 1), []
+    count = [0] * (len(tree) + 1)
+    ranks = []
     for parent in tree.parents:
         count[parent + 1] += 1
         ranks.append(count[parent + 1])
@@ -147,7 +148,9 @@ def _position(tree: TokenTree, coming: Sequence[int]) -> Position:
 
 def replay(text: Text, cut: Cut) -> Replayed:
     """Return the counts of a text whose rounds draft what `cut` chooses."""
-    at, nodes, accepted = 0, 0, list[int]()
+    at = 0
+    nodes = 0
+    accepted = list[int]()
     while at < len(text.positions):
         position = text.positions[at]
         kept = set(cut(position))
@@ -219,7 +222,8 @@ def measured_on(trace: Trace, *, what: str) -> str:
     """Return a sentence: what was measured, on which model, drafter, texts and processor."""
     header, about = trace.header, trace.header.about
     steps = [step for one in trace.rounds for step in one.steps]
-    texts, tokens = len({step.sequence for step in steps}), sum(step.num_written for step in steps)
+    texts = len({step.sequence for step in steps})
+    tokens = sum(step.num_written for step in steps)
     facts = [f"{what}: {header.model}", f"drafter {header.draft}", f"{texts} texts, {tokens} tokens"]
     if "temperature" in about:
         facts.append(f"temperature {about['temperature']:g}")
@@ -250,7 +254,8 @@ def decode_rounds(trace: Trace) -> list[tuple[str, dict[str, float], int]]:
 
     Rounds of several sequences are divided evenly among them.
     """
-    found, met = [], set[str]()
+    found = []
+    met = set[str]()
     for one in trace.rounds:
         names = {step.sequence for step in one.steps}
         if names <= met:

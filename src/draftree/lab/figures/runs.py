@@ -236,5 +236,6 @@ class Recorder:
         sampling = {"temperature": params.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
         about = self.about | sampling | {"batch": spec.batch, RUN: spec.run}
         planner = llm.planner
-        parts, seconds = planner.parts, planner.pass_seconds
+        parts = planner.parts
+        seconds = planner.pass_seconds
         return TraceHeader(shown_name(self.asked.model), spec.draft, spec.verify, plan, parts, seconds, about)

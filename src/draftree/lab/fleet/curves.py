@@ -70,7 +70,9 @@ class MeasuredCurve:
     @classmethod
     def read(cls, path: Path, *, token_share: float | None = None) -> MeasuredCurve:
         """Read a file of `benchmarks/load.py --scenario costs` or `benchmarks/scale/fleet.py`; medians count."""
-        points, prompts, found_share = [], dict[int, float](), 0.0
+        points = []
+        prompts = dict[int, float]()
+        found_share = 0.0
         try:
             for row in read_json_lines(path):
                 found_share = float(row.get("token_share", found_share))

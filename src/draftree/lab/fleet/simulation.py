@@ -67,7 +67,9 @@ def outcomes_of(trace: Trace) -> dict[str, tuple[RoundOutcome, ...]]:
 
 def mean_outcomes(tokens_per_round: float, nodes: int, draft_seconds: float = 0.0) -> tuple[RoundOutcome, ...]:
     """Return outcomes with a mean of `tokens_per_round` (from 1 to `nodes` + 1), in an even order."""
-    rounds, written, found = 20, 0, []
+    rounds = 20
+    written = 0
+    found = []
     for index in range(1, rounds + 1):
         due = round(index * tokens_per_round)
         found.append(RoundOutcome(nodes, max(1, due - written), draft_seconds))
@@ -79,7 +81,8 @@ def poisson(
     rate: float, *, count: int, prompt: int, output: int, outcomes: Sequence[RoundOutcome] = PLAIN, seed: int = 0
 ) -> Iterator[SimulatedRequest]:
     """Yield requests that arrive independently, `rate` a second, with geometric lengths around the given means."""
-    choose, now = random.Random(seed), 0.0
+    choose = random.Random(seed)
+    now = 0.0
     for _ in range(count):
         now += choose.expovariate(rate)
         lengths = [max(1, round(choose.expovariate(1 / mean))) for mean in (prompt, output)]
@@ -198,7 +201,8 @@ class Host:
     """
 
     def __init__(self, wake_up: float = 0.0) -> None:
-        self._wake_up, self._now = wake_up, 0.0
+        self._wake_up = wake_up
+        self._now = 0.0
         self._waking = 0.0
         """Seconds that are left before messages."""
         self._idle_since = -1.0
@@ -245,7 +249,8 @@ class Host:
 
     def _advance(self, now: float) -> None:
         """Count the time since the last change. No work ends in between: its end is an event."""
-        passed, self._now = now - self._now, now
+        passed = now - self._now
+        self._now = now
         if self._messages and self._engine is not None:
             passed /= 2
         if self._engine is not None:
@@ -364,7 +369,8 @@ class Replica:
         """Read the next parts of prompts, and return the step; None if there is nothing to do."""
         if not self.running:
             return None
-        deciding, budget = list[Running](), PREFILL_TOKENS_IDLE
+        deciding = list[Running]()
+        budget = PREFILL_TOKENS_IDLE
         if any(one.written for one in self.running):
             budget = prefill_busy
         rows = prompt_rows = 0
@@ -425,7 +431,9 @@ class Fleet:
     """A simulated fleet."""
 
     def __init__(self, curve: PassCurve, settings: FleetSettings) -> None:
-        self._curve, self._settings, self._costs = curve, settings, settings.host
+        self._curve = curve
+        self._settings = settings
+        self._costs = settings.host
         self._events: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count()
         self._replicas = [Replica(Host(settings.host.wake_up)) for _ in range(settings.replicas)]
@@ -444,7 +452,8 @@ class Fleet:
             now = self._events[0][0]
             while self._events and self._events[0][0] == now:  # what happens at once shares a step
                 heapq.heappop(self._events)[2](now)
-            changed, self._changed = sorted(self._changed), set()
+            changed = sorted(self._changed)
+            self._changed = set()
             for index in changed:
                 self._step(index, now)
         first = min((one.request.arrival for one in given), default=0.0)
@@ -532,7 +541,8 @@ class Fleet:
         if one.left is None:
             replica.waiting.append(one)
         else:
-            one.away, one.left = now - one.left, None
+            one.away = now - one.left
+            one.left = None
             replica.away.remove(one)
             replica.running.append(one)
         self._changed.add(index)
@@ -559,7 +569,8 @@ class Fleet:
     def _note_sent(self, index: int, one: Running, *, is_last: bool, now: float) -> None:
         """Note that tokens of a text were sent."""
         if not one.has_first:
-            one.first, one.has_first = now, True
+            one.first = now
+            one.has_first = True
         if is_last:
             one.end = now
             self._replicas[index].load -= 1
@@ -569,7 +580,8 @@ class Fleet:
 
     def _step(self, index: int, now: float) -> None:
         """Begin a step if the replica is idle and has work."""
-        replica, settings = self._replicas[index], self._settings
+        replica = self._replicas[index]
+        settings = self._settings
         if replica.is_stepping:
             return
         replica.admit(settings.max_batch)
@@ -581,7 +593,8 @@ class Fleet:
         step = replica.next_step(settings.prefill_busy)
         if step is None:
             return
-        replica.is_stepping, self._steps = True, self._steps + 1
+        replica.is_stepping = True
+        self._steps += 1
         trees = 0 if settings.round_trip is None else len(step.deciding)
         beside = self._costs.step(len(step.deciding), trees=trees, rows=step.rows)
         beside += self._costs.prompt_step if step.prompt_rows else 0.0
@@ -614,8 +627,11 @@ class Fleet:
         return max(each) + self._costs.draft_share * (sum(each) - max(each))
 
     def _end_step(self, index: int, step: Step, begun: float, now: float) -> None:
-        replica, settings, costs = self._replicas[index], self._settings, self._costs
-        replica.is_stepping, replica.ended = False, now
+        replica = self._replicas[index]
+        settings = self._settings
+        costs = self._costs
+        replica.is_stepping = False
+        replica.ended = now
         replica.busy += now - begun
         for one in step.deciding:
             one.written = min(one.request.output, one.written + one.outcome.tokens)

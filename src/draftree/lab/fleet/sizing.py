@@ -147,7 +147,8 @@ def plans(demand: Demand, device: str, devices: int, *, host: HostCosts = USUAL_
         raise ConfigurationError(f"unknown device '{device}': {suggestion(device, list(DEVICES))}")
     if devices < 1:
         raise ConfigurationError(f"devices are {devices}: there must be at least one")
-    found, width = [], 1
+    found = []
+    width = 1
     while width <= min(devices, 8):
         plan = _smallest(demand, device, width, devices // width, host)
         found += [] if plan is None else [plan]
@@ -168,7 +169,8 @@ def _smallest(demand: Demand, device: str, width: int, most: int, host: HostCost
     def of(replicas: int) -> Plan:
         return simulated(demand, curve, device=device, width=width, replicas=replicas, max_batch=max_batch, host=host)
 
-    least, best = 1, of(most)
+    least = 1
+    best = of(most)
     if best.reason:
         return best
     while least < best.replicas:  # more replicas never serve less

@@ -98,13 +98,18 @@ class Contest:
         finalists: int = FINALISTS,
         slower: str = "slower",
     ) -> None:
-        self._finalists, self._slower = finalists, slower
-        self._write, self._cell, self._keep = write, cell, keep
+        self._finalists = finalists
+        self._slower = slower
+        self._write = write
+        self._cell = cell
+        self._keep = keep
         self._known = dict(samples)
         self._samples: dict[str, dict[int, Sample]] = {PLAIN.name: {}}
         self._candidates: dict[str, Candidate] = {PLAIN.name: PLAIN}
-        self._num_texts, self._is_exact = num_texts, is_exact
-        self._clock, self._end = clock, clock() + seconds
+        self._num_texts = num_texts
+        self._is_exact = is_exact
+        self._clock = clock
+        self._end = clock() + seconds
         self._next = 0
         self.alive: list[Candidate] = []
         self.out: dict[str, str] = {}
@@ -143,7 +148,8 @@ class Contest:
 
     def standing(self, candidate: Candidate) -> Standing:
         """Return the result of a candidate."""
-        own, plain = self._samples.get(candidate.name, {}), self._samples[PLAIN.name]
+        own = self._samples.get(candidate.name, {})
+        plain = self._samples[PLAIN.name]
         cells = sorted(own.keys() & plain.keys())
         if not cells:
             return Standing(candidate, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0, self.out.get(candidate.name, ""))
@@ -164,7 +170,8 @@ class Contest:
 
     def _halve(self) -> Iterator[Cell]:
         """Drop the slower half after each rung, until the finalists are left or the time is over."""
-        start, size = self._next, FIRST_RUNG
+        start = self._next
+        size = FIRST_RUNG
         while len(self.alive) > self._finalists and not self.is_over:
             for _ in range(size):
                 yield self._measure()
@@ -180,7 +187,8 @@ class Contest:
             size *= 2
 
     def _score(self, candidate: Candidate, start: int) -> float:
-        own, plain = self._samples.get(candidate.name, {}), self._samples[PLAIN.name]
+        own = self._samples.get(candidate.name, {})
+        plain = self._samples[PLAIN.name]
         cells = [cell for cell in own if cell >= start and cell in plain]
         ratios = [plain[cell].seconds_per_token / own[cell].seconds_per_token for cell in cells]
         return geometric_mean(ratios) if ratios else -math.inf
@@ -296,7 +304,10 @@ class CandidateModels:
         trust_remote_code: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._loaded, self._tokenizer, self._trusts, self._clock = loaded, tokenizer, trust_remote_code, clock
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._trusts = trust_remote_code
+        self._clock = clock
         self._llms: dict[str, LLM] = {}
 
     def get(self, candidate: Candidate, prompt: Sequence[int], params: SamplingParams) -> LLM:

@@ -83,7 +83,8 @@ class DraftSearch:
         models = [name for one in own for name in choose_methods(one.draft, VERIFY, one.plan).draft_models]
         for name in dict.fromkeys((settings.model, *models)):
             fetch(name)
-        self._settings, self._loaded = settings, load_for(settings)
+        self._settings = settings
+        self._loaded = load_for(settings)
         self._tokenizer = tokenizer_of(self._loaded)
         room = self._loaded.model.max_length - settings.max_tokens
         prompts, self.notes = prompts_of(workload, self._tokenizer, room)
@@ -158,7 +159,8 @@ class DraftSearch:
 
     def run(self) -> Iterator[Cell]:
         """Replay, then measure; yields after every text. Measurements are kept if the iteration stops early."""
-        first, unreplayed = self._first, {one.name for one in self._first}
+        first = self._first
+        unreplayed = {one.name for one in self._first}
         if self.prediction is not None:
             yield from self.prediction.run(self._first)
             unreplayed = set(self.prediction.unreplayed)

@@ -248,10 +248,15 @@ class Prediction:
         seconds: float,
         clock: Clock,
     ) -> None:
-        self._loaded, self._tokenizer = loaded, tokenizer
-        self._record, self._cell = record, cell
-        self._temperatures, self._prefix, self._clock = tuple(dict.fromkeys(temperatures)), prefix, clock
-        self.journal, known = journal, journal.read()
+        self._loaded = loaded
+        self._tokenizer = tokenizer
+        self._record = record
+        self._cell = cell
+        self._temperatures = tuple(dict.fromkeys(temperatures))
+        self._prefix = prefix
+        self._clock = clock
+        self.journal = journal
+        known = journal.read()
         self.num_known = len(known)
         self.unreplayed: dict[str, str] = {}
         self._layers: tuple[int, ...] = ()
@@ -274,15 +279,14 @@ class Prediction:
     def run(self, first: Sequence[Candidate]) -> Iterator[Cell]:
         """Replay; yields after every text. The best ones are `contest.alive` afterwards."""
         for one in first:
-            reason = why_not_replayed(one, self._loaded)
-            if reason is not None:
+            if (reason := why_not_replayed(one, self._loaded)) is not None:
                 self.unreplayed[one.name] = reason
         left = [one for one in first if one.name not in self.unreplayed]
         family = [*left, *(variant for one in left for variant in variants_of(one, self._loaded))]
-        self._layers, self._max_rows = layers_of(family, self._loaded), rows_of(family)
+        self._layers = layers_of(family, self._loaded)
+        self._max_rows = rows_of(family)
         for one in left:
-            reason = self._built().why_not(one, self._recorded(self._cell(0)))
-            if reason is not None:
+            if (reason := self._built().why_not(one, self._recorded(self._cell(0)))) is not None:
                 self.unreplayed[one.name] = reason
         left = [one for one in left if one.name not in self.unreplayed]
         yield from self.contest.run(left, lambda one: variants_of(one, self._loaded))

@@ -48,7 +48,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         each = [f"{set_names(side)} (sha256 {side['prompts_sha256'][:8]})" for side in (one, other)]
         found.append(f"other prompts: {' and '.join(each)}")
     for name in SHARED_ARGUMENTS:
-        first, second = one["arguments"][name], other["arguments"][name]
+        first = one["arguments"][name]
+        second = other["arguments"][name]
         if first != second:
             found.append(f"{name} is {first} and {second}")
     return found
@@ -79,7 +80,8 @@ def suite_grid(submissions: Mapping[str, Mapping[str, Any]]) -> Grid:
     for name, submission in submissions.items():
         whole = [one for one in submission["scores"] if one["category"] == ALL]
         whole.sort(key=lambda one: -1.0 if one["score"] is None else -one["score"]["value"])
-        execution, count = submission["execution"], len(submission["prompts"])
+        execution = submission["execution"]
+        count = len(submission["prompts"])
         threads = execution["threads"]
         where = f"{machine_of(submission)}, {threads} thread{'' if threads == 1 else 's'}"
         what = f"{submission['model']['name']}, {execution['dtype']}"
@@ -227,7 +229,8 @@ def require_same_run(submission: Mapping[str, Any], baseline: Mapping[str, Any])
     if submission["model"]["sha256"] != baseline["model"]["sha256"]:
         reasons.append(f"the models are {submission['model']['name']} and {baseline['model']['name']}, other weights")
     for name in SAME_EXECUTION:
-        one, other = submission["execution"][name], baseline["execution"][name]
+        one = submission["execution"][name]
+        other = baseline["execution"][name]
         if one != other:
             reasons.append(f"{name} is {one} and {other}")
     own = {method["name"] for method in submission["methods"]}
@@ -249,7 +252,8 @@ def regressions(
     for old in baseline["scores"]:
         place = (old["method"], old["category"])
         new = now[place]
-        before, after = old["tokens_per_pass"]["value"], new["tokens_per_pass"]["value"]
+        before = old["tokens_per_pass"]["value"]
+        after = new["tokens_per_pass"]["value"]
         if after < (1 - allowed.tokens) * before - 1e-9:
             found.append(Regression(*place, "tokens per pass", before, after))
         if old["score"] is not None and new["score"] is not None:

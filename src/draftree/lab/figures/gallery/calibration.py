@@ -22,7 +22,9 @@ class Calibration(Figure):
         trace = material.one("watch")
         texts = texts_of(trace)
         shape = [[0] * len(texts) for _ in range(BINS)]
-        counts, kept, sums = shape, [list(row) for row in shape], [0.0] * BINS
+        counts = shape
+        kept = [list(row) for row in shape]
+        sums = [0.0] * BINS
         for number, text in enumerate(texts):
             for position in text.positions[:-1]:
                 for guess in guesses(position):

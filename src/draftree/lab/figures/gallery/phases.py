@@ -29,7 +29,8 @@ class Phases(Figure):
             total = ratio(totals, tokens)
             rest = total.value - sum(spent.values())
             rows.append({"run": run, "plan": trace.header.plan, **spent, "other": rest, **total.row("total")})
-        plain, best = rows[0]["total"], min(row["total"] for row in rows[1:])
+        plain = rows[0]["total"]
+        best = min(row["total"] for row in rows[1:])
         slowest = max(rows[1:], key=lambda row: row["total"])
         return Data(
             rows,

@@ -39,7 +39,8 @@ class RankHistogram(Figure):
         x = range(len(data.rows))
         colours = [*[INK["measured"]] * (len(data.rows) - 1), INK["losing"]]
         axes.bar(x, [row["share"] for row in data.rows], yerr=spread(data.rows, "share"), capsize=2, color=colours)
-        total, sums = 0.0, []
+        total = 0.0
+        sums = []
         for row in data.rows[:-1]:
             total += row["share"]
             sums.append(total)

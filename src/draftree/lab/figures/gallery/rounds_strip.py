@@ -24,7 +24,8 @@ class RoundsStrip(Figure):
         for run, trace in traces.items():
             at = 0
             for number, step in enumerate(_steps(trace)):
-                scored, accepted = len(step.scored), min(len(step.path), step.num_written)
+                scored = len(step.scored)
+                accepted = min(len(step.path), step.num_written)
                 plan = trace.header.plan
                 rows.append(
                     {"run": run, "plan": plan, "round": number, "position": at, "scored": scored, "accepted": accepted,

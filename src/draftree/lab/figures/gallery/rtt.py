@@ -30,7 +30,8 @@ class Rtt(Figure):
         rows.sort(key=lambda row: (row["arm"], row["rtt_ms"]))
         for row in rows:
             row["tokens_per_trip"] = _tokens(rows, row["arm"])
-        first, worst = lines[0], max(rows, key=lambda row: row["ms_per_token"])
+        first = lines[0]
+        worst = max(rows, key=lambda row: row["ms_per_token"])
         other = min((r for r in rows if r["rtt_ms"] == worst["rtt_ms"]), key=lambda row: row["ms_per_token"])
         beside = "" if other is worst else f"; {ARMS.get(other['arm'], other['arm'])} {other['ms_per_token']:.0f} ms"
         return Data(

@@ -22,7 +22,8 @@ class SurvivalMap(Figure):
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
         texts = texts_of(trace)
-        depth, text = deepest(texts), texts[0]
+        depth = deepest(texts)
+        text = texts[0]
         rows: list[dict[str, Any]] = []
         for at, position in enumerate(text.positions[:MAX_POSITIONS]):
             if len(position.tree) and not position.tree.scores:

@@ -104,7 +104,8 @@ def _row(family: str, texts: Sequence[Text], cut: Cut) -> dict[str, Any]:
 
 def _shapes(texts: Sequence[Text]) -> Iterator[tuple[str, Cut]]:
     """Yield the cuts of a wide tree."""
-    depth, width = deepest(texts), widest(texts)
+    depth = deepest(texts)
+    width = widest(texts)
     for length in range(1, depth + 1):
         yield "chain", chain(length)
         yield "k-ary, k = 2", k_ary(min(2, width), length)

@@ -76,7 +76,8 @@ def _draw_tree(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     _place(rows[0], children, heights, [0.0])
     by_node = {row["node"]: row for row in rows}
     for row in rows:
-        x, y = row["depth"], heights[row["node"]]
+        x = row["depth"]
+        y = heights[row["node"]]
         if row["parent"] != "":
             colour, width = (INK["good"], 2.0) if row["accepted"] else ("#c3c9d0", 0.8)
             axes.plot((by_node[row["parent"]]["depth"], x), (heights[row["parent"]], y), color=colour, linewidth=width)
@@ -104,7 +105,8 @@ def _place(row: Mapping[str, Any], children: Any, heights: dict[int, float], fre
     if below:
         heights[row["node"]] = sum(heights[child["node"]] for child in below) / len(below)
     else:
-        heights[row["node"]], free[0] = free[0], free[0] + 1
+        heights[row["node"]] = free[0]
+        free[0] = free[0] + 1
 
 
 def shown(text: str) -> str:

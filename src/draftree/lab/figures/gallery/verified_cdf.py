@@ -23,7 +23,8 @@ class VerifiedCdf(Figure):
     def data(self, material: Material) -> Data:
         trace = material.one("watch")
         texts = texts_of(trace)
-        depth, width = deepest(texts), widest(texts)
+        depth = deepest(texts)
+        width = widest(texts)
         rows: list[dict[str, Any]] = []
         for first in [one for one in WIDTHS if one <= width]:
             runs = [replay(text, expansion(first, *[1] * (depth - 1))) for text in texts]

@@ -26,7 +26,8 @@ class Walltime(Figure):
     def data(self, material: Material) -> Data:
         plain = material.one("plain")
         traces = sorted(material.all("length"), key=length_of)
-        alpha, cost = first_acceptance(traces), pass_cost(traces, plain)
+        alpha = first_acceptance(traces)
+        cost = pass_cost(traces, plain)
         seconds, tokens = per_text_seconds(plain)
         rows = [{"length": 0, "measured": 1.0, "measured_low": 1.0, "measured_high": 1.0, "closed_form": 1.0}]
         for trace in traces:
