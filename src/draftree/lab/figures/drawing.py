@@ -17,7 +17,7 @@ from draftree.lab.figures.base import FIGURES, Data, Figure, Material, read_line
 
 DPI = 110
 INK = {"measured": "#0068b5", "theory": "#57606a", "losing": "#d55e00", "other": "#c46ba3", "good": "#00694e"}
-"""Colours by meaning: any two can be told apart with each kind of colour blindness (`tests/unit/figures`)."""
+"""Colours by meaning: any two can be told apart with each kind of colour blindness (`tests/unit/lab/figures`)."""
 SERIES = (
     (INK["measured"], "o", "-"),
     (INK["other"], "s", "--"),

@@ -16,7 +16,7 @@ from draftree.lab.fleet.sizing import Demand, simulated
 
 runs: Any = script("scale.measured_runs")
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 FLEET = RESULTS / "fleet-smollm2.jsonl"
 CLOUD = RESULTS / "end-and-cloud-smollm2.jsonl"
 WITHIN = 0.10

@@ -21,7 +21,7 @@ from draftree.lab.fleet.simulation import (
 )
 from draftree.lab.fleet.sizing import Demand, parse_parameters, plans, shape_of
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 SMOLLM2_TOKEN_SHARE = 30 * 2 * 3 * 64 * 2 / 269_030_016
 """Keys and values of a token by all weights of SmolLM2-135M, both in bytes, bfloat16."""
 WITHIN = 0.10
