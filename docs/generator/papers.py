@@ -26,7 +26,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Verifiers", ("verifiers/",)),
     ("Planners and rounds", ("planners/", "engine/")),
     ("Beam search", ("beam/",)),
-    ("Training and tuning", ("train/", "tune/")),
+    ("Training and tuning", ("train/", "lab/tune/")),
     ("Sampling, models and weights", ("",)),
 )
 """Titles of tables, and the folders of which a paper's first file decides where it belongs."""
