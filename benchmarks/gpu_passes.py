@@ -26,7 +26,7 @@ from random_models import SHAPES, build, ids, weight_bytes
 
 from draftree import LLM, SamplingParams
 from draftree.core.tensors import synchronize
-from draftree.lab.bench.benchmark import collector_off
+from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.passes import read_bandwidth
 from draftree.loading.load import LoadedModel, wrap_model
 from draftree.loading.provenance import load_average, machine, now, versions
@@ -77,7 +77,7 @@ class SyntheticTime:
 def seconds_of(work: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
     """Seconds of each run after the warm-up, each synchronized."""
     found = []
-    with collector_off():
+    with without_collector():
         for turn in range(-WARM_UP, repeats):
             synchronize(device)
             start = time.perf_counter()

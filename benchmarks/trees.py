@@ -25,7 +25,7 @@ from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.model_stepper import ModelStepper, SameReader
-from draftree.lab.bench.benchmark import collector_off
+from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.passes import (
     WARM_UP_PASSES,
     PassSettings,
@@ -94,7 +94,7 @@ def time_scoring(model: LanguageModel, shapes: Sequence[str], *, prefix: int, re
     model.reserve(len(ways) + max(_num_leaves(parents) for parents in trees.values()), prefix + most)
     slots = {how: slot_after(way, prefix) for how, way in ways.items()}
     found: dict[tuple[str, str], list[float]] = {(text, how): [] for text in trees for how in ways}
-    with collector_off():
+    with without_collector():
         for turn in range(-WARM_UP_PASSES, repeats):
             for text, how in found:
                 nodes = len(trees[text])
@@ -143,7 +143,7 @@ def _grow(
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=timed.vocab_size, seed=1)
     state = growth.stepper.open(SequenceView(history, controls))
     grown, inside = [], []
-    with collector_off():
+    with without_collector():
         for turn in range(-WARM_UP_PASSES, repeats):
             timed.seconds = 0.0
             start = time.perf_counter()

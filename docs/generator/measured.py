@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree.lab.bench.records import OURS, read_results
-from draftree.lab.bench.summary import Report, Row
+from draftree.lab.bench.summary import MethodSummary, Report
 from generator.markdown import code, table
 
 __all__ = ["FILES", "NOTES", "RESULTS", "blocks"]
@@ -154,7 +154,7 @@ def text_rows(path: Path) -> Found:
     return [(row.method["name"], (run, *cells(row))) for row in ours]
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: MethodSummary) -> tuple[str, ...]:
     speed = "" if row.decoding is None else f"{row.decoding:.1f}"
     ratio = "" if row.against_plain is None else f"{row.against_plain.mean:.2f}"
     equal = "not promised" if row.num_equal is None else f"{row.num_equal} of {row.num_prompts}"

@@ -18,7 +18,7 @@ from draftree.lab.figures.base import FIGURES
 
 if TYPE_CHECKING:
     from draftree.engine.trace import Trace
-    from draftree.lab.figures.runs import Asked, RunSpec
+    from draftree.lab.figures.runs import RecordingOptions, RunSpec
 
 __all__ = ["analyse"]
 
@@ -124,10 +124,10 @@ def analyse(
     material = material_of(trace or (), results or ())
     refused: dict[str, str] = {}
     if model is not None and draft is not None:
-        from draftree.lab.figures.runs import MERGED, Asked, specs_of
+        from draftree.lab.figures.runs import MERGED, RecordingOptions, specs_of
 
         merged = MERGED if merge is None else tuple(merge)
-        asked = Asked(model, draft, tree, merged, temperature, seed, max_tokens)
+        asked = RecordingOptions(model, draft, tree, merged, temperature, seed, max_tokens)
         specs, refused = specs_of(needed_runs(wanted, material), asked)
         for run, reason in refused.items():
             note(f"run '{run}' is left out: {reason}")
@@ -167,7 +167,7 @@ def list_figures() -> None:
 
 
 def record_all(
-    asked: Asked,
+    asked: RecordingOptions,
     specs: list[RunSpec],
     execution: Execution,
     prompts: tuple[Path | None, tuple[str, ...], int | None],

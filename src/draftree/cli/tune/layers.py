@@ -65,9 +65,9 @@ def layers(
     A set that is slower than plain decoding is not stored, and the exit status is 1.
     """
     from draftree.cli.progress import resolve_with_bar
-    from draftree.lab.tune.layers import LayerSearch, TuneSettings
+    from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
 
-    settings = TuneSettings(
+    settings = LayerTuneSettings(
         model=model,
         prompts=prompts,
         trials=trials,

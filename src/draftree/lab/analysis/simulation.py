@@ -199,7 +199,7 @@ class Script:
         return self.place - self.start >= len(self.text)
 
     def coming(self) -> list[int]:
-        """Return the remaining text and the tokens that were picked after its end."""
+        """Return the remaining text and the target tokens after its end."""
         return [*self.text[self.place - self.start :], *self.overhang]
 
     def drafted(self) -> TokenTree | None:
@@ -325,7 +325,7 @@ class Simulation:
     @staticmethod
     def _walk(script: Script, tree: TokenTree, offered: TokenTree) -> SequenceRecord:
         coming = script.coming()
-        # after the end of the known text nothing is known: the last token is always a pick
+        # after the end of the known text nothing is known: the last token is always the bonus
         path = follow(tree, coming[:-1])
         written = min(len(path) + 1, len(coming) - len(script.overhang))
         return SequenceRecord(

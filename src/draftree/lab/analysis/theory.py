@@ -20,7 +20,7 @@ def token_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
 
 
 def coupled_acceptance(target: np.ndarray, draft: np.ndarray) -> float:
-    """Return the probability that target and drafter pick the same token: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
+    """Return the probability that target and drafter choose the same token: sum_i 1 / sum_j max(T_j/T_i, D_j/D_i).
 
     Sorting by T/D makes every inner sum a head of one distribution and a tail of the other: O(vocab * log vocab).
     """

@@ -56,7 +56,7 @@ Follow = Callable[[Prompt, str], Prompt | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MethodCall:
     """One call: a method's texts for a group of prompts in one repeat."""
 
     method: Method
@@ -96,7 +96,7 @@ class Runner:
             current = list(group)
             later = 0
             while current:
-                with collector_off():
+                with without_collector():
                     turns = [
                         self._turn(current, method, repeat, place)
                         for repeat in range(self.repeats)
@@ -107,7 +107,7 @@ class Runner:
                 later += 1
             yield records
 
-    def _next(self, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Prompt]:
+    def _next(self, group: Sequence[Prompt], turns: Sequence[MethodCall]) -> list[Prompt]:
         """Return the next turns of the group's conversations, after our plain answers."""
         if self.follow is None:
             return []
@@ -115,19 +115,21 @@ class Runner:
         found = [self.follow(prompt, one.text) for prompt, one in zip(group, plain.outcomes, strict=True)]
         return [prompt for prompt in found if prompt is not None]
 
-    def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> Turn:
+    def _turn(self, group: Sequence[Prompt], method: Method, repeat: int, place: int) -> MethodCall:
         prompts = [prompt.ids for prompt in group]
         start = time.perf_counter()
         outcomes = self.writers[method.engine].write(method, prompts, self.run_params)
-        return Turn(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
+        return MethodCall(method, repeat, place, time.perf_counter() - start, tuple(outcomes))
 
-    def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[Turn]) -> list[Record]:
+    def _records(self, number: int, group: Sequence[Prompt], turns: Sequence[MethodCall]) -> list[Record]:
         plain = {turn.method.engine: turn for turn in turns if turn.method.is_plain and turn.repeat == 0}
         return [
             self._record(number, prompt, index, turn, plain) for index, prompt in enumerate(group) for turn in turns
         ]
 
-    def _record(self, number: int, prompt: Prompt, index: int, turn: Turn, plain: Mapping[str, Turn]) -> Record:
+    def _record(
+        self, number: int, prompt: Prompt, index: int, turn: MethodCall, plain: Mapping[str, MethodCall]
+    ) -> Record:
         outcome = turn.outcomes[index]
         same = {name: outcome.token_ids == of.outcomes[index].token_ids for name, of in plain.items()}
         engine = turn.method.engine
@@ -176,7 +178,7 @@ def rotated(methods: Sequence[Method], turns: int) -> list[Method]:
 
 
 @contextmanager
-def collector_off() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Turn garbage collection off inside the block, after one collection."""
     was_enabled = gc.isenabled()
     gc.collect()
@@ -307,7 +309,9 @@ def prepare(
     ours = our_methods(settings.drafts, plans=settings.plans, verify=settings.verify)
     peers = peer_methods(ours, batch=settings.batch) if settings.peer else []
     if settings.peer and settings.parallel.is_parallel:
-        raise ConfigurationError(f"{settings.parallel} is for our methods only: leave the peer out")
+        raise ConfigurationError(
+            f"{settings.parallel} cannot be combined with --peer: transformers runs in one process"
+        )
     if workload is None:
         workload = read_workload(settings.prompts or SHIPPED).choose(settings.categories, settings.limit)
     for name in (settings.model, *_draft_models([*ours, *peers])):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.execution import ExecutionSettings, load_for, require_positive
-from draftree.lab.bench.benchmark import collector_off
+from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.records import FORMAT, PassRecord
 from draftree.loading.load import LoadedModel
 from draftree.loading.prepared import prepared_folder
@@ -288,7 +288,7 @@ def time_passes(model: LanguageModel, rows: Sequence[int], *, prefix: int, repea
     milliseconds: dict[int, list[float]] = {count: [] for count in rows}
     slot = slot_after(model, prefix)
     try:
-        with collector_off():
+        with without_collector():
             for turn in range(-WARM_UP_PASSES, repeats):
                 for count in rows:
                     seconds = pass_seconds(model, slot, range(-1, count - 1))

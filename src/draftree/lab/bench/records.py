@@ -102,10 +102,10 @@ class DistributionRecord:
     """Comparison of target and drafter at every position of one text.
 
     Attributes:
-        own_ranks: for every position the rank of the target's pick among the drafter's first guesses with the
+        own_ranks: for every position the rank of the target token among the drafter's first guesses with the
             text's own noise, from 1; 0 if it is absent.
-        shared_hits: number of positions at which the pick is the drafter's first, second, … guess, averaged over
-            shared noise seeds.
+        shared_hits: number of positions at which the target token is the drafter's first, second, … guess, averaged
+            over shared noise seeds.
         kept: by verifier, for every position, the probability that one of 1, 2 or 4 children is accepted (only the
             first if the verifier's closed form is for one child only).
     """

@@ -40,7 +40,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MethodSummary:
     """A method's statistics on some prompts.
 
     Attributes:
@@ -68,7 +68,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class TextDifferences:
     """How often a method's text differed from plain's, and the score gaps at those places."""
 
     method: str
@@ -90,7 +90,7 @@ class Report:
         self._decoding = {name: _rates(records, whole=False) for name, records in self._records.items()}
         self._whole = {name: _rates(records, whole=True) for name, records in self._records.items()}
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MethodSummary]:
         """Return one row per method, in the header's order."""
         return [self._row(method) for method in self.methods if self._records[method["name"]]]
 
@@ -114,7 +114,7 @@ class Report:
             found[method["name"]] = each | {"all": sum(each.values())}
         return found
 
-    def partings(self) -> list[Parting]:
+    def partings(self) -> list[TextDifferences]:
         """Return for methods other than plain on how many prompts their text differs from plain's."""
         return [
             _parting(name, records)
@@ -131,14 +131,14 @@ class Report:
     def _is_plain(self, name: str) -> bool:
         return any(method["name"] == name and method["job"] == "plain" for method in self.methods)
 
-    def _row(self, method: Mapping[str, Any]) -> Row:
+    def _row(self, method: Mapping[str, Any]) -> MethodSummary:
         name = method["name"]
         records = self._records[name]
         plain = next(m["name"] for m in self.methods if m["engine"] == method["engine"] and m["job"] == "plain")
         peer = self._peer_of(method)
         by_repeat = [total(_rates(part, whole=False)).value for part in _by_repeat(records)]
         known = [value for value in by_repeat if value is not None]
-        return Row(
+        return MethodSummary(
             method=method,
             num_prompts=len({record.task for record in records}),
             decoding=total(self._decoding[name]).value,
@@ -240,14 +240,14 @@ def _phase_shares(records: Sequence[Record]) -> dict[str, float]:
     return {phase: value / whole for phase, value in seconds.items()}
 
 
-def _parting(name: str, records: Sequence[Record]) -> Parting:
+def _parting(name: str, records: Sequence[Record]) -> TextDifferences:
     tasks = _by_task(records)
     # repeats of one prompt usually differ at the same place: the first one that differs represents all
     parted = [
         next(r for r in part if not r.equal_to_plain) for part in tasks if not all(r.equal_to_plain for r in part)
     ]
     partings = [record.divergence for record in parted if record.divergence is not None]
-    return Parting(
+    return TextDifferences(
         name,
         len(tasks),
         len(parted),

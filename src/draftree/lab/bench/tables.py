@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from draftree.lab.bench.records import DistributionRecord, PassRecord, PerplexityRecord, Results, TreeRecord
-from draftree.lab.bench.summary import PHASES, Parting, Ratio, Report, Row
+from draftree.lab.bench.summary import PHASES, MethodSummary, Ratio, Report, TextDifferences
 
 NOTHING = "–"
 
@@ -46,7 +46,7 @@ def mean_kept(records: Iterable[DistributionRecord], rule: str, place: int = 0) 
 
 
 def hit_rates(records: Sequence[DistributionRecord]) -> list[float]:
-    """Return how often the target's pick is the drafter's first, second, … guess with shared noise."""
+    """Return how often the target token is the drafter's first, second, … guess with shared noise."""
     positions = sum(record.num_positions for record in records)
     return [sum(column) / positions for column in zip(*(record.shared_hits for record in records), strict=True)]
 
@@ -74,8 +74,8 @@ def surviving_tokens(records: Sequence[DistributionRecord], depth: int) -> float
 def replayed_tokens(records: Iterable[DistributionRecord], widths: Sequence[int]) -> float:
     """Return tokens per round of a coupled tree of these widths, replayed on the texts with their own noise.
 
-    A round continues while the pick is among the drafter's first `width` guesses, and writes one token more; the next
-    round starts after it. The replay uses the actual picks of plain decoding, so no distribution is assumed.
+    A round continues while the target token is among the drafter's first `width` guesses, and writes one token more;
+    the next round starts after it. The replay uses the actual tokens of plain decoding, so no distribution is assumed.
     """
     rounds = written = 0
     for record in records:
@@ -125,7 +125,7 @@ def _guesses(named: Sequence[tuple[str, list[DistributionRecord]]]) -> Grid:
         rows.append((name, str(positions), *(f"{value:.3f}" for value in cumulated)))
     headings = ("texts", "positions", *(f"first {rank}" for rank in range(1, NUM_SHOWN + 1)))
     return Grid(
-        "Share of positions with the target's pick among the drafter's first guesses, shared noise",
+        "Share of positions with the target token among the drafter's first guesses, shared noise",
         headings,
         tuple(rows),
     )
@@ -245,7 +245,7 @@ def together_grid(results: Sequence[Results]) -> Grid:
     return Grid("Tokens per round (x plain)", ("method", *names), rows)
 
 
-def _together_cell(row: Row | None) -> str:
+def _together_cell(row: MethodSummary | None) -> str:
     return NOTHING if row is None else f"{row.acceptance_length:.2f} ({_ratio(row.against_plain)})"
 
 
@@ -331,7 +331,7 @@ def markdown(results: Results) -> str:
     return "\n\n".join([*tables, *(f"**{reason}**" for reason in doubts(results)), provenance_line(results)]) + "\n"
 
 
-def _decoding_grid(rows: Sequence[Row]) -> Grid:
+def _decoding_grid(rows: Sequence[MethodSummary]) -> Grid:
     headings = (
         "method",
         "tokens/s",
@@ -346,7 +346,7 @@ def _decoding_grid(rows: Sequence[Row]) -> Grid:
     return Grid("Decoding: after each text's first round", headings, tuple(_decoding_row(row) for row in rows))
 
 
-def _decoding_row(row: Row) -> tuple[str, ...]:
+def _decoding_row(row: MethodSummary) -> tuple[str, ...]:
     spread = NOTHING if row.slowest == row.fastest else f"{_number(row.slowest)}–{_number(row.fastest)}"
     quartiles = NOTHING if row.against_plain is None else f"{row.against_plain.low:.2f}–{row.against_plain.high:.2f}"
     return (
@@ -362,7 +362,7 @@ def _decoding_row(row: Row) -> tuple[str, ...]:
     )
 
 
-def _whole_grid(rows: Sequence[Row]) -> Grid:
+def _whole_grid(rows: Sequence[MethodSummary]) -> Grid:
     lines = [
         (str(row.method["name"]), _number(row.whole), _ratio(row.whole_against_plain), _ratio(row.whole_against_peer))
         for row in rows
@@ -381,7 +381,7 @@ def _category_grid(results: Results) -> Grid:
     return Grid("Decoding by category: tokens/s (x plain)", ("method", *categories), tuple(lines))
 
 
-def _category_cell(row: Row | None) -> str:
+def _category_cell(row: MethodSummary | None) -> str:
     if row is None:
         return NOTHING
     return f"{_number(row.decoding)} ({_ratio(row.against_plain)})"
@@ -417,7 +417,7 @@ def _parting_grid(report: Report) -> Grid:
     )
 
 
-def _parting_row(parting: Parting) -> tuple[str, ...]:
+def _parting_row(parting: TextDifferences) -> tuple[str, ...]:
     gaps = parting.gaps
     cells = (min(gaps), statistics.median(gaps), max(gaps)) if gaps else (None, None, None)
     widest = max((abs(value) for value in parting.between), default=None)

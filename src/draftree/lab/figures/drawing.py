@@ -162,7 +162,7 @@ def material_of(traces: Iterable[Path], results: Iterable[Path]) -> Material:
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     for path in results:
         if path.name in lines:
-            raise ConfigurationError(f"two results files are named '{path.name}': leave one of them out")
+            raise ConfigurationError(f"two results files are named '{path.name}': give only one of them")
         lines[path.name] = read_lines(path)
     return Material.of(map(read_trace, traces), lines)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from draftree.core.errors import ConfigurationError
 from draftree.lab.bench.records import DistributionRecord, Results
-from draftree.lab.bench.summary import PHASES, Report, Row
+from draftree.lab.bench.summary import PHASES, MethodSummary, Report
 from draftree.lab.bench.tables import WAYS, doubts, hit_rates, mean_kept, provenance_line
 from draftree.lab.figures.drawing import INK, SERIES, legend, write_sheet
 
@@ -77,7 +77,7 @@ def _plots(results: Sequence[Results]) -> Iterable[Plot]:
             yield Plot(name, "Time of a pass over a drafted tree", partial(_draw_scoring, result=result), [result])
 
 
-def _over_temperature(texts: Sequence[Results]) -> dict[float, tuple[list[Row], Results]]:
+def _over_temperature(texts: Sequence[Results]) -> dict[float, tuple[list[MethodSummary], Results]]:
     """Return rows and their run by temperature, of the runs with the most common set of methods."""
     methods = [tuple(sorted(method["name"] for method in result.header["methods"])) for result in texts]
     most = max(set(methods), key=methods.count, default=())
@@ -89,11 +89,11 @@ def _over_temperature(texts: Sequence[Results]) -> dict[float, tuple[list[Row], 
     return dict(sorted(found.items()))
 
 
-def _length(row: Row) -> float:
+def _length(row: MethodSummary) -> float:
     return row.acceptance_length
 
 
-def _speed(row: Row) -> float:
+def _speed(row: MethodSummary) -> float:
     return float("nan") if row.against_plain is None else row.against_plain.mean
 
 
@@ -135,7 +135,7 @@ def _draw_rules(sheet: Any, *, records: Sequence[DistributionRecord]) -> None:
     _finish(axes)
 
 
-def _draw_speed(sheet: Any, *, rows: Sequence[Row]) -> None:
+def _draw_speed(sheet: Any, *, rows: Sequence[MethodSummary]) -> None:
     """Draw bars of geometric means, with the quartiles of the prompts as intervals."""
     axes = sheet.subplots()
     rows = [row for row in rows if row.against_plain is not None and row.method["job"] != "plain"] or list(rows)
@@ -177,7 +177,9 @@ def _draw_rounds(sheet: Any, *, rounds: dict[str, dict[str, float]]) -> None:
     legend(axes, ncols=len(PHASES), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
-def _draw_temperature(sheet: Any, groups: dict[float, list[Row]], label: str, value: Callable[[Row], float]) -> None:
+def _draw_temperature(
+    sheet: Any, groups: dict[float, list[MethodSummary]], label: str, value: Callable[[MethodSummary], float]
+) -> None:
     axes = sheet.subplots()
     names = [row.method["name"] for row in next(iter(groups.values())) if row.method["job"] != "plain"]
     for name, series in zip(names, _series(), strict=False):

@@ -36,7 +36,7 @@ MERGED = ("suffix", "ngram", "lookahead", "model:stories15m")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordingOptions:
     """What the user asked for.
 
     Attributes:
@@ -72,7 +72,7 @@ class RunSpec:
     max_texts: int | None = None
 
 
-def specs_of(names: Iterable[str], asked: Asked) -> tuple[list[RunSpec], dict[str, str]]:
+def specs_of(names: Iterable[str], asked: RecordingOptions) -> tuple[list[RunSpec], dict[str, str]]:
     """Return the runs of these names, and the reason for each name that the drafter cannot take part in."""
     choose_methods(_named(asked.draft), "coupled", None)
     specs: list[RunSpec] = []
@@ -97,7 +97,7 @@ def with_tree(draft: str, shape: str) -> str:
     return f"{draft},tree={shape}"
 
 
-def _lengths(asked: Asked, wanted: Iterable[int]) -> list[int]:
+def _lengths(asked: RecordingOptions, wanted: Iterable[int]) -> list[int]:
     """Return the lengths that the drafter can draft; always the longest one up to the last wanted."""
     most = choose_methods(_named(asked.draft), "coupled", None).traits.depth
     return sorted({min(length, most) for length in wanted})
@@ -107,71 +107,71 @@ def _named(draft: str) -> str | None:
     return None if draft == NO_DRAFT else draft
 
 
-def _watch(asked: Asked) -> Iterator[RunSpec]:
+def _watch(asked: RecordingOptions) -> Iterator[RunSpec]:
     yield RunSpec("watch", with_tree(asked.draft, asked.tree), "watch")
 
 
-def _best(asked: Asked) -> Iterator[RunSpec]:
+def _best(asked: RecordingOptions) -> Iterator[RunSpec]:
     yield RunSpec("best", with_tree(asked.draft, f"best-{BEST_NODES}"), "watch")
 
 
-def _merged(asked: Asked) -> Iterator[RunSpec]:
+def _merged(asked: RecordingOptions) -> Iterator[RunSpec]:
     drafts = dict.fromkeys((*asked.draft.split("+"), *asked.merged))
     yield RunSpec("merged", "+".join(drafts), "watch")
 
 
-def _plain(asked: Asked) -> Iterator[RunSpec]:
+def _plain(asked: RecordingOptions) -> Iterator[RunSpec]:
     yield RunSpec("plain", NO_DRAFT)
 
 
-def _fixed(asked: Asked) -> Iterator[RunSpec]:
+def _fixed(asked: RecordingOptions) -> Iterator[RunSpec]:
     yield RunSpec("fixed", asked.draft, _rule_plan(asked))
 
 
-def _rule_plan(asked: Asked) -> str:
+def _rule_plan(asked: RecordingOptions) -> str:
     return f"fixed:{_lengths(asked, [RULE_LENGTH])[0]}"
 
 
-def _adaptive(asked: Asked) -> Iterator[RunSpec]:
+def _adaptive(asked: RecordingOptions) -> Iterator[RunSpec]:
     yield RunSpec("adaptive", asked.draft, "adaptive")
 
 
-def _length(asked: Asked) -> Iterator[RunSpec]:
+def _length(asked: RecordingOptions) -> Iterator[RunSpec]:
     for length in _lengths(asked, LENGTHS):
         yield RunSpec("length", asked.draft, f"fixed:{length}")
 
 
-def _batch(asked: Asked) -> Iterator[RunSpec]:
+def _batch(asked: RecordingOptions) -> Iterator[RunSpec]:
     for length in _lengths(asked, BATCH_LENGTHS):
         for batch in BATCHES:
             draft, plan = (asked.draft, f"fixed:{length}") if length else (NO_DRAFT, None)
             yield RunSpec("batch", draft, plan, batch=batch)
 
 
-def _rule(asked: Asked) -> Iterator[RunSpec]:
+def _rule(asked: RecordingOptions) -> Iterator[RunSpec]:
     for temperature in TEMPERATURES:
         for rule in RULES:
             yield RunSpec("rule", asked.draft, _rule_plan(asked), rule, temperature, max_texts=8)
 
 
-def _soft(asked: Asked) -> Iterator[RunSpec]:
+def _soft(asked: RecordingOptions) -> Iterator[RunSpec]:
     for rule in SOFT:
         yield RunSpec("soft", asked.draft, _rule_plan(asked), rule, SOFT_TEMPERATURE)
 
 
-def _pair(asked: Asked) -> Iterator[RunSpec]:
+def _pair(asked: RecordingOptions) -> Iterator[RunSpec]:
     """The drafter, and those of the merged ones that run a model."""
     for draft in (asked.draft, *(one for one in asked.merged if one.startswith(("model:", "head:")))):
         yield RunSpec("pair", draft, _rule_plan(replace(asked, draft=draft)))
 
 
-def _lookahead(asked: Asked) -> Iterator[RunSpec]:
+def _lookahead(asked: RecordingOptions) -> Iterator[RunSpec]:
     for n in GRAMS:
         for kept in CANDIDATES:
             yield RunSpec("lookahead", f"lookahead,n={n},candidates={kept}", "fixed")
 
 
-RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
+RUNS: dict[str, Callable[[RecordingOptions], Iterator[RunSpec]]] = {
     "watch": _watch,
     "best": _best,
     "merged": _merged,
@@ -191,7 +191,7 @@ RUNS: dict[str, Callable[[Asked], Iterator[RunSpec]]] = {
 class Recorder:
     """Records runs of one loaded model over prompts (token ids) as traces in a folder; `about` is for their headers."""
 
-    asked: Asked
+    asked: RecordingOptions
     loaded: LoadedModel
     prompts: Sequence[Sequence[int]]
     folder: Path

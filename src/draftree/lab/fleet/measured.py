@@ -25,26 +25,23 @@ from numpy.typing import NDArray
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.files import MALFORMED, read_json_lines
 from draftree.lab.fleet.curves import MeasuredCurve
-from draftree.lab.fleet.simulation import (
-    HostCosts,
-    RoundOutcome,
-)
+from draftree.lab.fleet.simulation import HostCosts, RoundOutcome
 
-Run = Mapping[str, Any]
+CalibrationRow = Mapping[str, Any]
 TIMES = (
     "loop", "before", "after", "inner", "tree", "tree_reply", "read", "read_reply", "open", "open_reply",
 )  # fmt: skip
 """Meters that are CPU seconds of the server."""
 
 
-def slowness(row: Run, rows: Sequence[Run]) -> float:
+def slowness(row: CalibrationRow, rows: Sequence[CalibrationRow]) -> float:
     """Return how much longer the fixed work took in a run than in calibration runs; 1 if there is none."""
     known = [one for one in (_probe(other) for other in rows if other.get("kind") == "calibration") if one]
     own = _probe(row)
     return own / statistics.fmean(known) if own and known else 1.0
 
 
-def calibrated_costs(rows: Sequence[Run], *, launch: bool = False) -> HostCosts:
+def calibrated_costs(rows: Sequence[CalibrationRow], *, launch: bool = False) -> HostCosts:
     """Return the costs that explain the CPU times of calibration runs; with `launch` the time in passes counts, too."""
     runs = [_at_usual_speed(row, rows) for row in rows if row.get("kind") == "calibration"]
     opened = [row for row in runs if row["arm"] == "openings"]
@@ -101,35 +98,35 @@ def calibrated_costs(rows: Sequence[Run], *, launch: bool = False) -> HostCosts:
     )
 
 
-def _probe(row: Run) -> float:
+def _probe(row: CalibrationRow) -> float:
     """Return the CPU seconds of the fixed work for a pass; 0 if it was not done."""
     meters = _meters(row)
     return (meters.get("probe_loop", 0.0) + meters.get("probe_product", 0.0)) / max(1.0, meters.get("passes", 0.0))
 
 
-def _at_usual_speed(row: Run, rows: Sequence[Run]) -> Run:
+def _at_usual_speed(row: CalibrationRow, rows: Sequence[CalibrationRow]) -> CalibrationRow:
     """Return a run as if the fixed work had taken as long as in the mean of all calibration runs."""
     factor = slowness(row, rows)
     meters = {name: value / factor if name in TIMES else value for name, value in _meters(row).items()}
     return {**row, "meters": meters}
 
 
-def _meters(row: Run) -> Mapping[str, float]:
+def _meters(row: CalibrationRow) -> Mapping[str, float]:
     found: Mapping[str, float] = row["meters"]
     return found
 
 
-def _sums(rows: Sequence[Run]) -> dict[str, float]:
+def _sums(rows: Sequence[CalibrationRow]) -> dict[str, float]:
     names = {name for row in rows for name in row["meters"]}
     return {name: sum(row["meters"].get(name, 0.0) for row in rows) for name in names}
 
 
-def _updates(row: Run) -> float:
+def _updates(row: CalibrationRow) -> float:
     """Return the results that the event loop handed to texts that are read."""
     return _meters(row)["sequences"] if row["arm"] == "streams" else 0.0
 
 
-def _besides_sessions(row: Run, session: Mapping[str, float]) -> dict[str, float]:
+def _besides_sessions(row: CalibrationRow, session: Mapping[str, float]) -> dict[str, float]:
     """Return the meters of a run without what its connections and openings took."""
     count = len(row["each"])
     taken = {name: count * session[name] for name in ("loop", "woken")}

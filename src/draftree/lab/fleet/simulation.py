@@ -143,7 +143,7 @@ class HostCosts:
         overhead_per_sequence: that each sequence adds to a step.
         draft_share: cost of drafting for a further sequence, as a share of drafting for it alone.
         overhead_per_tree: that the tree of a client adds to a step, besides its sequence: it is registered.
-        overhead_per_row: that each row adds to a step: picks are computed and compared.
+        overhead_per_row: that each row adds to a step: target tokens are computed and compared.
         prompt_step: of the engine for every step that reads prompts, besides the others.
         launch: of the engine for every pass while it runs elsewhere; the pass ends no earlier than this work.
         launch_per_sequence: that each sequence adds to it.
@@ -262,7 +262,7 @@ class Host:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningRequest:
     """A request in a replica. Mutated by `Fleet`.
 
     Attributes:
@@ -310,13 +310,13 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FleetStep:
     """What a step does: the sequences that write, those with rows, and the rows, of which some only read prompts.
 
     `prefix` is the mean number of tokens before the rows of a sequence.
     """
 
-    deciding: list[Running]
+    deciding: list[RunningRequest]
     batch: int
     rows: int
     prompt_rows: int
@@ -337,9 +337,9 @@ class Replica:
     """
 
     host: Host
-    waiting: list[Running] = field(default_factory=list)
-    running: list[Running] = field(default_factory=list)
-    away: list[Running] = field(default_factory=list)
+    waiting: list[RunningRequest] = field(default_factory=list)
+    running: list[RunningRequest] = field(default_factory=list)
+    away: list[RunningRequest] = field(default_factory=list)
     load: int = 0
     busy: float = 0.0
     is_stepping: bool = False
@@ -365,11 +365,11 @@ class Replica:
         ends = [longest_wait(*since, one.due, one.away, fixed) for one in self.away]
         return max((end for end in ends if end is not None), default=None)
 
-    def next_step(self, prefill_busy: int) -> Step | None:
+    def next_step(self, prefill_busy: int) -> FleetStep | None:
         """Read the next parts of prompts, and return the step; None if there is nothing to do."""
         if not self.running:
             return None
-        deciding = list[Running]()
+        deciding = list[RunningRequest]()
         budget = PREFILL_TOKENS_IDLE
         if any(one.written for one in self.running):
             budget = prefill_busy
@@ -387,7 +387,7 @@ class Replica:
             return None
         batch = sum(1 for one in self.running if one.written or one.unread < one.request.prompt)
         prefix = statistics.fmean(one.request.prompt - one.unread + one.written for one in self.running)
-        return Step(deciding, max(1, batch), rows, prompt_rows, prefix)
+        return FleetStep(deciding, max(1, batch), rows, prompt_rows, prefix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,13 +439,13 @@ class Fleet:
         self._replicas = [Replica(Host(settings.host.wake_up)) for _ in range(settings.replicas)]
         self._changed = set[int]()
         """Indices of replicas that may begin a step."""
-        self._done: list[Running] = []
+        self._done: list[RunningRequest] = []
         self._steps = 0
         self._delays = random.Random(settings.seed)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
         """Simulate all requests to their ends."""
-        given = [Running(request, request.prompt) for request in requests]
+        given = [RunningRequest(request, request.prompt) for request in requests]
         for one in given:
             self._push(one.request.arrival, partial(self._arrive, one))
         while self._events:
@@ -504,7 +504,7 @@ class Fleet:
 
     # clients
 
-    def _arrive(self, one: Running, now: float) -> None:
+    def _arrive(self, one: RunningRequest, now: float) -> None:
         index = min(range(len(self._replicas)), key=lambda place: (self._replicas[place].load, place))
         self._replicas[index].load += 1
         settings, costs = self._settings, self._costs
@@ -515,7 +515,7 @@ class Fleet:
         else:
             self._register(index, one, now)
 
-    def _open(self, index: int, one: Running, now: float) -> None:
+    def _open(self, index: int, one: RunningRequest, now: float) -> None:
         settings = self._settings
         if settings.round_trip is not None:
             self._draft(index, one, now)
@@ -524,7 +524,7 @@ class Fleet:
         if settings.read_trip is not None:
             self._push(now + settings.read_trip + settings.client_overhead, partial(self._read, index, one))
 
-    def _draft(self, index: int, one: Running, now: float) -> None:
+    def _draft(self, index: int, one: RunningRequest, now: float) -> None:
         """Let a client draft, after a reply."""
         settings = self._settings
         away = (settings.round_trip or 0.0) + settings.client_overhead + one.outcome.draft_seconds
@@ -534,7 +534,7 @@ class Fleet:
             partial(self._message, index, self._costs.tree_message, action),
         )
 
-    def _register(self, index: int, one: Running, now: float) -> None:
+    def _register(self, index: int, one: RunningRequest, now: float) -> None:
         """Let a sequence take part in the next step: it is new, or its tree has arrived."""
         replica = self._replicas[index]
         one.arrived = now
@@ -547,26 +547,26 @@ class Fleet:
             replica.running.append(one)
         self._changed.add(index)
 
-    def _read(self, index: int, one: Running, now: float) -> None:
+    def _read(self, index: int, one: RunningRequest, now: float) -> None:
         self._message(index, self._costs.read_message, partial(self._begin_read, index, one), now)
 
-    def _begin_read(self, index: int, one: Running, now: float) -> None:
+    def _begin_read(self, index: int, one: RunningRequest, now: float) -> None:
         one.is_reading = True
         self._answer_read(index, one, now)
 
-    def _answer_read(self, index: int, one: Running, now: float) -> None:
+    def _answer_read(self, index: int, one: RunningRequest, now: float) -> None:
         if one.is_reading and one.delivered > one.sent:
             one.is_reading = False
             self._message(index, self._costs.tokens_message, partial(self._end_read, index, one), now)
 
-    def _end_read(self, index: int, one: Running, now: float) -> None:
+    def _end_read(self, index: int, one: RunningRequest, now: float) -> None:
         settings = self._settings
         one.sent = one.delivered
         self._note_sent(index, one, is_last=one.sent >= one.request.output, now=now)
         if one.sent < one.request.output:
             self._push(now + (settings.read_trip or 0.0) + settings.client_overhead, partial(self._read, index, one))
 
-    def _note_sent(self, index: int, one: Running, *, is_last: bool, now: float) -> None:
+    def _note_sent(self, index: int, one: RunningRequest, *, is_last: bool, now: float) -> None:
         """Note that tokens of a text were sent."""
         if not one.has_first:
             one.first = now
@@ -608,7 +608,7 @@ class Fleet:
         known = self._settings.known_pass
         return self._curve.seconds(1, 1, replica.running[0].request.prompt) if known is None else known
 
-    def _pass(self, index: int, step: Step, finish: Action, now: float) -> None:
+    def _pass(self, index: int, step: FleetStep, finish: Action, now: float) -> None:
         seconds = self._curve.seconds(step.batch, step.rows, step.prefix, prompt_rows=step.prompt_rows)
         seconds += self._drafting(step.deciding)
         launch = self._costs.launching(len(step.deciding), step.rows)
@@ -619,14 +619,14 @@ class Fleet:
         else:
             self._push(now + seconds, finish)
 
-    def _drafting(self, deciding: Sequence[Running]) -> float:
+    def _drafting(self, deciding: Sequence[RunningRequest]) -> float:
         """Return the seconds of drafting for all sequences of a step."""
         if self._settings.round_trip is not None or not deciding:
             return 0.0
         each = [one.outcome.draft_seconds for one in deciding]
         return max(each) + self._costs.draft_share * (sum(each) - max(each))
 
-    def _end_step(self, index: int, step: Step, begun: float, now: float) -> None:
+    def _end_step(self, index: int, step: FleetStep, begun: float, now: float) -> None:
         replica = self._replicas[index]
         settings = self._settings
         costs = self._costs
@@ -650,11 +650,11 @@ class Fleet:
                 self._note_sent(index, one, is_last=one.is_written, now=now)
         self._changed.add(index)
 
-    def _end_verdict(self, index: int, one: Running, now: float) -> None:
+    def _end_verdict(self, index: int, one: RunningRequest, now: float) -> None:
         self._note_sent(index, one, is_last=one.is_written, now=now)
         if not one.is_written:
             self._draft(index, one, now)
 
-    def _deliver(self, index: int, one: Running, written: int, now: float) -> None:
+    def _deliver(self, index: int, one: RunningRequest, written: int, now: float) -> None:
         one.delivered = written
         self._answer_read(index, one, now)

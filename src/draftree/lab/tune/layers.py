@@ -38,7 +38,7 @@ SIDES = ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
-class TuneSettings(ExecutionSettings):
+class LayerTuneSettings(ExecutionSettings):
     """The settings of a search.
 
     Attributes:
@@ -59,7 +59,7 @@ class TuneSettings(ExecutionSettings):
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class LayerTrial:
     """One set of sublayers that were skipped; `seconds_per_token` is None if it was abandoned early."""
 
     number: int
@@ -71,7 +71,7 @@ class Tried:
 class LayerSearch:
     """A search that can be continued. Loads the model and measures plain decoding."""
 
-    def __init__(self, settings: TuneSettings, *, fetch: Callable[[str], object] = resolve_model) -> None:
+    def __init__(self, settings: LayerTuneSettings, *, fetch: Callable[[str], object] = resolve_model) -> None:
         self._optuna = _optuna()
         self._settings = settings
         workload = read_workload(settings.prompts).choose((), settings.limit)
@@ -103,12 +103,12 @@ class LayerSearch:
         return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
     @property
-    def best(self) -> Tried | None:
+    def best(self) -> LayerTrial | None:
         """The fastest set so far."""
         found = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return min(map(_tried, found), key=lambda one: one.seconds_per_token or math.inf, default=None)
 
-    def run(self) -> Iterator[Tried]:
+    def run(self) -> Iterator[LayerTrial]:
         """Measure the remaining sets; measurements are kept if the iteration stops early."""
         states = self._optuna.trial.TrialState
         while self.num_done < self._settings.trials:
@@ -120,7 +120,7 @@ class LayerSearch:
                     self._study.tell(trial, state=states.FAIL)
                 raise
 
-    def _try(self, trial: Any) -> Tried:
+    def _try(self, trial: Any) -> LayerTrial:
         model = self._loaded.model
         left_out = {
             side: tuple(i for i in range(model.num_layers) if trial.suggest_categorical(f"{side} {i}", [False, True]))
@@ -136,9 +136,9 @@ class LayerSearch:
                 break
         if len(seconds) == len(self.seen):
             self._study.tell(trial, mean(seconds))
-            return Tried(trial.number, **left_out, seconds_per_token=mean(seconds))
+            return LayerTrial(trial.number, **left_out, seconds_per_token=mean(seconds))
         self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
-        return Tried(trial.number, **left_out, seconds_per_token=None)
+        return LayerTrial(trial.number, **left_out, seconds_per_token=None)
 
     def conclude(self, *, measures_unseen: bool = True) -> LayerSet | None:
         """Return the fastest set, measured on the held-out prompts; None if no set was measured."""
@@ -222,10 +222,10 @@ def _first_guesses(num_layers: int) -> Iterator[dict[str, bool]]:
         yield {f"{side} {layer}": layer in chosen[side] for side in SIDES for layer in range(num_layers)}
 
 
-def _tried(trial: Any) -> Tried:
+def _tried(trial: Any) -> LayerTrial:
     layers = len(trial.params) // len(SIDES)
     left_out = {side: tuple(i for i in range(layers) if trial.params[f"{side} {i}"]) for side in SIDES}
-    return Tried(trial.number, **left_out, seconds_per_token=trial.value)
+    return LayerTrial(trial.number, **left_out, seconds_per_token=trial.value)
 
 
 def _computed_with(loaded: LoadedModel) -> str:

@@ -48,7 +48,7 @@ class MeasuredCosts:
         return interpolated(self.passes, rows)
 
     def pick_seconds(self, rows: int, temperature: float) -> float:
-        """Return the seconds of the picks of so many rows; 0 at a temperature that was not measured."""
+        """Return the seconds of the target tokens of so many rows; 0 at a temperature that was not measured."""
         known = self.picks.get(temperature)
         return 0.0 if known is None else interpolated(known, rows)
 
@@ -103,7 +103,7 @@ def measure_round_costs(
     temperatures: Sequence[float],
     clock: Clock = SYSTEM_CLOCK,
 ) -> MeasuredCosts:
-    """Measure passes and picks by rows after a prefix; the numbers of rows take turns, and medians count."""
+    """Measure passes and target tokens by rows after a prefix; row counts alternate, and medians count."""
     widths = [rows for rows in ROWS if rows < max_rows] + [max_rows]
     prefix = max(1, min(prefix, model.max_length - max_rows))
     tokens = [(7 + 31 * place) % model.vocab_size for place in range(prefix + max_rows)]
@@ -161,7 +161,7 @@ def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
         return None
     traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
     if traits.wants_picks:
-        return "it learns from the target's picks beside the text"
+        return "it learns from target tokens off the accepted path"
     if traits.ahead or traits.alternates:
         return "it drafts while the target verifies"
     return None

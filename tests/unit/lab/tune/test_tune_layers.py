@@ -13,7 +13,7 @@ from bench_samples import write_model
 from draftree import LLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelError
-from draftree.lab.tune.layers import LayerSearch, TuneSettings
+from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
 from draftree.loading.layer_sets import place_of, stored_set
 from draftree.loading.load import load_model
 from private_cache import private_cache
@@ -42,9 +42,9 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def settings(folder: Path, prompts: Path, **more: Any) -> TuneSettings:
+def settings(folder: Path, prompts: Path, **more: Any) -> LayerTuneSettings:
     given: dict[str, Any] = {"trials": TRIALS, "max_tokens": 4, "kernels": "torch", "dtype": "float32"}
-    return TuneSettings(str(folder), prompts, **(given | more))
+    return LayerTuneSettings(str(folder), prompts, **(given | more))
 
 
 def fingerprint(folder: Path) -> str:

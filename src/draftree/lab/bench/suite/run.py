@@ -40,7 +40,7 @@ class PromptSet:
 def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]]:
     """Return the prompts of all sets as one workload, and the facts of each set for submissions."""
     if not sets:
-        raise ConfigurationError("there is no prompt set: leave --no-shipped out, or name --spec-bench or --humaneval")
+        raise ConfigurationError("there is no prompt set: omit --no-shipped, or name --spec-bench or --humaneval")
     tasks: list[Task] = []
     facts: list[dict[str, Any]] = []
     for one in sets:

@@ -38,7 +38,7 @@ class AcceptanceEstimates(Figure):
         least = min(rows, key=lambda row: row["measured"])
         return Data(
             rows,
-            "Share of positions at which drafter and target pick the same token, over "
+            "Share of positions at which drafter and target choose the same token, over "
             f"{len({line['task'] for _, line in lines})} texts of "
             f"{header['max_tokens']} tokens: {header['model']['name']} drafted by {header['draft_models'][0]['name']}, "
             f"{header['dtype']}, noise of {header['draws']} seeds; bars: 95% over texts",

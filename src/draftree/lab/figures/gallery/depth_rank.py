@@ -40,7 +40,7 @@ class DepthRank(Figure):
         least = min(rows, key=lambda row: row["acceptance"])
         return Data(
             rows,
-            measured_on(trace, what="Share of drafted nodes that the target picks, given that it picked their parents")
+            measured_on(trace, what="Share of drafted nodes that are target tokens, given that their parents are")
             + "; bars: 95% over texts",
             f"rank {least['rank']} at depth {least['depth']}: {least['acceptance']:.3f} of {least['nodes']} nodes",
         )

@@ -33,8 +33,7 @@ class SurvivalMap(Figure):
         total = sum(row["estimate"] > 0.5 for row in rows)
         return Data(
             rows,
-            measured_on(trace, what="First text: product of the drafter's probabilities; dots: nodes that the target "
-                        "picked"),
+            measured_on(trace, what="First text: product of the drafter's probabilities; dots: target tokens"),
             f"{len(sure)} of {total} nodes with an estimate above 0.5 did not survive",
             extra=depth,
         )  # fmt: skip
@@ -51,7 +50,7 @@ class SurvivalMap(Figure):
         )  # fmt: skip
         dots = [(row["position"] + 0.5, row["depth"] - 0.5) for row in data.rows if row["survived"]]
         if dots:
-            axes.plot(*zip(*dots, strict=True), "o", color=INK["losing"], markersize=3, label="the target's pick")
+            axes.plot(*zip(*dots, strict=True), "o", color=INK["losing"], markersize=3, label="target token")
             axes.legend(fontsize=7.5, loc="lower right", bbox_to_anchor=(1.0, 1.0))
         labels = {row["position"]: row["text"] for row in data.rows}
         places = sorted(labels)
