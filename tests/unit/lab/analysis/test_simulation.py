@@ -1,8 +1,10 @@
-"""A simulation with the recorded planner reproduces the recorded rounds."""
+"""Recorded traces under other planners, bounds, and rank hits."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ from draftree import LLM, SamplingParams
 from draftree.assembly import choose_methods
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
-from draftree.engine.trace import Trace, TraceHeader, TraceWriter, acceptance_length, read_trace
-from draftree.lab.analysis.simulation import Simulated, Simulation, TraceCosts, below, bounds
+from draftree.engine.trace import Step, Trace, TracedRound, TraceHeader, TraceWriter, acceptance_length, read_trace
+from draftree.lab.analysis.simulation import Simulated, Simulation, TraceCosts, below, bounds, rank_hits, replays
 from draftree.models.table import TableLM, hashed
 from draftree.planners.base import Planner
 
@@ -108,6 +110,8 @@ def test_no_planner_beats_the_bound_of_its_size(tmp_path: Path) -> None:
 def test_given_costs_are_used(tmp_path: Path) -> None:
     """Where rows cost as much as passes nothing is drafted for long; where they are free much is."""
     trace = record("suffix", "watch", tmp_path / "t.jsonl", prompts=PROMPTS[:1])
+    seconds = {"plan": 0.0, "draft": 0.01, "score": 1.0, "verify": 0.0, "commit": 0.0, "total": 1.01}
+    trace = dataclasses.replace(trace, rounds=tuple(dataclasses.replace(r, seconds=seconds) for r in trace.rounds))
     drafted = []
     for row in (1.0, 0.0):
         told = dataclasses.replace(trace.header, pass_seconds={n: 1.0 + row * (n - 1) for n in (1, 4, 16, 64)})
@@ -125,3 +129,48 @@ def test_the_subtree_after_given_tokens() -> None:
     assert left.scores == (-0.5, -1.0, -1.5)
     assert below(tree, [5, 9]) is None
     assert below(tree, [5, 6, 8]) == TokenTree((), ())
+
+
+HEADER = TraceHeader("table", "synthetic", "coupled", "watch", (), {})
+WIDE = TokenTree((5, 7, 9, 1), (-1, -1, -1, 0), (-0.1, -0.2, -0.3, -0.4))
+
+
+def step(tree: TokenTree, *, bonus: int | None, path: tuple[int, ...] = ()) -> Step:
+    return Step("a/0", 3, 10, tree, None, path, bonus, 1)
+
+
+def trace(*steps: Step) -> Trace:
+    return Trace(HEADER, tuple(TracedRound({}, (), 1, (one,)) for one in steps))
+
+
+def test_the_rank_of_the_next_token_is_its_place_among_the_roots_children() -> None:
+    found = rank_hits(trace(step(WIDE, bonus=5), step(WIDE, bonus=9), step(WIDE, bonus=1), step(WIDE, bonus=5)))
+    assert found.hits == (2, 0, 1)
+    assert found.cumulated == (0.5, 0.5, 0.75)
+
+
+def test_an_accepted_first_guess_counts_by_the_path_not_by_the_bonus() -> None:
+    assert rank_hits(trace(step(WIDE, bonus=4, path=(1,)))).hits == (0, 1, 0)
+
+
+def test_positions_without_a_draft_count_and_failed_ones_do_not() -> None:
+    empty = TokenTree((), (), ())
+    found = rank_hits(trace(step(WIDE, bonus=5), step(empty, bonus=2), step(WIDE, bonus=None)))
+    assert (found.num_positions, found.num_drafted) == (2, 1)
+    assert found.cumulated == (0.5, 0.5, 0.5)
+
+
+def test_a_recorded_drafter_of_known_acceptance_has_its_rate(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    writer = TraceWriter(stream)
+    llm = LLM(MODEL, "synthetic,accept=1,k=1", plan="watch", on_round=writer)
+    writer.begin(TraceHeader("table", "synthetic", "coupled", "watch", llm.planner.parts, {1: 1.0, 2: 1.0}))
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=40, temperature=0.9, seed=2))
+    path = tmp_path / "trace.jsonl"
+    path.write_text(stream.getvalue(), encoding="utf-8")
+    assert json.loads(path.read_text().splitlines()[0])["kind"] == "trace"
+    found = rank_hits(read_trace(path))
+    assert found.num_positions == 40
+    assert found.hits[0] == found.num_drafted
+    assert found.num_drafted >= 38
+    assert "among the first guesses" in replays(read_trace(path), plans=["fixed"], sizes=[1])

@@ -1,8 +1,12 @@
-"""Pass costs: timed passes, counted weights, and an unchanged model."""
+"""Seconds of passes by rows, the bytes that they read, and the machine's speeds."""
 
 from __future__ import annotations
 
+import functools
+import platform
+import re
 import shutil
+import subprocess
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,10 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from bench_samples import CONTEXT, write_model
 from draftree.core.errors import ConfigurationError
+from draftree.lab.bench import passes
 from draftree.lab.bench.passes import (
     PassSettings,
     bytes_of_pass,
     measure,
+    measure_speeds,
     read_bandwidth,
     time_passes,
     weight_bytes_read,
@@ -24,8 +30,10 @@ from draftree.lab.bench.passes import (
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.native.blueprint import LinearBlueprint
+from draftree.models.native.build import FLAGS, SOURCES, NativeUnavailableError, find_compiler
 from draftree.models.native.groups import HEAD_KIND, LAYER_KIND
 from draftree.models.native.library import library
+from draftree.models.native.variants import VARIANTS
 from draftree.models.table import TableLM, hashed
 from families import fresh
 from native_samples import EXPERTS, FAMILIES, SIZES
@@ -136,3 +144,65 @@ def test_bytes_in_groups_are_those_of_the_products_of_a_row(tmp_path, family):
     separate = 0 if plan.is_tied else packed([plan.head], HEAD_KIND)
     small = 32 << 10  # norms, biases, and room between the products
     assert found + unused + separate <= loaded.model.footprint.weights < found + unused + separate + small
+
+
+SOURCE = next(source for source in SOURCES if source.stem == "probe")
+INSTRUCTIONS = {
+    "amx": ("vfmadd", "tdpbf16ps", "tdpbssd", "vpdpbusd"),
+    "avx512-bf16": ("vfmadd", "vdpbf16ps", "vpdpbusd", "vpdpbusd"),
+    "avx512-vnni": ("vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
+    "avx512": ("vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
+    "avx2-vnni": ("vfmadd", "vfmadd", "vpdpbusd", "vpdpbusd"),
+    "avx2": ("vfmadd", "vfmadd", "vpmaddwd", "vpmaddubsw"),
+}
+"""The instructions of float32, bfloat16, int8 and int4 by variant."""
+KINDS = ("float32", "bfloat16", "int8", "int4")
+LEAST_CHAINS = 12
+TILE_CHAINS = 4
+
+
+@functools.cache
+def functions_of(name: str) -> dict[str, str]:
+    """The assembly of each function of a variant."""
+    (flags,) = (variant.flags for variant in VARIANTS["x86_64"] if variant.name == name)
+    try:
+        command = [*find_compiler(), *FLAGS, *flags, "-S", "-o", "-", str(SOURCE)]
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100)
+    if done.returncode and any(words in done.stderr for words in ("unrecognized", "unknown", "bad value")):
+        pytest.skip(done.stderr.splitlines()[0])
+    assert not done.returncode, done.stderr
+    parts = re.split(r"^draftree_(probe_\w+):$", done.stdout, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor's assembly")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+def test_every_counted_product_is_computed_by_the_instruction_of_passes(name: str, kind: str) -> None:
+    found = functions_of(name)
+    body = found[f"probe_{kind}"]
+    if same := re.search(r"^\s+jmp\s+draftree_(probe_\w+)", body, flags=re.MULTILINE):  # of two equal functions
+        body = found[same[1]]
+    instruction = INSTRUCTIONS[name][KINDS.index(kind)]
+    count = len(re.findall(rf"\s{instruction}", body))
+    assert count >= (TILE_CHAINS if instruction.startswith("tdp") else LEAST_CHAINS)
+
+
+def test_products_of_bytes_are_faster_than_those_of_float32(monkeypatch) -> None:
+    try:
+        instructions = library().instructions
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+    if not ("int8" in instructions or "tiles" in instructions):
+        pytest.skip(f"{instructions} has no products of bytes")
+    monkeypatch.setattr(passes, "LEAST_BYTES", 1 << 22)
+    monkeypatch.setattr(passes, "CACHES", passes.CACHES / "nowhere")
+    monkeypatch.setattr(passes, "PRODUCT_SECONDS", 0.005)
+    for _ in range(5):  # other programs may run
+        peaks = measure_speeds(torch.device("cpu"), threads=1).operations_per_second
+        one, quad, groups = (peaks[kind] or 0.0 for kind in ("float32", "int8", "int4"))
+        if min(quad, groups) > 1.5 * one > 0.0:
+            return
+    pytest.fail(f"int8 has {quad:.3g} and int4 {groups:.3g} operations/s, float32 {one:.3g}")
