@@ -112,7 +112,7 @@ class Figure(ABC):
 
     Attributes:
         title: title of the figure.
-        runs: runs of a model that its data come from, by name (`RUNS` in figures/runs.py); all are needed.
+        runs: runs of a model that its data come from, by name (`runs_of` in `runs`); all are needed.
         results: kinds of results files that its data come from.
         size: width and height in inches.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def specs_of(names: Iterable[str], asked: RecordingOptions) -> tuple[list[RunSpe
     refused: dict[str, str] = {}
     for name in dict.fromkeys(names):
         try:
-            found = list(RUNS[name](asked))
+            found = list(runs_of(name, asked))
             for spec in found:
                 choose_methods(_named(spec.draft), spec.verify, spec.plan)
             specs += found
@@ -92,7 +92,7 @@ def with_tree(draft: str, shape: str) -> str:
     """Return a drafter with the shape of its tree; as it is if it has no shape, or one already."""
     (spec,) = DRAFTERS.parse(draft)
     _, config = DRAFTERS.configure(spec)
-    if not hasattr(config, "tree") or "tree" in dict(spec.options):
+    if "tree" not in {field.name for field in fields(config)} or "tree" in dict(spec.options):
         return draft
     return f"{draft},tree={shape}"
 
@@ -107,84 +107,52 @@ def _named(draft: str) -> str | None:
     return None if draft == NO_DRAFT else draft
 
 
-def _watch(asked: RecordingOptions) -> Iterator[RunSpec]:
-    yield RunSpec("watch", with_tree(asked.draft, asked.tree), "watch")
-
-
-def _best(asked: RecordingOptions) -> Iterator[RunSpec]:
-    yield RunSpec("best", with_tree(asked.draft, f"best-{BEST_NODES}"), "watch")
-
-
-def _merged(asked: RecordingOptions) -> Iterator[RunSpec]:
-    drafts = dict.fromkeys((*asked.draft.split("+"), *asked.merged))
-    yield RunSpec("merged", "+".join(drafts), "watch")
-
-
-def _plain(asked: RecordingOptions) -> Iterator[RunSpec]:
-    yield RunSpec("plain", NO_DRAFT)
-
-
-def _fixed(asked: RecordingOptions) -> Iterator[RunSpec]:
-    yield RunSpec("fixed", asked.draft, _rule_plan(asked))
-
-
-def _rule_plan(asked: RecordingOptions) -> str:
+def _fixed_plan(asked: RecordingOptions) -> str:
     return f"fixed:{_lengths(asked, [RULE_LENGTH])[0]}"
 
 
-def _adaptive(asked: RecordingOptions) -> Iterator[RunSpec]:
-    yield RunSpec("adaptive", asked.draft, "adaptive")
-
-
-def _length(asked: RecordingOptions) -> Iterator[RunSpec]:
-    for length in _lengths(asked, LENGTHS):
-        yield RunSpec("length", asked.draft, f"fixed:{length}")
-
-
-def _batch(asked: RecordingOptions) -> Iterator[RunSpec]:
-    for length in _lengths(asked, BATCH_LENGTHS):
-        for batch in BATCHES:
-            draft, plan = (asked.draft, f"fixed:{length}") if length else (NO_DRAFT, None)
-            yield RunSpec("batch", draft, plan, batch=batch)
-
-
-def _rule(asked: RecordingOptions) -> Iterator[RunSpec]:
-    for temperature in TEMPERATURES:
-        for rule in RULES:
-            yield RunSpec("rule", asked.draft, _rule_plan(asked), rule, temperature, max_texts=8)
-
-
-def _soft(asked: RecordingOptions) -> Iterator[RunSpec]:
-    for rule in SOFT:
-        yield RunSpec("soft", asked.draft, _rule_plan(asked), rule, SOFT_TEMPERATURE)
-
-
-def _pair(asked: RecordingOptions) -> Iterator[RunSpec]:
-    """The drafter, and those of the merged ones that run a model."""
-    for draft in (asked.draft, *(one for one in asked.merged if one.startswith(("model:", "head:")))):
-        yield RunSpec("pair", draft, _rule_plan(replace(asked, draft=draft)))
-
-
-def _lookahead(asked: RecordingOptions) -> Iterator[RunSpec]:
-    for n in GRAMS:
-        for kept in CANDIDATES:
-            yield RunSpec("lookahead", f"lookahead,n={n},candidates={kept}", "fixed")
-
-
-RUNS: dict[str, Callable[[RecordingOptions], Iterator[RunSpec]]] = {
-    "watch": _watch,
-    "best": _best,
-    "merged": _merged,
-    "plain": _plain,
-    "fixed": _fixed,
-    "adaptive": _adaptive,
-    "length": _length,
-    "batch": _batch,
-    "rule": _rule,
-    "soft": _soft,
-    "lookahead": _lookahead,
-    "pair": _pair,
-}
+def runs_of(name: str, asked: RecordingOptions) -> Iterator[RunSpec]:
+    """Yield the runs that share a name."""
+    draft = asked.draft
+    match name:
+        case "watch":
+            yield RunSpec(name, with_tree(draft, asked.tree), "watch")
+        case "best":
+            yield RunSpec(name, with_tree(draft, f"best-{BEST_NODES}"), "watch")
+        case "merged":
+            yield RunSpec(name, "+".join(dict.fromkeys((*draft.split("+"), *asked.merged))), "watch")
+        case "plain":
+            yield RunSpec(name, NO_DRAFT)
+        case "fixed":
+            yield RunSpec(name, draft, _fixed_plan(asked))
+        case "adaptive":
+            yield RunSpec(name, draft, "adaptive")
+        case "length":
+            for length in _lengths(asked, LENGTHS):
+                yield RunSpec(name, draft, f"fixed:{length}")
+        case "batch":
+            for length in _lengths(asked, BATCH_LENGTHS):
+                for batch in BATCHES:
+                    if length:
+                        yield RunSpec(name, draft, f"fixed:{length}", batch=batch)
+                    else:
+                        yield RunSpec(name, NO_DRAFT, batch=batch)
+        case "rule":
+            for temperature in TEMPERATURES:
+                for rule in RULES:
+                    yield RunSpec(name, draft, _fixed_plan(asked), rule, temperature, max_texts=8)
+        case "soft":
+            for rule in SOFT:
+                yield RunSpec(name, draft, _fixed_plan(asked), rule, SOFT_TEMPERATURE)
+        case "pair":  # the drafter, and those of the merged ones that run a model
+            for one in (draft, *(other for other in asked.merged if other.startswith(("model:", "head:")))):
+                yield RunSpec(name, one, _fixed_plan(replace(asked, draft=one)))
+        case "lookahead":
+            for n in GRAMS:
+                for kept in CANDIDATES:
+                    yield RunSpec(name, f"lookahead,n={n},candidates={kept}", "fixed")
+        case _:
+            raise AssertionError(f"no figure has runs '{name}'")
 
 
 @dataclass(slots=True)
