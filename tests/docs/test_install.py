@@ -25,6 +25,7 @@ NEEDS = {
     "ray": ["--replicas"],
     "remote": ["remote:", "verify-server"],
     "serve": ["draftree serve"],
+    "suite": ["suite-check", "suite-table"],
     "telemetry": ["--otlp-endpoint"],
     "train": ["draftree train"],
     "tune": ["draftree tune"],

@@ -171,7 +171,7 @@ def test_layers_and_rows_are_those_of_the_candidates(loaded: LoadedModel) -> Non
 @pytest.mark.parametrize(
     ("draft", "reason"),
     [
-        ("lookahead,window=3", "picks beside the text"),
+        ("lookahead,window=3", "target tokens off the accepted path"),
         ("model:NEAR,ahead=2", "while the target verifies"),
     ],
 )
