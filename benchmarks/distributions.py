@@ -11,21 +11,9 @@ from typing import Annotated
 import typer
 from closeness import DistributionSettings, prepare
 
-from draftree.cli.bench.options import (
-    COMPARED,
-    HOW,
-    Category,
-    Limit,
-    MaxTokens,
-    Output,
-    Prompts,
-    Seed,
-    listed,
-    write_and_show,
-)
-from draftree.cli.completion import complete_model
-from draftree.cli.models import resolve_with_bar
-from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, require_new
+from draftree.cli.bench import COMPARED, HOW, Category, Limit, MaxTokens, Output, Prompts, Seed, listed, write_and_show
+from draftree.cli.options import Device, Dtype, Model, Threads, TrustRemoteCode, complete_model, require_new
+from draftree.cli.render import resolve_with_bar
 from draftree.core.errors import DraftreeError
 from draftree.lab.analysis.theory import kept_by_rule
 

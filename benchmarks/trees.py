@@ -16,9 +16,9 @@ from typing import Annotated, Any, final
 
 import typer
 
-from draftree.cli.bench.options import write_and_show
-from draftree.cli.models import resolve_with_bar
+from draftree.cli.bench import write_and_show
 from draftree.cli.options import require_new
+from draftree.cli.render import resolve_with_bar
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.tree import ROOT, Draw
 from draftree.core.types import Budget, Verdict

@@ -14,7 +14,7 @@ import draftree
 from draftree import requests as front
 from draftree.async_llm import AsyncLLM
 from draftree.async_prompts import AsyncPromptEncoder
-from draftree.cli import main as entry_point
+from draftree.cli import main
 from draftree.cli.commands import COMMANDS
 from draftree.completion import Completion, CompletionStats
 from draftree.core import errors
@@ -183,7 +183,7 @@ def error_tree() -> Iterator[str]:
 
 def command_line() -> Iterator[str]:
     yield "## Commands"
-    exits = next(line for line in (entry_point.main.__doc__ or "").splitlines() if "Exit status" in line)
+    exits = next(line for line in (main.main.__doc__ or "").splitlines() if "Exit status" in line)
     yield exits.strip()
     for name, entry in COMMANDS.items():
         command = entry.load()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from draftree.beam.result import BeamResult, Hypothesis
     from draftree.beam.trie import TokenTrie
     from draftree.completion import Completion, CompletionStats
-    from draftree.dropin.front import generate
+    from draftree.dropin.generate import generate
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
 
@@ -42,7 +42,7 @@ _HOMES = {
     "Completion": "draftree.completion",
     "CompletionStats": "draftree.completion",
     "SamplingParams": "draftree.sampling.params",
-    "generate": "draftree.dropin.front",
+    "generate": "draftree.dropin.generate",
 }
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cli_samples import save_tiny_model
-from draftree.cli import serve as serve_module
+from draftree.cli import serve
 from draftree.cli.main import run
-from draftree.cli.serving_flags import serving_flags
+from draftree.cli.serve import serving_flags
 from draftree.core import errors
 from draftree.core.errors import ConfigurationError
 from draftree.serve.listening import listen, url_of
@@ -33,7 +33,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
         found.append(settings)
         return 0
 
-    monkeypatch.setattr(serve_module, "fetch_and_run", pretend)
+    monkeypatch.setattr(serve, "fetch_and_run", pretend)
     monkeypatch.delenv("DRAFTREE_API_KEYS", raising=False)
     return found
 

@@ -12,9 +12,7 @@ import httpx
 import pytest
 
 from draftree.cli.main import run
-from draftree.cli.watching.client import ServerClient
-from draftree.cli.watching.facts import PHASES, RoundFacts, ServerFacts
-from draftree.cli.watching.listener import RoundListener
+from draftree.cli.watch import PHASES, RoundFacts, RoundListener, ServerClient, ServerFacts
 from draftree.core.types import RoundRecord
 from operated import wait_for
 from serving import NAME, Running

@@ -10,7 +10,7 @@ from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.choices import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.dropin.drafting import Drafting
+from draftree.dropin.inputs import Drafting
 from draftree.lab.bench.methods import our_methods
 from draftree.loading.auto_draft import AutoCandidate
 from draftree.loading.load import LoadedModel, load_model

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.bench.options import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
-from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.made import takes
-from draftree.cli.options import OUTPUT, SPECULATION
+from draftree.cli.bench import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
+from draftree.cli.options import OUTPUT, SPECULATION, Execution, complete_draft, complete_model, execution_of, takes
 from draftree.cli.render import note
-from draftree.cli.running import Execution, execution_of
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.lab.figures.base import FIGURES
 
@@ -177,8 +174,7 @@ def record_all(
     """Load the model and record the runs, with a line for each on standard error."""
     if not specs:
         return []
-    from draftree.cli.recording import run_facts
-    from draftree.cli.writing import fetch_and_load
+    from draftree.cli.runs import fetch_and_load, run_facts
     from draftree.lab.bench.workload import SHIPPED, encode, read_workload
     from draftree.lab.figures.runs import Recorder
     from draftree.loading.targets import tokenizer_of

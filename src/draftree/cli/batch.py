@@ -9,13 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftree.cli.lossy import announce_methods
 from draftree.cli.prompt import Request, Task, fitted_to_context
 from draftree.cli.prompt_files import FilePrompt
-from draftree.cli.recording import recorded
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say
-from draftree.cli.report import dump, report
-from draftree.cli.writing import PICTURES, Run, Screen, Setup, fetch_and_load, save_learned
+from draftree.cli.runs import (
+    PICTURES,
+    Run,
+    Screen,
+    Setup,
+    announce_methods,
+    dump,
+    fetch_and_load,
+    recorded,
+    report,
+    save_learned,
+)
 from draftree.completion import Completion, completion_of
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.engine.sequence import FinishReason, WritingSequence

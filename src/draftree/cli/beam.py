@@ -7,7 +7,8 @@ import functools
 import inspect
 import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,32 +16,147 @@ import typer
 
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace, tree_svg
-from draftree.cli.beam_material import (
-    AllowedTexts,
-    Ensemble,
-    LanguageModelName,
-    Material,
-    Phrases,
-    Weight,
-    read_texts,
-)
-from draftree.cli.decoder import decoder_of
+from draftree.beam.trie import TokenTrie
 from draftree.cli.flags import sampling_flags
-from draftree.cli.made import takes
-from draftree.cli.options import AsJson, Chat, Model, Prompt, System
+from draftree.cli.options import (
+    AsJson,
+    Chat,
+    Execution,
+    Model,
+    Prompt,
+    System,
+    decoder_of,
+    execution_of,
+    import_engine,
+    takes,
+)
 from draftree.cli.prompt import Task, read_prompt
 from draftree.cli.render import note, say
-from draftree.cli.running import Execution, execution_of, import_engine
+from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
+    from draftree.llm import LLM
     from draftree.prompts import DecoderOptions
     from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["beam"]
-
 PANEL = "Search"
+Phrases = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A phrase that every text contains, in the tokenizer's own split of it; repeatable.",
+        metavar="TEXT",
+        rich_help_panel=PANEL,
+    ),
+]
+AllowedTexts = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with a text in each line: the result is one of them. Blank lines are left out.",
+        metavar="FILE",
+        rich_help_panel=PANEL,
+    ),
+]
+Ensemble = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A further model of the same vocabulary, whose probabilities are averaged; repeatable.",
+        metavar="MODEL",
+        rich_help_panel=PANEL,
+    ),
+]
+LanguageModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--lm-model",
+        help="A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).",
+        metavar="MODEL",
+        rich_help_panel=PANEL,
+    ),
+]
+Weight = Annotated[
+    float, typer.Option(help="Weight of the log-probabilities of --lm-model.", metavar="NUMBER", rich_help_panel=PANEL)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """Texts and models of a search.
+
+    Attributes:
+        phrases: texts that every result contains.
+        allowed: texts that a result may be; empty for any.
+        ensemble: names of further models.
+        lm_model: name of the language model; None for none.
+        lm_weight: its weight.
+    """
+
+    phrases: Sequence[str]
+    allowed: Sequence[str]
+    ensemble: Sequence[str]
+    lm_model: str | None
+    lm_weight: float
+
+    @property
+    def checked_as(self) -> dict[str, Any]:
+        """Parameters that stand for the texts, so that conflicts are found before a model is loaded.
+
+        Raises:
+            typer.BadParameter: a weight without a model.
+        """
+        if self.lm_weight != 1.0 and self.lm_model is None:
+            raise typer.BadParameter("it needs --lm-model", param_hint="--lm-weight")
+        phrases = {"force_words_ids": [[0]]} if self.phrases else {}
+        return phrases | ({"allowed_trie": TokenTrie([[0]])} if self.allowed else {})
+
+    @property
+    def model_names(self) -> list[str]:
+        """Names of all further models."""
+        return [*self.ensemble, *([] if self.lm_model is None else [self.lm_model])]
+
+    def loaded(self, params: BeamSearchParams, llm: LLM) -> BeamSearchParams:
+        """Return the parameters with token ids and loaded models.
+
+        Raises:
+            DraftreeError: a text without tokens, or a model that cannot be loaded or does not fit.
+        """
+        found: dict[str, Any] = {}
+        if self.phrases:
+            found["force_words_ids"] = [_ids(llm, text) for text in self.phrases]
+        if self.allowed:
+            found["allowed_trie"] = TokenTrie([_ids(llm, text) for text in self.allowed])
+        if self.ensemble:
+            found["models"] = [llm.companion(name) for name in self.ensemble]
+        if self.lm_model is not None:
+            found |= {"lm_model": llm.companion(self.lm_model), "lm_weight": self.lm_weight}
+        return dataclasses.replace(params, **found)
+
+
+def _ids(llm: LLM, text: str) -> list[int]:
+    ids = llm.prompts.encode_text(text, add_special_tokens=False)
+    if not ids:
+        raise InvalidRequestError(f"{text!r} has no tokens: leave it out", param="prompt")
+    return ids
+
+
+def read_texts(path: Path | None) -> list[str]:
+    """Return the lines of a file that are not blank; empty without a file.
+
+    Raises:
+        typer.BadParameter: it cannot be read, or has no text.
+    """
+    if path is None:
+        return []
+    try:
+        lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{path} cannot be read: {error}", param_hint="--allowed-texts") from error
+    if not lines:
+        raise typer.BadParameter(f"{path} has no text", param_hint="--allowed-texts")
+    return lines
+
+
 WITHOUT = frozenset(
     {
         "prefix_allowed_tokens_fn",
@@ -161,8 +277,7 @@ def beam(
     for name in (model, *material.model_names):
         require_sound(name)
     import_engine()
-    from draftree.cli.report import dump
-    from draftree.cli.writing import fetch_and_load
+    from draftree.cli.runs import dump, fetch_and_load
 
     setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))

@@ -10,20 +10,13 @@ import typer
 
 from draftree.cli.flags import takes_sampling
 from draftree.cli.generate import Stream
-from draftree.cli.made import takes
-from draftree.cli.options import (
-    AsJson,
-    Model,
-    System,
-    When,
-)
+from draftree.cli.options import AsJson, How, Model, System, When, how_of, import_engine, takes
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.cli.running import How, how_of, import_engine
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftree.cli.chatting.drafting import Drafting
+    from draftree.cli.chat_session import Drafting
 
 __all__ = ["chat"]
 
@@ -56,12 +49,8 @@ def chat(
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     require_sound(model)
     import_engine()
-    from draftree.cli.chatting.commands import run_command
-    from draftree.cli.chatting.conversation import Conversation
-    from draftree.cli.chatting.drafting import Drafting
-    from draftree.cli.chatting.reading import PipeReader, TerminalReader
-    from draftree.cli.chatting.session import Session
-    from draftree.cli.writing import Screen
+    from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader, run_command
+    from draftree.cli.runs import Screen
 
     setup = how.setup(model)
     is_interactive = is_terminal(sys.stdin) and is_terminal(sys.stdout) and not as_json

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.options import Device, Dtype, TrustRemoteCode, When
-from draftree.cli.progress import waiting
-from draftree.cli.render import Colour, Style, say
+from draftree.cli.options import Device, Dtype, TrustRemoteCode, When, complete_draft, complete_model
+from draftree.cli.render import Colour, Style, say, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import AUTO_DRAFT
 
 if TYPE_CHECKING:
-    from draftree.cli.writing import Run, Setup
+    from draftree.cli.runs import Run, Setup
     from draftree.llm import LLM
     from draftree.loading.load import LoadedModel
     from draftree.sampling.params import SamplingParams
@@ -91,7 +89,7 @@ def demo(
     Two prompts, decoded greedily, each plain first and then with speculation. Weights are downloaded once. Exit status
     1 if a text differs.
     """
-    from draftree.cli.writing import Setup, fetch_and_load
+    from draftree.cli.runs import Setup, fetch_and_load
 
     setup = Setup(model, draft, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     if setup.is_plain:
@@ -133,7 +131,7 @@ def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
 
 def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast: LLM, style: Style) -> bool:
     """Show both answers to one prompt; returns whether they are equal."""
-    from draftree.cli.compare import are_equal, difference, speedup
+    from draftree.cli.runs import are_equal, difference, speedup
 
     say(f"\n{rule(f'{number}. {demo_prompt.title}', style)}\n")
     for line in outline(demo_prompt.prompt):
@@ -153,7 +151,7 @@ def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast
 def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run:
     """Generate the answer and show it meanwhile."""
     from draftree.cli.prompt import Task
-    from draftree.cli.writing import Screen, write
+    from draftree.cli.runs import Screen, write
 
     screen = Screen(style, live=True, width=width())
     return write(llm, setup, Task(demo_prompt.prompt, chat=True), params=demo_prompt.params(), screen=screen)

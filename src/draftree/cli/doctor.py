@@ -11,16 +11,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.made import takes
 from draftree.cli.options import (
     OUTPUT,
     RUNNING,
     SPECULATION,
     AsJson,
+    Execution,
     Verify,
+    complete_draft,
+    complete_model,
+    execution_of,
+    takes,
 )
-from draftree.cli.running import Execution, execution_of
 from draftree.core.host import ranges
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ def refuse_given(options: Mapping[str, object], reason: str) -> None:
 
 
 def examine_and_show(settings: DoctorSettings, machine: MachineReport, *, as_json: bool) -> None:
-    from draftree.cli.progress import resolve_with_bar, waiting
+    from draftree.cli.render import resolve_with_bar, waiting
     from draftree.lab.doctor import examine
 
     with waiting("measuring" if settings.measure else "looking"):

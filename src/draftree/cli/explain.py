@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.generate import check_material
-from draftree.cli.made import takes
-from draftree.cli.options import (
-    Chat,
-    Model,
-    System,
-)
+from draftree.cli.options import Chat, How, Model, System, how_of, takes
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style, say
-from draftree.cli.running import How, how_of
 from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
 
@@ -45,8 +39,7 @@ def explain(
     """Generate a text plainly and with the drafter, and explain the planner's decisions."""
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
-    from draftree.cli.lossy import announce_lossy
-    from draftree.cli.writing import fetch_and_load, warm_up, write
+    from draftree.cli.runs import announce_lossy, fetch_and_load, warm_up, write
 
     setup = how.setup(model)
     if setup.is_plain:

@@ -9,31 +9,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.decoder import decoder_of
-from draftree.cli.dividing import parallel_of
 from draftree.cli.flags import takes_sampling
-from draftree.cli.made import takes
 from draftree.cli.options import (
     OUTPUT,
     AsJson,
     Chat,
+    How,
     Model,
     Prompt,
     System,
     When,
+    decoder_of,
+    how_of,
+    import_engine,
+    parallel_of,
     require_new,
+    takes,
 )
 from draftree.cli.prompt import Request, Task, read_prompt
 from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
 from draftree.cli.render import Colour, Style, is_terminal, note, say
-from draftree.cli.running import How, how_of, import_engine
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
 from draftree.parallel.options import ParallelOptions
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftree.cli.writing import Screen, Setup
+    from draftree.cli.runs import Screen, Setup
     from draftree.prompts import DecoderOptions
 
 __all__ = ["generate"]
@@ -103,7 +105,7 @@ def generate(
     task = Task(read_prompt(prompt) if batch is None else "", system, chat, decoder)
     require_sound(model)
     import_engine()
-    from draftree.cli.writing import Screen
+    from draftree.cli.runs import Screen
 
     setup = how.setup(model, parallel=parallel)
     check_material(setup, params)
@@ -185,10 +187,7 @@ def check_material(setup: Setup, params: SamplingParams) -> None:
 def write_and_report(
     setup: Setup, request: Request, screen: Screen | None, *, notes: Style, record: Path | None
 ) -> None:
-    from draftree.cli.lossy import announce_methods
-    from draftree.cli.recording import recorded
-    from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, save_learned, write
+    from draftree.cli.runs import announce_methods, dump, fetch_and_load, recorded, report, save_learned, write
 
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
@@ -223,10 +222,19 @@ def write_batch_and_report(
 
 
 def compare_and_report(setup: Setup, request: Request, screen: Screen | None, notes: Style) -> None:
-    from draftree.cli.compare import are_equal, comparable, speedup, verdict
-    from draftree.cli.lossy import announce_methods
-    from draftree.cli.report import dump, report
-    from draftree.cli.writing import fetch_and_load, save_learned, warm_up, write
+    from draftree.cli.runs import (
+        announce_methods,
+        are_equal,
+        comparable,
+        dump,
+        fetch_and_load,
+        report,
+        save_learned,
+        speedup,
+        verdict,
+        warm_up,
+        write,
+    )
 
     setup.methods()
     request = dataclasses.replace(request, params=comparable(request.params, setup.verify))

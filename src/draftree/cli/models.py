@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from draftree.cli.completion import complete_cached, complete_model
 from draftree.cli.layout import PlainCommand
-from draftree.cli.model_cache import show_cache
-from draftree.cli.model_part import write_part
-from draftree.cli.options import AsJson
-from draftree.cli.progress import resolve_with_bar
-from draftree.cli.sizes import short_bytes, short_count
+from draftree.cli.options import AsJson, complete_cached, complete_model
+from draftree.cli.render import resolve_with_bar, short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, harmless, suggestion
+from draftree.core.files import expanded
 from draftree.loading.prepared import gguf_path, prepared_folder
 from draftree.loading.requirements import require_clients, require_extras
 from draftree.loading.resolve import hub_cache, resolve_model
@@ -27,7 +25,75 @@ from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
 from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_sums, is_block_description
 
-__all__ = ["app"]
+
+def show_cache(
+    clear: Annotated[
+        bool,
+        typer.Option("--clear", help="Remove all records and packed weights; the next starts take longer."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the records and packed weights of loaded models, which shorten their next start."""
+    if clear and as_json:
+        raise typer.BadParameter("--clear has no output: leave one of them out", param_hint="--json")
+    # here, since they import torch
+    from draftree.loading.packed_start import SWITCH as PACKED_SWITCH
+    from draftree.loading.packed_start import keeps_packed, packed_folders, remove_packed
+    from draftree.loading.warm_start.store import SWITCH, Store
+
+    store, packed = Store(), packed_folders()
+    if clear:
+        freed = sum(size for _, size in packed)
+        text = f"removed {store.clear()} records, {remove_packed()} copies of packed weights ({freed / 1e6:.0f} MB)"
+        Console(stderr=True).print(text, highlight=False)
+        return
+    kept = [
+        {"folder": facts.get("folder"), "dtype": facts.get("dtype"), "quantization": facts.get("quantization")}
+        | {"bytes": status.st_size, "made": datetime.fromtimestamp(status.st_mtime).isoformat(timespec="seconds")}
+        for path, status in store.entries()
+        for facts in [store.facts(path)]
+    ]
+    if as_json:
+        copies = [{"folder": str(folder), "bytes": size} for folder, size in packed]
+        found = {"cache": str(store.folder), "is_on": store.is_on, "kept": kept}
+        typer.echo(json.dumps(found | {"keeps_packed": keeps_packed(), "packed": copies}, indent=2))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("made", "weights", "bytes"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "bytes" else "left")
+    table.add_column("model", overflow="fold")
+    for one in kept:
+        weights = one["quantization"] or one["dtype"] or ("tokenizer" if one["folder"] else "?")
+        where = str(one["folder"] or "cannot be read")
+        table.add_row(str(one["made"]), str(weights), f"{one['bytes']:,}", escape(harmless(where)))
+    for folder, size in packed:
+        made = datetime.fromtimestamp(folder.stat().st_mtime).isoformat(timespec="seconds")
+        table.add_row(made, "packed", f"{size:,}", escape(harmless(str(folder))))
+    console = Console()
+    if kept or packed:
+        console.print(table)
+    for name, switch, is_on in (("cache", SWITCH, store.is_on), ("packed weights", PACKED_SWITCH, keeps_packed())):
+        place = store.folder if name == "cache" else store.folder.parent / "packed"
+        state = f"on ({switch}=0 switches it off)" if is_on else f"off ({switch}=0)"
+        console.print(f"{name}: {place}, {state}", highlight=False, soft_wrap=True)
+
+
+def write_part(
+    name: Annotated[str, typer.Argument(help="A name, folder or hub id.", autocompletion=complete_model)],
+    split: Annotated[int, typer.Option(help="First layers to keep, as for the verify server's --split.", metavar="N")],
+    to: Annotated[Path, typer.Option(help="New folder for the part.", metavar="FOLDER", file_okay=False)],
+) -> None:
+    """Write the first layers of a model, with embedding, final norm and output head, for a device.
+
+    The device names the folder as weights of its target: 'remote:URL?split=N&weights=FOLDER'.
+    """
+    # here, since it imports torch
+    from draftree.loading.first_layers import write_first_layers
+
+    written = write_first_layers(name, split, expanded(str(to)))
+    share = f"{short_bytes(written.num_bytes)} of {short_bytes(written.whole_bytes)}"
+    typer.echo(f"{harmless(str(written.folder))}: {split} of {written.num_layers} layers, {share}")
+
 
 app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_args_is_help=False)
 app.command("part", cls=PlainCommand)(write_part)

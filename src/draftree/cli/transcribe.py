@@ -12,10 +12,8 @@ import typer
 
 from draftree.cli.flags import takes_sampling
 from draftree.cli.generate import check_material
-from draftree.cli.made import takes
-from draftree.cli.options import OUTPUT, TEXT, Model
+from draftree.cli.options import OUTPUT, TEXT, How, Model, how_of, import_engine, takes
 from draftree.cli.render import note, say
-from draftree.cli.running import How, how_of, import_engine
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
@@ -96,8 +94,7 @@ def transcribe(
         if not file.is_file():
             raise InvalidRequestError(f"'{file}' is no file: give a sound file")
     import_engine()
-    from draftree.cli.report import dump
-    from draftree.cli.writing import fetch_and_load
+    from draftree.cli.runs import dump, fetch_and_load
     from draftree.serve.audio.sound import read_sound
     from draftree.serve.audio.subtitles import srt, vtt
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.running import import_engine
-from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys
-from draftree.cli.serving_flags import takes_settings
+from draftree.cli.options import import_engine
+from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys, takes_settings
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.remote.address import PREFIX, is_remote
@@ -116,8 +115,7 @@ def verify_server(
 
 
 def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySettings) -> int:
-    from draftree.cli.progress import resolve_with_bar
-    from draftree.cli.render import say
+    from draftree.cli.render import resolve_with_bar, say
     from draftree.core.host import apply_threads
     from draftree.loading.first_layers import refuse_gguf, require_split
     from draftree.serve.listening import listen

@@ -2,27 +2,663 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import socket
 import sys
+import threading
 import time
-from typing import Annotated
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from draftree.cli.options import OUTPUT
 from draftree.cli.render import is_terminal, say
-from draftree.cli.watching.address import Address
-from draftree.cli.watching.client import ServerClient, UnreachableError
-from draftree.cli.watching.facts import RoundFacts, ServerFacts
-from draftree.cli.watching.history import History
-from draftree.cli.watching.listener import Backoff, RoundListener
-from draftree.cli.watching.view import view
-from draftree.core.errors import ConfigurationError
+from draftree.core.errors import ConfigurationError, DraftreeError, harmless
+from draftree.core.files import parse_json
 
-__all__ = ["watch"]
+FORM = "give the address that 'draftree serve' prints, such as http://127.0.0.1:8000"
+API_PATH = "/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The root of a server.
+
+    Attributes:
+        scheme: "http" or "https".
+        host: name or number, an IPv6 number without brackets.
+        port: TCP port.
+        path: prefix of all paths, without a slash at its end; usually empty.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Return the address of a URL. `/v1` at its end, which clients of the API need, is left out.
+
+        Raises:
+            ConfigurationError: it is no URL of a server.
+        """
+        try:
+            parts = urlsplit(url.strip())
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigurationError(f"'{url}' is not a URL ({error}): {FORM}") from error
+        if parts.scheme not in ("http", "https"):
+            raise ConfigurationError(f"'{url}' does not begin with http:// or https://: {FORM}")
+        if not host:
+            raise ConfigurationError(f"'{url}' names no host: {FORM}")
+        if parts.username is not None or parts.password is not None:
+            raise ConfigurationError("the URL contains a user or a password: leave it out, and give keys with --key")
+        if parts.query or parts.fragment or not (parts.path + host).isascii() or " " in parts.path + host:
+            raise ConfigurationError(f"'{url}' is not the root of a server: {FORM}")
+        path = parts.path.rstrip("/").removesuffix(API_PATH).rstrip("/")
+        return cls(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), path)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path}"
+
+
+STATUS_PATH, ROUNDS_PATH = "/draftree/status", "/draftree/rounds"
+TIMEOUT_SECONDS = 10.0
+SILENCE_SECONDS = 60.0
+"""A stream of rounds that is silent for longer is opened again; the server sends a comment more often."""
+MAX_BYTES = 4_000_000
+"""Largest answer or event that is read."""
+UNAUTHORIZED, FORBIDDEN = 401, 403
+OK, SERVER_ERROR = 200, 500
+
+
+class UnreachableError(DraftreeError):
+    """The server does not answer; a later attempt may succeed."""
+
+
+class RefusedError(DraftreeError):
+    """The server answers, but not with what is needed; a later attempt gives the same answer."""
+
+
+class ServerClient:
+    """Reads the status and the rounds of one server.
+
+    Args:
+        address: the server.
+        key: API key; None for a server without keys.
+
+    Raises:
+        ConfigurationError: the key cannot be sent.
+    """
+
+    def __init__(self, address: Address, key: str | None) -> None:
+        if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key and key):
+            raise ConfigurationError("the API key is empty, or contains spaces around it or characters beyond ASCII")
+        self.address = address
+        self._key = key
+
+    def status(self) -> dict[str, Any]:
+        """Return the server's status.
+
+        Raises:
+            UnreachableError: there is no answer.
+            RefusedError: the key is wrong, or the server is another program.
+        """
+        with self._opened(STATUS_PATH, TIMEOUT_SECONDS) as (_, response):
+            raw = self.guarded(lambda: response.read(MAX_BYTES + 1))
+        return self.parsed(raw)
+
+    @contextlib.contextmanager
+    def rounds(self) -> Iterator[RoundStream]:
+        """Open the stream of rounds.
+
+        Raises:
+            UnreachableError: there is no answer.
+            RefusedError: the key is wrong, or the server is another program.
+        """
+        with self._opened(ROUNDS_PATH, SILENCE_SECONDS) as (sock, response):
+            yield RoundStream(self, sock, response)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str, timeout: float) -> Iterator[tuple[socket.socket, HTTPResponse]]:
+        kind = HTTPSConnection if self.address.scheme == "https" else HTTPConnection
+        connection = kind(self.address.host, self.address.port, timeout=timeout)
+        headers = {"Accept": "application/json, text/event-stream"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+
+        def send() -> tuple[socket.socket, HTTPResponse]:
+            connection.request("GET", self.address.path + path, headers=headers)
+            sock = connection.sock  # the connection drops it if the answer ends with it
+            return sock, connection.getresponse()
+
+        try:
+            sock, response = self.guarded(send)
+            self._require_ok(response)
+            with response:
+                yield sock, response
+        finally:
+            connection.close()
+
+    def _require_ok(self, response: HTTPResponse) -> None:
+        status = response.status
+        if status == OK:
+            return
+        if status in (UNAUTHORIZED, FORBIDDEN):
+            case = "requires an API key" if self._key is None else "refuses this API key"
+            raise RefusedError(f"{self.address} {case}: give the right one with DRAFTREE_API_KEY or --key")
+        if status >= SERVER_ERROR:
+            raise UnreachableError(f"{self.address} answers with status {status}: try again later")
+        raise RefusedError(
+            f"{self.address} answers with status {status}, so it is not a Draftree server: check the URL"
+        )
+
+    def guarded(self, step: Any) -> Any:
+        """Run a step of a request; failures of the network become one sentence."""
+        try:
+            return step()
+        except ConnectionRefusedError as error:
+            raise UnreachableError(
+                f"nothing listens at {self.address}: check host and port, or start 'draftree serve MODEL'"
+            ) from error
+        except socket.gaierror as error:
+            raise UnreachableError(f"the host '{self.address.host}' is unknown: check the URL") from error
+        except TimeoutError as error:
+            raise UnreachableError(f"{self.address} does not answer in time: check that the server runs") from error
+        except HTTPException as error:
+            raise UnreachableError(
+                f"{self.address} does not speak HTTP ({type(error).__name__}): check the scheme and the port"
+            ) from error
+        except OSError as error:
+            raise UnreachableError(f"{self.address} cannot be reached: {error.strerror or error}") from error
+
+    def parsed(self, raw: bytes) -> dict[str, Any]:
+        """Return the object of an answer.
+
+        Raises:
+            RefusedError: it is none.
+        """
+        try:
+            found = parse_json(raw) if len(raw) <= MAX_BYTES else None
+        except ValueError:  # also wrong UTF-8
+            found = None
+        if not isinstance(found, dict):
+            raise RefusedError(f"{self.address} does not answer as a Draftree server does: check the URL")
+        return found
+
+
+class RoundStream:
+    """An open stream of rounds.
+
+    Args:
+        client: the client that opened it.
+        sock: socket of the connection.
+        response: the server's answer.
+    """
+
+    def __init__(self, client: ServerClient, sock: socket.socket, response: HTTPResponse) -> None:
+        self._client = client
+        self._sock = sock
+        self._response = response
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield rounds until the server ends the stream.
+
+        Raises:
+            UnreachableError: the connection broke.
+            RefusedError: an event is not a round.
+        """
+        data: list[bytes] = []
+        while line := self._client.guarded(lambda: self._response.readline(MAX_BYTES + 1)):
+            if line.startswith(b"data:"):
+                data.append(line.removeprefix(b"data:").strip())
+            elif not line.strip() and data:
+                yield self._client.parsed(b"\n".join(data))
+                data = []
+
+    def interrupt(self) -> None:
+        """End the stream from another thread; the iteration then ends or raises."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+
+PHASES = ("plan", "draft", "score", "verify", "commit")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Facts and recent rates of a model.
+
+    Attributes:
+        name: its name.
+        drafts: names of its drafters.
+        running: running sequences.
+        waiting: waiting sequences.
+        tokens_per_second: tokens written per second, all sequences together.
+        acceptance_length: tokens written per round and sequence; None without rounds.
+        acceptance_rate: accepted share of drafted tokens, from 0 to 1; None without drafts.
+        kernels: kernels of its passes.
+        dtype: dtype of its weights.
+        explain: the planner's reason; empty for none.
+    """
+
+    name: str
+    drafts: tuple[str, ...]
+    running: int
+    waiting: int
+    tokens_per_second: float | None
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    kernels: str
+    dtype: str
+    explain: str
+
+    @classmethod
+    def of(cls, values: Any) -> ModelFacts:
+        """Read an entry of the status."""
+        given = mapping(values)
+        drafts = given.get("drafts")
+        return cls(
+            text(given, "name"),
+            tuple(harmless(str(draft)) for draft in drafts) if isinstance(drafts, list) else (),
+            count(given, "running"),
+            count(given, "waiting"),
+            number(given, "tokens_per_second"),
+            number(given, "acceptance_length"),
+            number(given, "acceptance_rate"),
+            text(given, "kernels"),
+            text(given, "dtype"),
+            text(given, "explain"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """The state of a server.
+
+    Attributes:
+        models: its models.
+        queue: counts of the queue and its limits, by name; None for no limit.
+        uptime_seconds: time since its start; None if it is not reported.
+        version: version of Draftree.
+    """
+
+    models: tuple[ModelFacts, ...]
+    queue: Mapping[str, float | None]
+    uptime_seconds: float | None
+    version: str
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> ServerFacts:
+        """Read the status."""
+        models, queue = values.get("models"), mapping(values.get("queue"))
+        return cls(
+            tuple(ModelFacts.of(model) for model in models) if isinstance(models, list) else (),
+            {harmless(str(name)): number(queue, name) for name in queue},
+            number(values, "uptime_seconds"),
+            text(values, "version"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """One sequence in a round: drafted, accepted and written tokens."""
+
+    num_drafted: int
+    num_accepted: int
+    num_written: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """One round.
+
+    Attributes:
+        model: name of the model.
+        seconds: seconds by phase.
+        total_seconds: seconds of the whole round.
+        rows: its sequences.
+    """
+
+    model: str
+    seconds: Mapping[str, float]
+    total_seconds: float
+    rows: tuple[RowFacts, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RoundFacts:
+        """Read an event of the stream."""
+        seconds, rows = mapping(values.get("seconds")), values.get("sequences")
+        phases = {phase: number(seconds, phase) or 0.0 for phase in PHASES}
+        found = [mapping(row) for row in rows] if isinstance(rows, list) else []
+        return cls(
+            text(values, "model"),
+            phases,
+            number(seconds, "total") or sum(phases.values()),
+            tuple(RowFacts(count(r, "num_drafted"), count(r, "num_accepted"), count(r, "num_written")) for r in found),
+        )
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return the value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def text(values: Mapping[str, Any], name: str) -> str:
+    """Return a text in one line that is safe to show."""
+    found = values.get(name)
+    return " ".join(harmless(found).split()) if isinstance(found, str) else ""
+
+
+def number(values: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number."""
+    found = values.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return found
+
+
+def count(values: Mapping[str, Any], name: str) -> int:
+    """Return a number that is not negative."""
+    return max(0, int(number(values, name) or 0))
+
+
+RATES, ROUNDS = 60, 200
+"""Remembered rates of a model, and rounds of all models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The content of the view at one time.
+
+    Attributes:
+        server: the last status; None before the first.
+        rates: tokens per second of every model at the last polls, the oldest first.
+        rounds: the last rounds, the oldest first.
+        trouble: why the server cannot be read now; empty if it can.
+    """
+
+    server: ServerFacts | None
+    rates: dict[str, list[float]]
+    rounds: list[RoundFacts]
+    trouble: str
+
+    @property
+    def phase_shares(self) -> dict[str, float]:
+        """Shares of the phases in the time of the rounds, from 0 to 1; all zero without rounds."""
+        sums = {phase: sum(one.seconds[phase] for one in self.rounds) for phase in PHASES}
+        total = sum(sums.values())
+        return {phase: share / total if total else 0.0 for phase, share in sums.items()}
+
+
+class History:
+    """Collects reports. Mutated by its methods, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: ServerFacts | None = None
+        self._rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RATES))
+        self._rounds: deque[RoundFacts] = deque(maxlen=ROUNDS)
+        self._trouble = ""
+
+    def add_status(self, server: ServerFacts) -> None:
+        """Remember a status; models that are gone are forgotten."""
+        with self._lock:
+            self._server, self._trouble = server, ""
+            for name in set(self._rates) - {model.name for model in server.models}:
+                del self._rates[name]
+            for model in server.models:
+                self._rates[model.name].append(model.tokens_per_second or 0.0)
+
+    def add_round(self, done: RoundFacts) -> None:
+        """Remember a round."""
+        with self._lock:
+            self._rounds.append(done)
+
+    def set_trouble(self, text: str) -> None:
+        """Remember why the server cannot be read now."""
+        with self._lock:
+            self._trouble = text
+
+    def snapshot(self) -> Snapshot:
+        """Return what is known now."""
+        with self._lock:
+            rates = {name: list(values) for name, values in self._rates.items()}
+            return Snapshot(self._server, rates, list(self._rounds), self._trouble)
+
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0
+
+
+class Backoff:
+    """Pauses between attempts, each twice as long as the one before. Mutated by its methods."""
+
+    def __init__(self) -> None:
+        self._pause = FIRST_PAUSE_SECONDS
+
+    def next(self) -> float:
+        """Return the seconds to wait before the next attempt."""
+        pause = self._pause
+        self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        return pause
+
+    def reset(self) -> None:
+        """Begin again, after a success."""
+        self._pause = FIRST_PAUSE_SECONDS
+
+
+class RoundListener:
+    """Reads rounds until it is closed. A refusal ends it: the status meets the same one and reports it.
+
+    Args:
+        client: the server.
+        add: called with every round, on the listener's thread.
+    """
+
+    def __init__(self, client: ServerClient, add: Callable[[dict[str, Any]], None]) -> None:
+        self._client = client
+        self._add = add
+        self._closed = threading.Event()
+        self._stream: RoundStream | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="draftree-watch-rounds", daemon=True)
+
+    def __enter__(self) -> RoundListener:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closed.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.interrupt()
+        self._thread.join(timeout=1)  # an attempt to connect cannot be interrupted, and the thread is a daemon
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._closed.is_set():
+            try:
+                with self._client.rounds() as stream:
+                    self._hold(stream)
+                    for values in stream:
+                        backoff.reset()
+                        self._add(values)
+            except RefusedError:
+                return
+            except UnreachableError:
+                pass
+            finally:
+                self._hold(None)
+            self._closed.wait(backoff.next())
+
+    def _hold(self, stream: RoundStream | None) -> None:
+        with self._lock:
+            self._stream = stream
+            if stream is not None and self._closed.is_set():
+                stream.interrupt()
+
+
+LEVELS = "▁▂▃▄▅▆▇█"
+PHASE_WIDTH, MAX_BAR = 14, 16
+PHASE_STYLES = {"plan": "blue", "draft": "green", "score": "magenta", "verify": "cyan", "commit": "yellow"}
+NOTHING = "–"
+FIXED_LINES = 10
+"""Lines of the view besides those of models and rounds."""
+LEAST_ROUNDS = 3
+
+
+def view(url: str, snapshot: Snapshot, *, width: int, height: int) -> RenderableType:
+    """Return the picture of a snapshot.
+
+    Args:
+        url: address of the server.
+        snapshot: what is known.
+        width: columns of the terminal.
+        height: its lines; fewer rounds are shown on a low terminal.
+    """
+    parts: list[RenderableType] = [heading(url, snapshot)]
+    server = snapshot.server
+    if server is None:
+        return Group(*parts)
+    parts += [Text(), models_table(server), Text()]
+    details = [line for model in server.models for line in model_lines(model, snapshot, width)]
+    used = FIXED_LINES + len(server.models) + sum(1 + line.cell_len // width for line in details)
+    shown = max(LEAST_ROUNDS, height - used)
+    parts += [*details, phases_line(snapshot), Text(), *rounds_lines(snapshot.rounds, shown)]
+    return Group(*parts)
+
+
+def heading(url: str, snapshot: Snapshot) -> Text:
+    line = Text(url, style="bold")
+    server = snapshot.server
+    if server is not None:
+        line.append(
+            f"  draftree {server.version}, up {duration(server.uptime_seconds)}{queue(server)}", style="not bold"
+        )
+    if snapshot.trouble:
+        line.append(f"\n{snapshot.trouble}", style="bold red")
+    return line
+
+
+def queue(server: ServerFacts) -> str:
+    words = []
+    for name in ("running", "waiting", "places"):
+        if name in server.queue:
+            limit = server.queue.get(f"max_{name}")
+            words.append(f"{name} {figure(server.queue[name])}" + (f" of {figure(limit)}" if limit is not None else ""))
+    return f"\nrequests: {', '.join(words)}" if words else ""
+
+
+def models_table(server: ServerFacts) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("model")
+    table.add_column("drafters")
+    for title in ("tokens/s", "running", "waiting", "length", "accepted"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for model in server.models:
+        rate = model.acceptance_rate
+        table.add_row(
+            cut(model.name, style="bold"),
+            cut(", ".join(model.drafts) or NOTHING),
+            figure(model.tokens_per_second, digits=1),
+            str(model.running),
+            str(model.waiting),
+            figure(model.acceptance_length, digits=2),
+            NOTHING if rate is None else f"{rate:.0%}",
+        )
+    return table
+
+
+def model_lines(model: ModelFacts, snapshot: Snapshot, width: int) -> list[Text]:
+    """Return the rates of a model over time, and the planner's reason."""
+    line = cut(f"{model.name}  tokens/s  ", style="dim")
+    room = max(1, width - line.cell_len)
+    line.append(sparkline(snapshot.rates.get(model.name, ()), room), style="not dim green")
+    return [line, Text("  planner: ", style="dim").append(model.explain, style="not dim")] if model.explain else [line]
+
+
+def cut(text: str, style: str = "") -> Text:
+    """Return a text in one line, cut where the room ends."""
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def phases_line(snapshot: Snapshot) -> Text:
+    """Return the shares of the phases as one bar with its legend."""
+    line = cut("phases  ", style="dim")
+    shares = snapshot.phase_shares
+    if not snapshot.rounds:
+        return line.append("no rounds yet")
+    reached = 0.0
+    for phase in PHASES:
+        begin, reached = round(reached * PHASE_WIDTH), reached + shares[phase]
+        line.append("█" * (round(reached * PHASE_WIDTH) - begin), style=f"not dim {PHASE_STYLES[phase]}")
+    for phase in PHASES:
+        line.append(f"  {phase} {shares[phase]:.0%}", style=f"not dim {PHASE_STYLES[phase]}")
+    return line
+
+
+def rounds_lines(rounds: Sequence[RoundFacts], count: int) -> list[Text]:
+    """Return one line for each of the last rounds, the newest first."""
+    legend = cut("rounds  ", style="dim")
+    legend.append("█ accepted", style="not dim green").append(" ░ drafted", style="not dim red")
+    legend.append(" · none drafted; newest first")
+    return [legend, *(round_line(one) for one in reversed(rounds[-count:]))]
+
+
+def round_line(done: RoundFacts) -> Text:
+    line = cut("")
+    line.append(f"{1000 * done.total_seconds:7.1f} ms  ", style="dim")
+    line.append(f"{sum(row.num_written for row in done.rows):4d} tokens  ")
+    for row in done.rows:
+        line.append_text(bar(row)).append(" ")
+    return line.append(f" {done.model}", style="dim")
+
+
+def bar(row: RowFacts) -> Text:
+    """Return accepted and other drafted tokens of a sequence as blocks; long drafts are shown to scale."""
+    drafted = max(row.num_drafted, row.num_accepted)
+    if not drafted:
+        return Text("·", style="dim")
+    scale = min(1.0, MAX_BAR / drafted)
+    accepted, width = round(row.num_accepted * scale), max(1, round(drafted * scale))
+    return Text("█" * accepted, style="green").append("░" * (width - accepted), style="red")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Return the last values as one line of blocks between zero and the largest of them."""
+    last = list(values)[-width:]
+    most = max(last, default=0.0)
+    if most <= 0:
+        return LEVELS[0] * len(last)
+    return "".join(LEVELS[min(len(LEVELS) - 1, int(value / most * len(LEVELS)))] for value in last)
+
+
+def figure(value: float | None, *, digits: int = 0) -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in hours, minutes and seconds."""
+    if seconds is None:
+        return NOTHING
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
 
 KEY_VARIABLE = "DRAFTREE_API_KEY"
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 3600.0

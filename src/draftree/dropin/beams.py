@@ -33,10 +33,9 @@ from draftree.beam.search import BeamSearch
 from draftree.beam.sequence import Hooks, SequenceSearch
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.tensors import to_device
-from draftree.dropin.encoded import sources_of
-from draftree.dropin.ngrams import GeneratedNgramsProcessor
+from draftree.dropin.inputs import sources_of
 from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_inputs
-from draftree.dropin.steps import Callbacks
+from draftree.dropin.steps import Callbacks, GeneratedNgramsProcessor
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.models.source import EncoderDecoder
 from draftree.models.torch.context import turning_length

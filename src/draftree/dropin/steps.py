@@ -10,18 +10,69 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as processing
 from transformers.generation import stopping_criteria as stopping
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
-from draftree.core.errors import NonFiniteLogitsError
+from draftree.core.errors import ConfigurationError, NonFiniteLogitsError
 from draftree.core.noise import Noise, gumbel
-from draftree.dropin.ngrams import GeneratedNgramsProcessor
+from draftree.core.tree import ROOT, Draw, TokenTree
+from draftree.core.types import Verdict
 from draftree.engine.sequence import WritingSequence
+from draftree.sampling.distributions import NodeDistributions
+from draftree.sampling.logits_processors import ban_repeated_ngrams
+from draftree.sampling.params import NGRAM_SCOPES
+from draftree.verifiers.base import RandomSource, Verifier
+
+
+class GeneratedNgramsProcessor(LogitsProcessor):
+    """Bans tokens that would repeat an n-gram of the generated tokens.
+
+    Args:
+        size: tokens of an n-gram, at least 1.
+        prompt_length: columns of the ids before the generated tokens.
+    """
+
+    def __init__(self, size: int, prompt_length: int) -> None:
+        self.size = size
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores of shape (rows, vocab) with -inf at the banned tokens."""
+        return ban_repeated_ngrams(scores.clone(), input_ids[:, self.prompt_length :], size=self.size)
+
+
+def scoped(processors: Any, scope: str, prompt_length: int) -> Any:
+    """Return the processors of a call with the n-gram blocking of a scope.
+
+    Args:
+        processors: those of transformers and those of the call.
+        scope: "all" or "generated".
+        prompt_length: columns of the prompts, padding included.
+
+    Raises:
+        ConfigurationError: another scope, or "generated" without n-gram blocking.
+    """
+    if scope not in NGRAM_SCOPES:
+        raise ConfigurationError(f"ngram_scope={scope!r} is unknown: give 'all' or 'generated'")
+    if scope == "all":
+        return processors
+    found = [type(processor) is NoRepeatNGramLogitsProcessor for processor in processors]
+    if not any(found):
+        raise ConfigurationError(
+            f"ngram_scope={scope!r} needs no_repeat_ngram_size of at least 1: give both or neither"
+        )
+    return LogitsProcessorList(
+        GeneratedNgramsProcessor(processor.ngram_size, prompt_length) if is_blocking else processor
+        for processor, is_blocking in zip(processors, found, strict=True)
+    )
+
 
 ROW_WISE = frozenset(
     {
@@ -227,3 +278,84 @@ class Steps:
         scores = tuple(self.scores) if self._calls.keeps_scores else None
         flags = torch.as_tensor(self._calls.criteria(ids, scores)).expand(len(seen)).tolist()
         return [flags[row.place] for row in rows] if self.in_step else flags
+
+
+# Walks the drafted trees of a batch in the order in which `generate` takes its steps, along the picks.
+#
+# The rule is `coupled`: it goes down for as long as the pick is a child. It differs in when the logits become scores:
+# at a node only once the walk stands there, since the user's code must not be asked about texts that are never written.
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """Where the walk down one tree stands: at a node and its twins, which stand for the same text."""
+
+    row: Row
+    tree: TokenTree
+    distributions: NodeDistributions
+    nodes: list[int] = field(default_factory=lambda: [ROOT])
+    depth: int = 0
+    bonus: int | None = None
+
+    @property
+    def length(self) -> int:
+        return self.row.num_pads + len(self.row.sequence.history) + self.depth
+
+    def children(self, token: int) -> list[int]:
+        here = set(self.nodes)
+        pairs = enumerate(zip(self.tree.parents, self.tree.tokens, strict=True))
+        return [node for node, (parent, other) in pairs if parent in here and other == token]
+
+
+@final
+class StepwiseVerifier(Verifier):
+    """Keeps what `generate` would have written, step by step.
+
+    Args:
+        steps: what `generate` would hold.
+        rows: the rows of the batch.
+    """
+
+    accepts: ClassVar[frozenset[Draw]] = frozenset(Draw)
+    shares_noise: ClassVar[bool] = True
+
+    def __init__(self, steps: Steps, rows: Sequence[Row]) -> None:
+        super().__init__(None)
+        self._steps = steps
+        self._rows = {id(row.sequence.history): row for row in rows}
+
+    def verify(self, tree: TokenTree, distributions: NodeDistributions, chance: RandomSource) -> Verdict:
+        """One tree alone."""
+        return self.verify_many([tree], [distributions], [chance])[0]
+
+    def verify_many(
+        self, trees: Sequence[TokenTree], distributions: Sequence[NodeDistributions], chances: Sequence[RandomSource]
+    ) -> list[Verdict]:
+        """All trees, the shortest texts first; side by side where rows are in step."""
+        walks = [
+            _Walk(self._rows[id(own.source.history)], tree, own) for tree, own in zip(trees, distributions, strict=True)
+        ]
+        while walking := [walk for walk in walks if walk.bonus is None]:
+            length = min(walk.length for walk in walking)
+            self._step([walk for walk in walking if walk.length == length], length)
+        return [Verdict(tuple(walk.tree.path(walk.nodes[0])), _bonus(walk)) for walk in walks]
+
+    def _step(self, walks: Sequence[_Walk], length: int) -> None:
+        logits = torch.stack([walk.distributions.raw[walk.nodes[0] + 1] for walk in walks])
+        picks, ends = self._steps.take([walk.row for walk in walks], length, logits)
+        children = [walk.children(pick) for walk, pick in zip(walks, picks, strict=True)]
+        halts = self._steps.in_step and any(
+            not below and not ends_here for below, ends_here in zip(children, ends, strict=True)
+        )
+        for walk, pick, ends_here, below in zip(walks, picks, ends, children, strict=True):
+            if ends_here:
+                walk.row.sequence.end_at(length + 1 - walk.row.num_pads)
+            if ends_here or halts or not below:
+                walk.bonus = pick
+            else:
+                walk.nodes, walk.depth = below, walk.depth + 1
+
+
+def _bonus(walk: _Walk) -> int:
+    assert walk.bonus is not None, "a walk goes on until it ends"
+    return walk.bonus

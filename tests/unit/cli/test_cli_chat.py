@@ -161,7 +161,7 @@ def test_a_model_without_a_chat_template_is_refused(
     folder = str(save_tiny_model(tmp_path / "plain", chat=False))
     (tmp_path / "plain" / "model.safetensors").unlink()
     monkeypatch.setattr("draftree.cli.chat.require_sound", lambda name: None)  # it would name the missing weights
-    monkeypatch.setattr("draftree.cli.chatting.drafting.resolve_with_bar", Path)
+    monkeypatch.setattr("draftree.cli.chat_session.resolve_with_bar", Path)
     status, _, err = piped("ab\n", folder)
     assert status == 1
     assert "has no chat template, so it cannot chat: continue texts with draftree generate" in err

@@ -11,8 +11,7 @@ import pytest
 from chat_samples import COMMON, OPTIONS, SAMPLED, answers, contents, saved
 from cli_samples import LONG_CONTEXT, save_tiny_model
 from draftree import LLM
-from draftree.cli.chatting.answering import write_answer
-from draftree.cli.chatting.conversation import INTERRUPTED
+from draftree.cli.chat_session import INTERRUPTED, write_answer
 from draftree.engine.sequence import Update
 from terminals import CTRL_C, CTRL_D, ENTER, PASTE_BEGINS, PASTE_ENDS, UP, terminal
 

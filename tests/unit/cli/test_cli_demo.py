@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from draftree.cli import compare, demo, writing
+from draftree.cli import demo, runs
 from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
-from draftree.cli.writing import Run, Setup
+from draftree.cli.runs import Run, Setup
 from draftree.completion import Completion
 from paced import paced_llm
 
@@ -17,7 +17,7 @@ from paced import paced_llm
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers long enough to run in a circle, by a clock by which drafts of a circle pay."""
-    monkeypatch.setattr(writing, "LLM", paced_llm)
+    monkeypatch.setattr(runs, "LLM", paced_llm)
     monkeypatch.setattr(
         demo, "DEMO_PROMPTS", tuple(dataclasses.replace(demo_prompt, max_tokens=40) for demo_prompt in DEMO_PROMPTS)
     )
@@ -39,7 +39,7 @@ def test_both_prompts_are_answered_twice_and_compared(chat: str, capfd: pytest.C
 def test_texts_that_differ_are_an_error(
     chat: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(compare, "are_equal", lambda plain, fast: False)
+    monkeypatch.setattr(runs, "are_equal", lambda plain, fast: False)
     assert run(["demo", "--model", chat]) == 1
     assert capfd.readouterr().out.count("the two texts DIFFER") == 2
 

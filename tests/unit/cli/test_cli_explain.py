@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftree import LLM
-from draftree.cli import writing
+from draftree.cli import runs
 from draftree.cli.main import run
 
 LINE = ["--draft", "ngram", "--max-tokens", "12"]
@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
             super().__init__(*given, **more)
             found.append(self)
 
-    monkeypatch.setattr(writing, "LLM", Kept)
+    monkeypatch.setattr(runs, "LLM", Kept)
     return found
 
 
@@ -66,14 +66,14 @@ def test_explain_uses_the_chat_template_as_generate_does(
     chat: str, arguments: list[str], length: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     lengths = []
-    write = writing.write
+    write = runs.write
 
     def noting(*given: Any, **more: Any) -> Any:
         done = write(*given, **more)
         lengths.append(done.completions[0].stats.prompt_tokens)
         return done
 
-    monkeypatch.setattr(writing, "write", noting)
+    monkeypatch.setattr(runs, "write", noting)
     assert run(["explain", chat, "ab", *LINE, *arguments]) == 0
     assert lengths == [length, length]
 

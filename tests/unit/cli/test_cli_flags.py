@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from draftree.cli.flags import DEFAULTS, sampling_flags, takes_sampling
-from draftree.cli.train.shared import budget_line, run_of
+from draftree.cli.train import budget_line, run_of
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
 from draftree.train.settings import Limits, TrainSettings

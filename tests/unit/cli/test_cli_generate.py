@@ -13,7 +13,7 @@ import pytest
 
 from cli_samples import CONTEXT, END, GREEDY, expected
 from draftree import LLM, SamplingParams
-from draftree.cli import compare, writing
+from draftree.cli import runs
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style
 from paced import paced_llm
@@ -117,7 +117,7 @@ def test_json_is_one_object_and_nothing_else(generate: Any, base: str) -> None:
 
 
 def test_a_logarithm_of_zero_is_null_in_json() -> None:
-    from draftree.cli.report import dump
+    from draftree.cli.runs import dump
 
     assert (
         dump({"a": [float("-inf"), 1.5, {"b": float("nan")}], "c": "é"}) == '{"a": [null, 1.5, {"b": null}], "c": "é"}'
@@ -140,7 +140,7 @@ def test_several_texts_have_headings(generate: Any, base: str) -> None:
 def test_accepted_text_is_green_and_the_legend_comes_once(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "LLM", paced_llm)
+    monkeypatch.setattr(runs, "LLM", paced_llm)
     _, out, err = generate(base, "ab", *GREEDY, "--draft", "ngram", "--colour", "always")
     assert err.count("drafted and accepted") == 1
     assert out.replace(GREEN, "").replace(RESET, "") == expected(base, "ab", temperature=0, max_tokens=60) + "\n"
@@ -184,7 +184,7 @@ def test_the_default_length_leaves_a_prompt_that_fits_as_it_is(generate: Any, ba
 
 
 def test_a_model_cannot_control_the_terminal() -> None:
-    from draftree.cli.writing import harmless
+    from draftree.cli.runs import harmless
     from draftree.engine.sequence import Piece
 
     assert harmless(Piece("a\x1b[2J\tb\n\x07\x7f\x9b", drafted=True)) == Piece("a␛[2J\tb\n␇␡�", drafted=True)
@@ -275,15 +275,15 @@ def test_compare_compares_both_texts(generate: Any, base: str) -> None:
 
 
 def test_a_comparison_divides_decode_rates_and_says_when_nothing_was_accepted() -> None:
-    def run(tokens: int, prefill: float, decode: float, accepted: int = 0) -> writing.Run:
+    def run(tokens: int, prefill: float, decode: float, accepted: int = 0) -> runs.Run:
         stats = SimpleNamespace(decode_seconds=decode, tokens_per_second=tokens / decode, accepted_tokens=accepted)
         completion: Any = SimpleNamespace(stats=stats, token_ids=[1] * tokens)
-        return writing.Run(writing.Setup("model"), Task("a"), [completion], prefill + decode)
+        return runs.Run(runs.Setup("model"), Task("a"), [completion], prefill + decode)
 
     plain = [run(60, 9.0, 2.0), run(60, 1.0, 1.0)]  # a cold start, and a machine that has warmed up
-    assert compare.verdict(plain, run(60, 0.1, 1.0, 30)) == "speed-up 1.33, the texts are the same"
-    assert compare.verdict(plain, run(60, 0.1, 1.0)).endswith("no drafted token was accepted: the difference is noise")
-    assert compare.verdict(plain, run(60, 0.1, 2.0)).endswith("no drafted token was accepted: drafting only cost time")
+    assert runs.verdict(plain, run(60, 0.1, 1.0, 30)) == "speed-up 1.33, the texts are the same"
+    assert runs.verdict(plain, run(60, 0.1, 1.0)).endswith("no drafted token was accepted: the difference is noise")
+    assert runs.verdict(plain, run(60, 0.1, 2.0)).endswith("no drafted token was accepted: drafting only cost time")
 
 
 def test_a_prediction_is_read_from_a_file_and_the_plain_run_has_none(generate: Any, base: str, tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ def test_a_prediction_is_read_from_a_file_and_the_plain_run_has_none(generate: A
 def test_a_grammar_is_compiled_before_either_clock_starts(
     generate: Any, base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftree.cli import writing
+    from draftree.cli import runs
     from draftree.sampling.grammar import compiler
 
     steps = []
-    for where, name in ((compiler, "_compiled"), (writing, "write")):
+    for where, name in ((compiler, "_compiled"), (runs, "write")):
         plain = getattr(where, name)
 
         def noted(*given: Any, plain: Any = plain, name: str = name, **named: Any) -> Any:
@@ -336,15 +336,15 @@ def test_compare_in_json(generate: Any, base: str, number: str) -> None:
 
 
 def test_texts_that_differ_are_an_error(generate: Any, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from draftree.cli import writing
+    from draftree.cli import runs
 
-    write = writing.write
+    write = runs.write
 
     def miswrite(llm: Any, setup: Any, task: Any, *, params: Any, screen: Any) -> Any:
         shifted = params if setup.is_plain else SamplingParams(max_tokens=30, seed=params.seed + 1)
         return write(llm, setup, task, params=shifted, screen=screen)
 
-    monkeypatch.setattr(writing, "write", miswrite)
+    monkeypatch.setattr(runs, "write", miswrite)
     arguments = [base, "ab", "--max-tokens", "30", "--seed", "1", "--draft", "ngram", "--compare"]
     status, _, err = generate(*arguments)
     assert status == 1
@@ -357,7 +357,7 @@ def test_texts_that_differ_are_an_error(generate: Any, base: str, monkeypatch: p
 def test_only_rules_that_keep_the_text_can_be_compared() -> None:
     from draftree.verifiers import VERIFIERS
 
-    at_temperature = {name: compare.keeps_text(VERIFIERS.find(name), 0.8) for name in VERIFIERS.names()}
+    at_temperature = {name: runs.keeps_text(VERIFIERS.find(name), 0.8) for name in VERIFIERS.names()}
     assert [name for name, keeps in at_temperature.items() if keeps] == ["coupled", "match"]
-    greedy = {name: compare.keeps_text(VERIFIERS.find(name), 0) for name in VERIFIERS.names()}
+    greedy = {name: runs.keeps_text(VERIFIERS.find(name), 0) for name in VERIFIERS.names()}
     assert all(greedy.values()), "at temperature 0 every rule writes the greedy text"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import draftree.cli.writing
 from cli_samples import CONTEXT
 from draftree import LLM, SamplingParams
+from draftree.cli import runs
 from draftree.cli.main import run
 from draftree.cli.prompt_files import FilePrompt, read_prompts
 from draftree.core.errors import InvalidRequestError
@@ -214,7 +214,7 @@ def test_conversations_refuse_options_about_prompts(generate: Any, chat: str, ba
 def test_wrong_lines_are_refused_before_the_model_is_loaded(
     save: Save, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(draftree.cli.writing, "fetch_and_load", None)
+    monkeypatch.setattr(runs, "fetch_and_load", None)
     assert run(["generate", "stories15m", "--prompts", save('{"prompt": 5}')]) == 1
     assert capfd.readouterr().err.startswith("error: file:1: 'prompt' is 5")
 

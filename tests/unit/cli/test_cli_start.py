@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_samples import save_tiny_model
-from draftree.cli.progress import progress_bars, waiting
+from draftree.cli.render import progress_bars, waiting
 from draftree.weights.progress import steps
 from head_samples import saved_head
 from terminals import CTRL_C, plain, terminal

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from draftree.cli import commands
-from draftree.cli.main import run
-from draftree.cli.streams import HarmlessFormatter
+from draftree.cli.main import HarmlessFormatter, run
 from draftree.core.errors import ModelLoadError, harmless, is_out_of_memory
 from draftree.weights.cache import Cache
 from terminals import terminal

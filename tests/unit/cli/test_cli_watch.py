@@ -14,11 +14,18 @@ import pytest
 from rich.console import Console
 
 from draftree.cli.main import run
-from draftree.cli.watching.address import Address
-from draftree.cli.watching.facts import PHASES, RoundFacts, ServerFacts
-from draftree.cli.watching.history import RATES, History
-from draftree.cli.watching.listener import LONGEST_PAUSE_SECONDS, Backoff
-from draftree.cli.watching.view import sparkline, view
+from draftree.cli.watch import (
+    LONGEST_PAUSE_SECONDS,
+    PHASES,
+    RATES,
+    Address,
+    Backoff,
+    History,
+    RoundFacts,
+    ServerFacts,
+    sparkline,
+    view,
+)
 from terminals import CTRL_C, terminal
 from watched_server import ROUND, STATUS, watched_server
 

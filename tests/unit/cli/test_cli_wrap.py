@@ -8,7 +8,7 @@ import textwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.cli.wrap import Wrapping
+from draftree.cli.runs import Wrapping
 from draftree.engine.sequence import Piece
 
 TEXT = st.text(alphabet="ab \n", max_size=60)

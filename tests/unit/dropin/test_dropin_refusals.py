@@ -20,7 +20,7 @@ from draftree.core.errors import (
     UnsupportedModelError,
 )
 from draftree.dropin import refusals
-from draftree.dropin.drafting import draft_controls
+from draftree.dropin.inputs import draft_controls
 from draftree.dropin.refusals import refuse_sync
 from draftree.models.torch.cache_argument import cache_name
 from draftree.sampling.distributions import DistributionRows, Distributions

@@ -164,7 +164,7 @@ def test_the_command_never_overwrites_a_file(model: Path, tmp_path: Path, capfd:
 def test_bad_options_are_refused_before_the_model_is_loaded(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.cli.writing.fetch_and_load", lambda setup: pytest.fail("the model is loaded"))
+    monkeypatch.setattr("draftree.cli.runs.fetch_and_load", lambda setup: pytest.fail("the model is loaded"))
     for options, message in (
         (["--output", str(tmp_path / "missing" / "own.jsonl")], "missing' does not exist"),
         (["--output", str(tmp_path / "own.jsonl"), "--number", "0"], "number is 0"),

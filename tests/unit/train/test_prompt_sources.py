@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftree.cli.prompt_files import json_prompt
-from draftree.cli.train.data import is_own
+from draftree.cli.train_data import is_own
 from draftree.core.errors import ConfigurationError
 from draftree.train.data.packages import licence_of, package_prompts
 from draftree.train.data.shipped.expansion import SLOT, Template, expanded

@@ -1,33 +1,93 @@
-"""`draftree tune MODEL`: measure which drafter is fastest for given prompts on this machine, and keep it."""
+"""`draftree tune`: search by measurement for what makes a model fast on this machine."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.completion import complete_draft, complete_model
-from draftree.cli.made import takes
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.options import Execution, Model, complete_draft, complete_model, execution_of, takes
 from draftree.cli.render import is_terminal, note, say
-from draftree.cli.running import Execution, execution_of
-from draftree.cli.tune.table import table
 from draftree.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftree.lab.tune.contest import Cell
+    from draftree.lab.tune.contest import Cell, Standing
     from draftree.lab.tune.drafts import DraftSearch
+    from draftree.lab.tune.layers import LayerSearch
+    from draftree.loading.layer_sets import LayerSet
 
-__all__ = ["drafts"]
+NOTHING = "–"
 
-SEARCH, KEPT = "Search", "Kept results"
+
+def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> list[str]:
+    """Return the lines of the table.
+
+    Args:
+        standings: results of measured drafters.
+        predicted: results of replayed ones; their columns are left out if there are none.
+    """
+    replayed = {one.candidate.name: one for one in predicted}
+    only_replayed = [one for one in predicted if one.candidate.name not in {s.candidate.name for s in standings}]
+    rows: list[tuple[str, ...]] = [
+        (*measured_cells(one), *predicted_cells(replayed.get(one.candidate.name)), one.out) for one in standings
+    ]
+    rows += [(shown_name(one), *[NOTHING] * 6, *predicted_cells(one), one.out) for one in only_replayed]
+    head: tuple[str, ...] = (
+        "drafter",
+        "texts",
+        "tokens/s",
+        "speed-up",
+        "median",
+        "quartiles",
+        "accepted",
+        "predicted",
+        "replayed",
+        "",
+    )
+    if not replayed:
+        head, rows = (*head[:7], head[9]), [(*row[:7], row[9]) for row in rows]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    return [
+        "  ".join(f"{value:<{width}}" for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    ]
+
+
+def shown_name(one: Standing) -> str:
+    return "plain" if one.candidate.is_plain else one.candidate.name
+
+
+def measured_cells(one: Standing) -> tuple[str, ...]:
+    return (
+        shown_name(one),
+        str(one.texts),
+        f"{one.tokens_per_second:.1f}",
+        f"{one.speedup:.2f}",
+        f"{one.median:.2f}",
+        f"{one.low:.2f}–{one.high:.2f}",
+        f"{one.acceptance_length:.2f}",
+    )
+
+
+def predicted_cells(one: Standing | None) -> tuple[str, str]:
+    """Return the predicted speed-up, and the tokens per round in replays."""
+    return (NOTHING, NOTHING) if one is None else (f"{one.speedup:.2f}", f"{one.acceptance_length:.2f}")
+
+
+SEARCH = "Search"
+KEPT = "Kept results"
 INTERRUPTED, NOT_KEPT = 130, 1
 FEWEST_TEXTS = 4
 """Texts of the winner without which it is not kept."""
 CLEAR = "\r\x1b[K"
 
-Model = Annotated[
+TunedModel = Annotated[
     str | None,
     typer.Argument(
         help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
@@ -96,7 +156,7 @@ Forget = Annotated[bool, typer.Option("--forget", help="Remove the kept results 
 
 @takes("execution", execution_of)
 def drafts(
-    model: Model = None,
+    model: TunedModel = None,
     *,
     prompts: Prompts = None,
     draft: Drafts = [],  # noqa: B006, read only
@@ -124,7 +184,7 @@ def drafts(
         return
     if model is None:
         raise typer.BadParameter("name a model", param_hint="MODEL")
-    from draftree.cli.progress import resolve_with_bar
+    from draftree.cli.render import resolve_with_bar
     from draftree.lab.tune.drafts import DraftSearch, DraftTuneSettings
 
     settings = DraftTuneSettings(
@@ -274,3 +334,154 @@ def forget_kept(model: str | None) -> None:
     for one in fingerprints:
         forget_journals(one)
     say(f"removed {count} result{'' if count == 1 else 's'} of {model}\n")
+
+
+@takes("execution", execution_of)
+def layers(
+    model: Model,
+    *,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            help="JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.",
+            metavar="FILE",
+            rich_help_panel=SEARCH,
+        ),
+    ],
+    limit: Annotated[
+        int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(help="Number of sets to measure, including earlier runs.", metavar="N", rich_help_panel=SEARCH),
+    ] = 60,
+    max_tokens: Annotated[
+        int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)
+    ] = 48,
+    k: Annotated[
+        int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    keep_anyway: Annotated[
+        bool,
+        typer.Option(
+            "--keep-anyway", help="Store the best set even if plain decoding is faster.", rich_help_panel=SEARCH
+        ),
+    ] = False,
+    execution: Execution,
+) -> None:
+    """Search the sublayers that --draft layer-skip omits; Ctrl-C keeps the results, and a new run continues.
+
+    A set that is slower than plain decoding is not stored, and the exit status is 1.
+    """
+    from draftree.cli.render import resolve_with_bar
+    from draftree.lab.tune.layers import LayerSearch, LayerTuneSettings
+
+    settings = LayerTuneSettings(
+        model=model,
+        prompts=prompts,
+        trials=trials,
+        limit=limit,
+        max_tokens=max_tokens,
+        k=k,
+        seed=seed,
+        **execution.values,
+    )
+    search = LayerSearch(settings, fetch=resolve_with_bar)
+    if search.kernels_note is not None:
+        note(search.kernels_note)
+    complete = search_with_bar(search, trials)
+    is_kept = keep(search, complete=complete, keep_anyway=keep_anyway)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+    if not is_kept:
+        raise typer.Exit(NOT_KEPT)
+
+
+def search_with_bar(search: LayerSearch, trials: int) -> bool:
+    """Run the remaining trials; False if the user interrupted them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("sets", total=trials, completed=min(search.num_done, trials))
+        try:
+            for _ in search.run():
+                best = search.best
+                speed = best and search.plain_seconds / (best.seconds_per_token or 1)
+                bar.update(task, advance=1, description=f"best {speed:.2f}x" if speed else "sets")
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: the measurements are kept\n")
+            return False
+    return True
+
+
+def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> bool:
+    """Report the best set, and store it if it is faster than plain decoding; returns whether it was stored.
+
+    Args:
+        search: the search with its measurements.
+        complete: whether all sets were measured; only then unseen prompts are measured.
+        keep_anyway: store a slower set as well.
+    """
+    from draftree.loading.layer_sets import store
+
+    found = search.conclude(measures_unseen=complete)
+    if found is None:
+        sys.stderr.write(f"no set was measured completely, so none is stored; measurements: {search.journal}\n")
+        return False
+    for line in report(found, len(search.seen), len(search.unseen)):
+        typer.echo(line)
+    if found.speedup <= 1 and not keep_anyway:
+        sys.stderr.write(
+            f"not stored: the best set is {found.speedup:.2f} times as fast as plain decoding. "
+            "Decode plainly, measure more sets with --trials, or store it with --keep-anyway\n"
+        )
+        return False
+    typer.echo(f"stored in {store(found)}: --draft layer-skip uses it")
+    return True
+
+
+def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
+    """Return the lines of the report, on the prompts of the search and on unseen ones."""
+    lines = [f"{found}", f"found in {found.num_trials} sets, {found.computed_with}"]
+    lines.append(speed("searched", num_seen, found.seconds_per_token, found.plain_seconds_per_token))
+    if found.unseen_seconds_per_token is None or found.unseen_plain_seconds_per_token is None:
+        lines.append("not measured on unseen prompts")
+        return lines
+    lines.append(speed("unseen", num_unseen, found.unseen_seconds_per_token, found.unseen_plain_seconds_per_token))
+    return lines
+
+
+def speed(kind: str, count: int, seconds: float, plain: float) -> str:
+    return (
+        f"{count} {kind} prompts: {1000 * seconds:.2f} ms per token, plain {1000 * plain:.2f} ms: "
+        f"{plain / seconds:.2f} times as fast"
+    )
+
+
+DEFAULT = "drafts"
+"""The command of `draftree tune MODEL`."""
+HELP = ("--help", "-h")
+
+
+class TuneGroup(PlainGroup):
+    """Group in which a model in the place of a command means the default command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse with the name of the default command before a model or an option."""
+        is_named = not args or args[0] in (*self.commands, *HELP)
+        return super().parse_args(ctx, args if is_named else [DEFAULT, *args])
+
+
+tune = typer.Typer(cls=TuneGroup, no_args_is_help=True)
+
+
+@tune.callback()
+def about() -> None:
+    """Measure on this machine what makes a model fast, and keep the result.
+
+    'draftree tune MODEL' is 'draftree tune drafts MODEL'.
+    """
+
+
+for _name, _command in ((DEFAULT, drafts), ("layers", layers)):
+    tune.command(_name, cls=PlainCommand)(_command)

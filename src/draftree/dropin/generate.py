@@ -1,27 +1,33 @@
-"""The function that `generate` of transformers calls in the place of its own loop."""
+"""The function that `generate` of transformers calls in place of its own loop, and its return values."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
+from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from draftree.assembly import build_parts, choose_methods
+from draftree.completion import CompletionStats, stats_of
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
 from draftree.dropin import beams
-from draftree.dropin.drafting import Drafting, choose_drafting, draft_controls
-from draftree.dropin.encoded import refuse_models, sources_of
-from draftree.dropin.ngrams import scoped
-from draftree.dropin.outputs import DraftreeEncoderDecoderOutput, DraftreeOutput, output_of
-from draftree.dropin.prompts import openers, read_prompts
+from draftree.dropin.inputs import (
+    Drafting,
+    choose_drafting,
+    draft_controls,
+    openers,
+    read_prompts,
+    refuse_models,
+    sources_of,
+)
 from draftree.dropin.refusals import (
     has_images,
     how_to_bind,
@@ -33,8 +39,7 @@ from draftree.dropin.refusals import (
     refuse_sync,
     refuse_unbound,
 )
-from draftree.dropin.steps import Callbacks, Row, Steps, callbacks_of, pad_id_of
-from draftree.dropin.walk import StepwiseVerifier
+from draftree.dropin.steps import Callbacks, Row, Steps, StepwiseVerifier, callbacks_of, pad_id_of, scoped
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.parts import Parts
 from draftree.engine.sequence import WritingSequence
@@ -45,6 +50,38 @@ from draftree.models.torch.context import turning_length
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
+
+
+@dataclass
+class DraftreeOutput(GenerateDecoderOnlyOutput):
+    """Return value of `generate` with `return_dict_in_generate=True`, and the statistics of each row.
+
+    The cache, `attentions` and `hidden_states` are None. In a batch `scores` and `logits` are zeros after the
+    end of a row. `stats` is None where transformers wrote the text by itself.
+    """
+
+    stats: tuple[CompletionStats, ...] | None = None
+
+
+@dataclass
+class DraftreeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """The same for models with an encoder."""
+
+    stats: tuple[CompletionStats, ...] | None = None
+
+
+def output_of(
+    steps: Steps, rows: Sequence[Row], calls: Callbacks, *, has_encoder: bool
+) -> DraftreeOutput | DraftreeEncoderDecoderOutput:
+    """Return the result of a call."""
+    kind = DraftreeEncoderDecoderOutput if has_encoder else DraftreeOutput
+    return kind(
+        sequences=steps.sequences,  # type: ignore[arg-type]
+        scores=tuple(steps.scores) if calls.keeps_scores else None,  # type: ignore[arg-type]
+        logits=tuple(steps.logits) if calls.keeps_logits else None,  # type: ignore[arg-type]
+        stats=tuple(stats_of(row.sequence) for row in rows),
+    )
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
-"""`draftree train data`: the target answers prompts, and its hidden states are stored for training."""
+"""`draftree train data` and `draftree train prompts`: training data from a model's own answers."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.made import takes
-from draftree.cli.options import RUNNING, SPECULATION, Model
+from draftree.cli.options import RUNNING, SPECULATION, Execution, Model, execution_of, takes
 from draftree.cli.prompt_files import FilePrompt, read_prompts
 from draftree.cli.render import note, say
-from draftree.cli.running import Execution, execution_of
+from draftree.core.errors import ConfigurationError
 from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
 
@@ -24,7 +24,58 @@ if TYPE_CHECKING:
     from draftree.train.data.jobs import PromptSet
     from draftree.train.data.settings import CaptureSettings
 
-__all__ = ["data"]
+PROGRESS = 1000
+"""Messages between two lines of progress."""
+
+
+@takes("execution", execution_of)
+def prompts(
+    model: Model,
+    *,
+    output: Annotated[Path, typer.Option(help="New file of JSON lines.", metavar="FILE")],
+    number: Annotated[int, typer.Option(help="Number of messages.", metavar="N")] = 2000,
+    temperature: Annotated[float, typer.Option(help="Temperature of sampling.", metavar="X")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass that is sampled from.", metavar="X")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="Longer messages are dropped.", metavar="N")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the first message.", metavar="N")] = 0,
+    batch: Annotated[
+        int, typer.Option(help="Messages that are drawn at a time.", metavar="N", rich_help_panel=RUNNING)
+    ] = 64,
+    execution: Execution,
+) -> None:
+    """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
+
+    The model continues its chat template where the message of the user would begin.
+    """
+    require_sound(model)
+    if output.exists():
+        raise ConfigurationError(f"'{output}' exists: name a new file")
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"the folder '{output.parent}' does not exist")
+    from draftree.cli.runs import fetch_and_load
+    from draftree.train.data.magpie import MessageSettings, magpie_prompts
+    from draftree.train.data.manifest import write_atomically
+
+    settings = MessageSettings(
+        number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
+    )
+    setup = execution.setup(model)
+    llm = setup.over(fetch_and_load(setup))
+    reported = [0]
+
+    def show(done: int) -> None:
+        if done - reported[0] >= PROGRESS:
+            reported[0] = done
+            note(f"{done:,} of {number:,} messages")
+
+    found = magpie_prompts(llm, settings, on_progress=show)
+    lines = [
+        json.dumps({"id": f"magpie-{place}", "category": "magpie", "prompt": text}, ensure_ascii=False)
+        for place, text in enumerate(found, 1)
+    ]
+    write_atomically(output, lambda path: path.write_text("".join(f"{line}\n" for line in lines), "utf-8"))
+    say(f"{output}: {len(found):,} messages\n")
+
 
 PROMPTS, TEXTS, STORED = "Prompts", "Texts", "Stored data"
 DEFAULT_PROMPTS = ("shipped", "expanded")
@@ -135,7 +186,7 @@ def data(
     """
     require_sound(model)
     named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
-    from draftree.cli.writing import fetch_and_load
+    from draftree.cli.runs import fetch_and_load
     from draftree.train.data.capture import Capture
     from draftree.train.data.settings import CaptureSettings
 

@@ -1,0 +1,719 @@
+"""`draftree bench`: benchmark commands and reports of their results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.options import (
+    OUTPUT,
+    Device,
+    Execution,
+    Kernels,
+    Model,
+    Threads,
+    TrustRemoteCode,
+    complete_draft,
+    complete_plan,
+    complete_verify,
+    execution_of,
+    parallel_of,
+    require_new,
+    takes,
+)
+from draftree.cli.render import note
+from draftree.core.errors import ConfigurationError, require_extra
+from draftree.parallel.entry import leave_to_rank_zero
+from draftree.parallel.options import ParallelOptions
+
+if TYPE_CHECKING:
+    from draftree.lab.bench.benchmark import Benchmark, BenchSettings
+    from draftree.lab.bench.records import PerplexityRecord, RecordFile, Results
+    from draftree.lab.bench.records import Record as BenchRecord
+    from draftree.lab.bench.suite.comparison import Tolerance
+    from draftree.lab.bench.suite.run import PromptSet, SuiteRun
+    from draftree.lab.bench.workload import Prompt
+
+COMPARED = "Methods"
+PROMPTS = "Prompts"
+HOW = "Measurement"
+WIDTH = 160
+DEFAULT_COMMAND = "run"
+
+Number = TypeVar("Number", int, float)
+
+
+class BenchGroup(PlainGroup):
+    """`draftree bench MODEL` is `draftree bench run MODEL`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the default command's name if none is given."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Results file, JSON lines: provenance, then every measurement.", metavar="FILE", rich_help_panel=HOW
+    ),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines with 'prompt' or 'messages' and 'category', Spec-Bench or HumanEval; "
+        "a small built-in set if not given.",
+        metavar="FILE",
+        rich_help_panel=PROMPTS,
+    ),
+]
+Category = Annotated[
+    list[str] | None,
+    typer.Option(help="Only prompts of this category; repeatable.", metavar="NAME", rich_help_panel=PROMPTS),
+]
+Limit = Annotated[
+    int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=PROMPTS)
+]
+MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per text.", metavar="N", rich_help_panel=HOW)]
+Seed = Annotated[int, typer.Option(help="Seed of every text.", metavar="N", rich_help_panel=HOW)]
+Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=HOW)]
+Repeats = Annotated[int, typer.Option(help="Number of repetitions of each text.", metavar="N", rich_help_panel=HOW)]
+Drafts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
+        "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
+        metavar="SPEC[@PLAN][@VERIFY]",
+        autocompletion=complete_draft,
+        rich_help_panel=COMPARED,
+    ),
+]
+Plans = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Planner of every method without its own; repeatable, one method per planner.",
+        metavar="POLICY",
+        autocompletion=complete_plan,
+        rich_help_panel=COMPARED,
+    ),
+]
+Verify = Annotated[
+    str,
+    typer.Option(
+        help="Verifier of every method without its own.",
+        metavar="RULE",
+        autocompletion=complete_verify,
+        rich_help_panel=COMPARED,
+    ),
+]
+
+
+def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
+    """Parse comma-separated numbers.
+
+    Raises:
+        typer.BadParameter: a part is not a number.
+    """
+    try:
+        return tuple(kind(number) for number in text.split(","))
+    except ValueError as error:
+        named = "whole numbers" if kind is int else "numbers"
+        raise typer.BadParameter(f"'{text}' is not a list of {named} such as {example}", param_hint=option) from error
+
+
+def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[str, Any]]) -> None:
+    """Write results line by line, then print their tables.
+
+    Args:
+        output: the results file; None prints only.
+        header: the provenance.
+        lines_of: pairs of the kind of a line and its record.
+    """
+    from draftree.lab.bench.benchmark import end_line
+
+    with record_file(output) as lines:
+        lines.add("header", header)
+        note_kernels(header)
+        for kind, record in lines_of:
+            lines.add(kind, record)
+        lines.add("end", end_line(complete=True))
+    show_results(lines.results("this run"))
+
+
+def note_kernels(header: Mapping[str, Any]) -> None:
+    """Report on standard error why the native kernels are not used on a CPU."""
+    if header.get("kernels_reason") is not None and header.get("device") == "cpu":
+        note(f"kernels: {header['kernels']} ({header['kernels_reason']})")
+
+
+def show_results(results: Results) -> None:
+    """Print the tables of results, at full width if standard output is not a terminal."""
+    from draftree.lab.bench.tables import show
+
+    console = Console()
+    # a file or a pipe has no width: tables must not be truncated there
+    show(results, console if console.is_terminal else Console(width=WIDTH))
+
+
+@contextmanager
+def record_file(output: Path | None) -> Iterator[RecordFile]:
+    """Open a new results file; without a name, the lines are only kept in memory."""
+    from draftree.lab.bench.records import RecordFile
+
+    if output is None:
+        yield RecordFile(None)
+        return
+    with output.open("x", encoding="utf-8") as stream:
+        yield RecordFile(stream)
+
+
+INTERRUPTED = 130
+
+Peer = Annotated[
+    bool,
+    typer.Option(
+        "--peer/--no-peer", help="Run the same jobs with transformers, interleaved.", rich_help_panel=COMPARED
+    ),
+]
+Batch = Annotated[int, typer.Option(help="Number of concurrent prompts.", metavar="N", rich_help_panel=HOW)]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder for a trace of each drafting method, for 'bench simulate'.", metavar="DIR", rich_help_panel=HOW
+    ),
+]
+
+
+@takes("execution", execution_of)
+@takes("parallel", parallel_of)
+def run(
+    model: Model,
+    *,
+    draft: Drafts = None,
+    plan: Plans = None,
+    verify: Verify = "coupled",
+    peer: Peer = False,
+    prompts: Prompts = None,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 3,
+    batch: Batch = 1,
+    execution: Execution,
+    parallel: ParallelOptions,
+    output: Output = None,
+    record: Record = None,
+) -> None:
+    """Run every prompt with every method, interleaved, and compare the speeds."""
+    leave_to_rank_zero(model, parallel, execution.loading, threads=execution.threads)
+    require_new(output)
+    if record is not None and record.exists():
+        raise ConfigurationError(f"'{record}' already exists, and traces are never overwritten: choose another path")
+    from draftree.lab.bench.benchmark import BenchSettings
+
+    settings = BenchSettings(
+        model=model,
+        drafts=tuple(draft or ()),
+        plans=tuple(plan or ()),
+        verify=verify,
+        prompts=prompts,
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        repeats=repeats,
+        **execution.values,
+        parallel=parallel,
+        batch=batch,
+        peer=peer,
+    )
+    run_and_show(settings, output, record)
+
+
+def run_and_show(settings: BenchSettings, output: Path | None, record: Path | None) -> None:
+    """Measure, write the results and print their tables; Ctrl-C keeps complete prompts."""
+    from draftree.cli.render import resolve_with_bar
+    from draftree.cli.runs import Recordings
+    from draftree.lab.bench.benchmark import end_line, prepare
+
+    complete = False
+    with Recordings(record) as traces, record_file(output) as lines:
+        ready = prepare(settings, fetch=resolve_with_bar, on_round=traces.of)
+        for warning in ready.warnings:
+            sys.stderr.write(f"{warning}\n")
+        lines.add("header", ready.header)
+        note_kernels(ready.header)
+        try:
+            ready.warm_up()
+            traces.begin(ready, settings.model)
+            write_all(ready, lines)
+            complete = True
+        except KeyboardInterrupt:
+            sys.stderr.write("interrupted: prompts that some methods did not finish are left out\n")
+        lines.add("end", end_line(complete=complete))
+    results = lines.results("this run")
+    if results.records:
+        show_results(results)
+    if not complete:
+        raise typer.Exit(INTERRUPTED)
+
+
+def write_all(
+    ready: Benchmark,
+    lines: RecordFile,
+    *,
+    groups: Sequence[Sequence[Prompt]] | None = None,
+    records: Iterator[list[BenchRecord]] | None = None,
+) -> None:
+    """Measure every prompt with every method, with a progress bar.
+
+    Args:
+        ready: the benchmark.
+        lines: where the records are written.
+        groups: groups that are left; None for all.
+        records: their records, measured when they are read; None for those of the benchmark.
+    """
+    groups = ready.groups if groups is None else groups
+    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=sum(len(group) for group in groups))
+        for group, found in zip(groups, records or ready.run(), strict=True):
+            for record in found:
+                lines.add("record", record)
+            bar.advance(task, len(group))
+
+
+@takes("execution", execution_of)
+def passes(
+    model: Model,
+    *,
+    rows: Annotated[
+        str, typer.Option(help="Numbers of tokens per pass.", metavar="N,N,...", rich_help_panel=COMPARED)
+    ] = "1,2,4,8,16,32,64",
+    prefix: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens before the pass; if not given, 256, or as many as fit into a shorter context.",
+            metavar="N",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
+    execution: Execution,
+    output: Output = None,
+) -> None:
+    """Time passes of a model by number of tokens, with the lower bound from memory bandwidth."""
+    require_new(output)
+    counts = listed(rows, "--rows", kind=int, example="1,2,4")
+    from draftree.cli.render import resolve_with_bar
+    from draftree.lab.bench.passes import PassSettings, measure
+
+    settings = PassSettings(
+        model=model,
+        rows=counts,
+        prefix=prefix,
+        repeats=repeats,
+        **execution.values,
+    )
+    header, records = measure(settings, fetch=resolve_with_bar)
+    write_and_show(output, header, (("pass", record) for record in records))
+
+
+def perplexity(
+    model: Model,
+    *,
+    text: Annotated[Path, typer.Option(help="A file of UTF-8 text.", metavar="FILE", rich_help_panel=PROMPTS)],
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="auto, float32, bfloat16, float16, float64, int8, int4; repeatable, each is compared with the first.",
+            metavar="KIND",
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    window: Annotated[
+        int, typer.Option(help="Maximum number of tokens per pass.", metavar="N", rich_help_panel=HOW)
+    ] = 1024,
+    limit: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens of the text.", metavar="N", rich_help_panel=PROMPTS)
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(help="Dtype of keys and values with int8 or int4 weights.", metavar="NAME", rich_help_panel=HOW),
+    ] = "auto",
+    device: Device = "auto",
+    kernels: Kernels = "auto",
+    threads: Threads = None,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+) -> None:
+    """Measure the perplexity of a text; with several kinds of weights, compare each with the first."""
+    require_new(output)
+    from draftree.cli.render import resolve_with_bar
+    from draftree.lab.bench.perplexity import PerplexitySettings, measure
+
+    settings = PerplexitySettings(
+        model=model,
+        text=text,
+        weights=tuple(weights or ("auto",)),
+        window=window,
+        limit=limit,
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        threads=threads,
+        trust_remote_code=trust_remote_code,
+    )
+    header, records = measure(settings, fetch=resolve_with_bar)
+    write_and_show(output, header, (("perplexity", noted(record, header["device"])) for record in records))
+
+
+def noted(record: PerplexityRecord, device: str) -> PerplexityRecord:
+    """Report why the passes of a record do not use native kernels, and return the record."""
+    note_kernels({"kernels": record.kernels, "kernels_reason": record.kernels_reason, "device": device})
+    return record
+
+
+def simulate(
+    trace: Annotated[
+        Path,
+        typer.Argument(help="A trace from --record.", metavar="TRACE", rich_help_panel="Arguments"),
+    ],
+    *,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A planner to simulate; repeatable. Plain decoding is always included.",
+            metavar="POLICY",
+            autocompletion=complete_plan,
+            rich_help_panel=COMPARED,
+        ),
+    ] = None,
+    sizes: Annotated[
+        str,
+        typer.Option(
+            help="Nodes per round for the bounds, which assume a planner with knowledge of the text.",
+            metavar="N,N,...",
+            rich_help_panel=COMPARED,
+        ),
+    ] = "1,2,4,8,16",
+) -> None:
+    """Replay a trace under other planners, without a model."""
+    from draftree.engine.trace import read_trace
+    from draftree.lab.analysis.simulation import replays
+
+    counts = listed(sizes, "--sizes", kind=int, example="1,4")
+    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("adaptive", "fixed")), sizes=counts))
+
+
+def report(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Results files from --output.", metavar="FILE...", rich_help_panel="Arguments"),
+    ],
+    *,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
+    ] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="One table with all runs side by side.", rich_help_panel="Output")
+    ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder for figures (SVG, PNG, PDF) instead of tables; needs the extra 'plots'.",
+            metavar="DIR",
+            rich_help_panel="Output",
+        ),
+    ] = None,
+) -> None:
+    """Print the tables of results files, or plot them."""
+    from draftree.lab.bench.records import read_results
+    from draftree.lab.bench.tables import markdown as as_markdown
+
+    if plots is not None:
+        from draftree.lab.figures.results import draw_all
+
+        require_extra("plots", "--plots needs", error=ConfigurationError)
+        for path in draw_all([read_results(path) for path in files], plots):
+            typer.echo(path)
+        return
+    if together:
+        from draftree.lab.bench.tables import together_grid
+
+        typer.echo(together_grid([read_results(path) for path in files]).markdown())
+        return
+    for number, results in enumerate([read_results(path) for path in files]):
+        if number:
+            typer.echo()
+        if markdown:
+            typer.echo(f"### {results.name}\n\n{as_markdown(results)}", nl=False)
+        else:
+            typer.echo(results.name)
+            show_results(results)
+
+
+WORSE = 1
+"""Exit status if something is worse than the baseline, or a submission is not valid."""
+BASELINE = "Baseline"
+
+SpecBench = Annotated[
+    Path | None,
+    typer.Option(help="Questions of Spec-Bench, JSON lines.", metavar="FILE", rich_help_panel=PROMPTS),
+]
+HumanEval = Annotated[
+    Path | None, typer.Option(help="Tasks of HumanEval, JSON lines.", metavar="FILE", rich_help_panel=PROMPTS)
+]
+Shipped = Annotated[
+    bool, typer.Option("--shipped/--no-shipped", help="Use the prompts of the package.", rich_help_panel=PROMPTS)
+]
+Submission = Annotated[
+    Path | None,
+    typer.Option(
+        help="Submission, JSON. Measurements are kept beside it in a file .jsonl, and the same command continues an "
+        "interrupted run.",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(
+        help="A stored submission; the exit status is 1 if a method is worse now.",
+        metavar="FILE",
+        rich_help_panel=BASELINE,
+    ),
+]
+TokensTolerance = Annotated[
+    float,
+    typer.Option(help="Share by which tokens per pass may be lower.", metavar="X", rich_help_panel=BASELINE),
+]
+ScoreTolerance = Annotated[
+    float,
+    typer.Option(help="Share by which the speed over plain may be lower.", metavar="X", rich_help_panel=BASELINE),
+]
+Files = Annotated[list[Path], typer.Argument(help="Submissions.", metavar="FILE...", rich_help_panel="Arguments")]
+
+
+@takes("execution", execution_of)
+def suite(
+    model: Model,
+    *,
+    draft: Drafts = None,
+    plan: Plans = None,
+    verify: Verify = "coupled",
+    spec_bench: SpecBench = None,
+    humaneval: HumanEval = None,
+    shipped: Shipped = True,
+    category: Category = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    repeats: Repeats = 1,
+    execution: Execution,
+    baseline: Baseline = None,
+    tokens_tolerance: TokensTolerance = 0.02,
+    score_tolerance: ScoreTolerance = 0.25,
+    output: Submission = None,
+) -> None:
+    """Score methods on prompt sets, interleaved with plain decoding, for a submission that others can compare.
+
+    Without --draft: lookups, and the trained head of the package if there is one. Ctrl-C loses nothing with --output:
+    the same command continues.
+    """
+    require_new(output)
+    from draftree.cli.render import resolve_with_bar
+    from draftree.lab.bench.suite.comparison import Tolerance, require_same_run
+    from draftree.lab.bench.suite.run import SuiteSettings, prepare_suite, resumed
+    from draftree.lab.bench.suite.submission import facts_of, read_submission
+
+    tolerance = Tolerance(tokens_tolerance, score_tolerance)
+    stored = None if baseline is None else read_submission(baseline)
+    settings = SuiteSettings(
+        model=model,
+        drafts=tuple(draft or ()),
+        plans=tuple(plan or ()),
+        verify=verify,
+        sets=sets_of(spec_bench, humaneval, shipped=shipped),
+        categories=tuple(category or ()),
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        repeats=repeats,
+        **execution.values,
+    )
+    journal = None if output is None else journal_of(output)
+    ready = prepare_suite(settings, fetch=resolve_with_bar)
+    if stored is not None:
+        require_same_run(facts_of(ready.header), stored)
+    submission = run_suite(resumed(ready, journal) if journal else _fresh(ready), journal)
+    name = "this run" if output is None else output.stem
+    if output is not None:
+        output.write_text(json.dumps(submission, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    show(name, submission)
+    if stored is not None:
+        compare(submission, stored, tolerance)
+
+
+def suite_check(files: Files) -> None:
+    """Validate submissions by the schema, and compute their scores again; the exit status is 1 if one is not valid."""
+    from draftree.lab.bench.suite.submission import read_submission
+
+    is_valid = True
+    for path in files:
+        try:
+            found = read_submission(path)
+        except ConfigurationError as error:
+            note(str(error))
+            is_valid = False
+            continue
+        typer.echo(f"{path}: valid, {len(found['methods'])} methods on {len(found['prompts'])} prompts")
+    if not is_valid:
+        raise typer.Exit(WORSE)
+
+
+def suite_table(
+    files: Files,
+    *,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="One line per submission, method and category.", rich_help_panel=OUTPUT)
+    ] = False,
+) -> None:
+    """Print a table of submissions as Markdown or CSV; submissions of other prompts or arguments are refused."""
+    from draftree.lab.bench.suite.comparison import comparison, names_of, to_csv
+    from draftree.lab.bench.suite.submission import read_submission
+
+    found = {name: read_submission(path) for name, path in zip(names_of(files), files, strict=True)}
+    typer.echo(to_csv(found) if csv else comparison(found), nl=False)
+
+
+def sets_of(spec_bench: Path | None, humaneval: Path | None, *, shipped: bool) -> tuple[PromptSet, ...]:
+    """Return the chosen prompt sets."""
+    from draftree.lab.bench.suite.run import HUMANEVAL, SHIPPED_SET, SPEC_BENCH, PromptSet
+
+    found = [PromptSet(SHIPPED_SET)] if shipped else []
+    found += [PromptSet(SPEC_BENCH, spec_bench)] if spec_bench is not None else []
+    found += [PromptSet(HUMANEVAL, humaneval)] if humaneval is not None else []
+    return tuple(found)
+
+
+def journal_of(output: Path) -> Path:
+    """Return the file of measurements beside a submission.
+
+    Raises:
+        ConfigurationError: it would be the submission itself.
+    """
+    journal = output.with_suffix(".jsonl")
+    if journal == output:
+        raise ConfigurationError(f"'{output}' ends with .jsonl, as the measurements beside it do: end it with .json")
+    return journal
+
+
+def _fresh(ready: Any) -> SuiteRun:
+    from draftree.lab.bench.suite.run import SuiteRun
+
+    return SuiteRun(ready, {})
+
+
+def run_suite(ready: SuiteRun, journal: Path | None) -> dict[str, Any]:
+    """Measure what is left, and return the submission; Ctrl-C keeps complete prompts in the journal."""
+    from draftree.lab.bench.benchmark import end_line
+    from draftree.lab.bench.records import RecordFile
+    from draftree.lab.bench.suite.submission import submission_of
+
+    benchmark = ready.benchmark
+    for warning in benchmark.warnings:
+        note(warning)
+    note_kernels(benchmark.header)
+    if ready.done:
+        note(f"{len(ready.done)} of {len(benchmark.groups)} prompts of an earlier run are used")
+    lines = RecordFile(None)
+    temporary = None if journal is None else journal.with_name(journal.name + ".new")
+    if journal is not None and temporary is not None:
+        # the lines of a run that was killed may be incomplete: only complete prompts are written again
+        with temporary.open("w", encoding="utf-8") as stream:
+            lines.stream = stream
+            ready.begin(lines)
+        temporary.replace(journal)
+        lines.stream = journal.open("a", encoding="utf-8")
+    else:
+        ready.begin(lines)
+    try:
+        benchmark.warm_up()
+        write_all(benchmark, lines, groups=[benchmark.groups[number] for number in ready.left], records=ready.run())
+    except KeyboardInterrupt:
+        kept = f"kept in {journal}, and the same command continues" if journal is not None else "lost without --output"
+        sys.stderr.write(f"interrupted: measurements of complete prompts are {kept}\n")
+        raise typer.Exit(INTERRUPTED) from None
+    else:
+        lines.add("end", end_line(complete=True))
+    finally:
+        if lines.stream is not None:
+            lines.stream.close()
+    return submission_of(lines.results("this run"))
+
+
+def show(name: str, submission: dict[str, Any]) -> None:
+    """Print the tables of one submission."""
+    from draftree.lab.bench.suite.comparison import provenance, score_grid, suite_grid
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=WIDTH)
+    console.print(provenance(name, submission), style="dim", highlight=False)
+    one = {name: submission}
+    for grid in (suite_grid(one), score_grid(one), score_grid(one, "tokens_per_pass")):
+        console.print()
+        console.print(grid.title, style="bold", highlight=False)
+        console.print(grid.rich())
+
+
+def compare(submission: dict[str, Any], baseline: dict[str, Any], tolerance: Tolerance) -> None:
+    """Print what is worse than the baseline.
+
+    Raises:
+        typer.Exit: something is worse.
+    """
+    from draftree.lab.bench.suite.comparison import regressions
+
+    found = regressions(submission, baseline, tolerance)
+    for one in found:
+        note(f"worse than the baseline: {one}")
+    if found:
+        raise typer.Exit(WORSE)
+    typer.echo("nothing is worse than the baseline")
+
+
+bench = typer.Typer(cls=BenchGroup, no_args_is_help=True)
+
+
+@bench.callback()
+def about() -> None:
+    """Measure methods against plain decoding; 'bench MODEL' is short for 'bench run MODEL'."""
+
+
+for _name, _command in (
+    (DEFAULT_COMMAND, run),
+    ("passes", passes),
+    ("perplexity", perplexity),
+    ("simulate", simulate),
+    ("report", report),
+    ("suite", suite),
+    ("suite-check", suite_check),
+    ("suite-table", suite_table),
+):
+    bench.command(_name, cls=PlainCommand)(_command)

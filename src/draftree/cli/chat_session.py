@@ -1,0 +1,857 @@
+"""The session of `draftree chat`: the conversation, its input, its commands and the answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree.assembly import Methods
+from draftree.cli.options import require_new
+from draftree.cli.prompt import Task, fitted_to_context
+from draftree.cli.render import Style, decoding_line, note, resolve_with_bar, say, waiting
+from draftree.cli.runs import Run, Screen, Setup, dump, fetch_and_load, lossy_line, report
+from draftree.completion import Completion, CompletionStats, completion_of, stats_of
+from draftree.core.errors import (
+    OUT_OF_MEMORY,
+    ConfigurationError,
+    DraftreeError,
+    InvalidRequestError,
+    harmless,
+    is_out_of_memory,
+    suggestion,
+)
+from draftree.drafters import NO_DRAFT, drafts
+from draftree.engine.sequence import Update
+from draftree.llm import LLM
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.tokenizers import load_tokenizer
+from draftree.remote.address import is_remote
+from draftree.sampling.params import SamplingParams
+from draftree.text.tokenizer import Tokenizer
+
+INTERRUPTED = "interrupted"
+"""Finish reason of an answer that Ctrl-C ended."""
+HEADROOM = 4
+"""After turns are dropped, this fraction of the context is free: the next turns can use the prefix cache again."""
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A message of the user and its answer.
+
+    Attributes:
+        message: text of the user.
+        answer: text of the model, up to the interruption if there was one.
+        finish_reason: "stop", "length" or "interrupted".
+    """
+
+    message: str
+    answer: str
+    finish_reason: str
+
+
+class Conversation:
+    """All exchanges of a chat, and the index of the first one that is sent. Mutated by its methods.
+
+    Args:
+        system: system message; None for none.
+    """
+
+    def __init__(self, system: str | None = None) -> None:
+        self.system = system
+        self.exchanges: list[Exchange] = []
+        self.first_sent = 0
+
+    def messages(self, message: str) -> Messages:
+        """Return the messages to send for a new message of the user."""
+        sent = [] if self.system is None else [_said("system", self.system)]
+        for exchange in self.exchanges[self.first_sent :]:
+            sent += [_said("user", exchange.message), _said("assistant", exchange.answer)]
+        return [*sent, _said("user", message)]
+
+    def add(self, exchange: Exchange) -> None:
+        """Append an exchange."""
+        self.exchanges.append(exchange)
+
+    def undo(self) -> Exchange:
+        """Remove the last exchange and return it.
+
+        Raises:
+            InvalidRequestError: there is none.
+        """
+        if not self.exchanges:
+            raise InvalidRequestError("the conversation is empty: there is no message to take back")
+        last = self.exchanges.pop()
+        self.first_sent = min(self.first_sent, len(self.exchanges))
+        return last
+
+    def clear(self) -> None:
+        """Remove all exchanges; the system message stays."""
+        self.exchanges.clear()
+        self.first_sent = 0
+
+    def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, room: int) -> int:
+        """Leave the oldest exchanges out of what is sent until a message and its answer fit.
+
+        Args:
+            message: new message of the user.
+            count: returns the number of tokens of messages.
+            limit: tokens of the context.
+            room: tokens for the answer.
+
+        Returns:
+            Number of exchanges that are no longer sent; 0 if all fit.
+        """
+        if count(self.messages(message)) + room <= limit:
+            return 0
+        most = limit - max(room, limit // HEADROOM)
+        before = self.first_sent
+        while self.first_sent < len(self.exchanges) and count(self.messages(message)) > most:
+            self.first_sent += 1
+        return self.first_sent - before
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return all messages as plain values, those that are no longer sent included; interrupted ones are marked."""
+        written: list[dict[str, Any]] = [] if self.system is None else [_said("system", self.system)]
+        for exchange in self.exchanges:
+            answer: dict[str, Any] = _said("assistant", exchange.answer)
+            if exchange.finish_reason == INTERRUPTED:
+                answer["interrupted"] = True
+            written += [_said("user", exchange.message), answer]
+        return written
+
+
+def _said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+BLOCK = '"""'
+CONTINUES = "\\"
+SIGNAL_SECONDS = 0.2
+PROMPT, MORE = ">>> ", "... "
+
+
+class MessageReader(ABC):
+    """Reads messages: a line that ends with a backslash continues, and a block between triple quotes keeps its lines.
+
+    A text that was pasted with its line breaks is one message, unchanged.
+    """
+
+    @abstractmethod
+    def line(self, *, is_first: bool) -> str | None:
+        """Return the next line without its line break; None at the end of the input."""
+
+    def message(self) -> str | None:
+        """Return the next message; None at the end of the input.
+
+        Raises:
+            InvalidRequestError: the input ends in a block, or after a backslash.
+        """
+        line = self.line(is_first=True)
+        if line is None:
+            return None
+        if line.lstrip().startswith(BLOCK) and "\n" not in line:
+            return self._block(line.lstrip().removeprefix(BLOCK))
+        lines = []
+        while line.endswith(CONTINUES):
+            lines.append(line.removesuffix(CONTINUES))
+            line = self._next("a line ended with a backslash")
+        return "\n".join([*lines, line]).rstrip("\n")
+
+    def _block(self, line: str) -> str:
+        lines = []
+        while not line.rstrip().endswith(BLOCK):
+            lines.append(line)
+            line = self._next(f"a block began with {BLOCK}")
+        text = "\n".join([*lines, line.rstrip().removesuffix(BLOCK)])
+        return text.removeprefix("\n").removesuffix("\n")
+
+    def _next(self, case: str) -> str:
+        line = self.line(is_first=False)
+        if line is None:
+            raise InvalidRequestError(f"the input has no more lines, but {case}: complete the message")
+        return line
+
+
+class PipeReader(MessageReader):
+    """Reads lines from standard input, which is not a terminal.
+
+    Attributes:
+        number: number of the last line that was read, from 1.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def line(self, *, is_first: bool) -> str | None:
+        """Return the next line.
+
+        Raises:
+            InvalidRequestError: it is not UTF-8.
+        """
+        raw = b"" if sys.stdin is None else sys.stdin.buffer.readline()
+        if not raw:
+            return None
+        self.number += 1
+        try:
+            return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InvalidRequestError(
+                f"it is not UTF-8 text (byte {error.start} is invalid): convert it, for example with iconv"
+            ) from error
+
+
+class TerminalReader(MessageReader):
+    """Reads lines from the terminal, with editing and a history of messages where readline is available.
+
+    Args:
+        style: style of the prompt.
+    """
+
+    def __init__(self, style: Style) -> None:
+        self._style = style
+        self._readline = _readline()
+
+    def line(self, *, is_first: bool) -> str | None:
+        """Return the next line; Ctrl-D on an empty line ends the input.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+        """
+        prompt = PROMPT if is_first else MORE
+        try:
+            with noticing_signals():
+                return input(self._shown(prompt))
+        except EOFError:
+            say("\n")
+            return None
+
+    def message(self) -> str | None:
+        """Return the next message, which joins the history as a whole."""
+        message = super().message()
+        if message and self._readline is not None:
+            self._readline.add_history(message)
+        return message
+
+    def _shown(self, prompt: str) -> str:
+        if not self._style.coloured or self._readline is None:
+            return self._style.bold(prompt)
+        # readline counts columns: escapes are marked as having no width
+        before, after = self._style.bold("\0").split("\0")
+        return f"\1{before}\2{prompt}\1{after}\2"
+
+
+@contextmanager
+def noticing_signals() -> Iterator[None]:
+    """Handle signals within a fraction of a second while `input` waits.
+
+    Python's readline module handles signals only when one interrupts its wait. One that arrives while it processes a
+    key would stay unhandled until the next; a timer brings the next one.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+    previous = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_SECONDS, SIGNAL_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def _readline() -> Any:
+    """Return the readline module, set up for messages; None where Python has none."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    readline.set_auto_history(False)  # lines of one message join the history together
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    return readline
+
+
+class Drafting:
+    """A loaded model and the drafter of the next answer. Mutated by `switch`.
+
+    Args:
+        setup: the model and the methods.
+        has_grammar: whether answers follow a grammar.
+
+    Raises:
+        ConfigurationError: the methods do not fit together, or the model has no chat template.
+        ModelError: the model cannot be found or used.
+    """
+
+    def __init__(self, setup: Setup, *, has_grammar: bool) -> None:
+        require_material(setup.methods(), has_grammar=has_grammar)
+        self._loaded, self._tokenizer = load_for_chat(setup)
+        self._has_grammar = has_grammar
+        self._start = setup
+        self.setup = setup.decided(self._loaded)
+        self.llm = self.setup.over(self._loaded, tokenizer=self._tokenizer)
+
+    @property
+    def name(self) -> str:
+        """Spec of the current drafter, or "none"."""
+        return NO_DRAFT if self.setup.is_plain else str(self.setup.draft)
+
+    def switch(self, draft: str) -> None:
+        """Use another drafter, or none, from the next answer on. The model and earlier drafters stay loaded.
+
+        Raises:
+            ConfigurationError: the drafter is unknown or does not fit; the current one stays.
+            ModelError: its model cannot be found or used; the current one stays.
+        """
+        plan = self._start.plan if drafts(draft) else None
+        setup = dataclasses.replace(self.setup, draft=draft, plan=plan, auto_note="").decided(self._loaded)
+        draft, methods = str(setup.draft), setup.methods()
+        require_material(methods, has_grammar=self._has_grammar)
+        if drafts(draft) and draft not in self.llm.drafts:
+            for name in methods.draft_models:
+                resolve_with_bar(name)
+            with waiting(f"loading drafter {draft}"):
+                llm = self._start.over(self._loaded, drafters=(draft, *self.llm.drafts), tokenizer=self._tokenizer)
+            self.llm.forget()  # its cached prefixes would keep their memory
+            self.llm = llm
+        self.setup = setup
+
+
+def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
+    """Load a model and its tokenizer.
+
+    Raises:
+        ConfigurationError: the model has no chat template; raised before the weights are read, if they are.
+        DraftreeError: as `fetch_and_load`.
+    """
+    if is_remote(setup.model):  # the session brings the server's tokenizer
+        loaded = fetch_and_load(setup)
+        return loaded, chat_tokenizer(setup, loaded.folder)
+    tokenizer = chat_tokenizer(setup, resolve_with_bar(setup.model))
+    return fetch_and_load(setup), tokenizer
+
+
+def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
+    """Return the tokenizer of a folder.
+
+    Raises:
+        ConfigurationError: it has no chat template.
+        ModelLoadError: it cannot be read.
+    """
+    found = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
+    if found is None or not found.has_chat_template:
+        raise ConfigurationError(
+            f"'{setup.model}' has no chat template, so it cannot chat: continue texts with "
+            f"draftree generate {setup.model} 'TEXT', or use a model that is trained for conversations"
+        )
+    return found
+
+
+def require_material(methods: Methods, *, has_grammar: bool) -> None:
+    """Check that the drafter has something to draft from.
+
+    Raises:
+        ConfigurationError: it needs a prediction or a grammar.
+    """
+    if methods.traits.reads_predictions:
+        raise ConfigurationError(
+            "drafter 'prediction' drafts from an expected text, which a chat does not have: use ngram or suffix, "
+            "or 'draftree generate' with --prediction"
+        )
+    if methods.traits.reads_grammars and not has_grammar:
+        raise ConfigurationError(
+            "drafter 'grammar' has nothing to draft from: start the chat with --json-schema, --regex or --grammar, "
+            "or use another drafter"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer, complete or interrupted.
+
+    Attributes:
+        text: the text, up to the interruption if there was one.
+        finish_reason: "stop", "length" or "interrupted".
+        stats: counts and seconds.
+        seconds: wall-clock time, prompt included.
+        completion: the result as the library returns it; None for an interrupted answer.
+    """
+
+    text: str
+    finish_reason: str
+    stats: CompletionStats
+    seconds: float
+    completion: Completion | None
+
+
+class StopRequest:
+    """Whether Ctrl-C was pressed. The first press is noted, the second raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self.is_set:
+            raise KeyboardInterrupt
+        self.is_set = True
+
+
+@contextmanager
+def stopped_by_ctrl_c() -> Iterator[StopRequest]:
+    """Note Ctrl-C instead of raising; for the main thread."""
+    request = StopRequest()
+    before = signal.signal(signal.SIGINT, request)
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def never_stopped() -> Iterator[StopRequest]:
+    """Leave Ctrl-C as it is."""
+    yield StopRequest()
+
+
+def write_answer(
+    llm: LLM,
+    ids: Sequence[int],
+    *,
+    params: SamplingParams,
+    draft: str,
+    show: Callable[[Update], None] | None,
+    stoppable: bool,
+) -> Answer:
+    """Generate one answer.
+
+    Args:
+        llm: the model with its drafters.
+        ids: tokens of the conversation.
+        params: sampling parameters.
+        draft: one of its drafters, or "none".
+        show: called with every piece of text.
+        stoppable: whether Ctrl-C ends the answer after the current pass; a second Ctrl-C ends the pass as well.
+
+    Raises:
+        InvalidRequestError: the request is invalid; nothing has been generated then.
+        GenerationError: generation failed.
+    """
+    (sequence,) = llm.requests.sequences(ids, params, draft=draft)
+    start = time.perf_counter()
+    with stopped_by_ctrl_c() if stoppable else never_stopped() as stop:
+        try:
+            llm.engine.add(sequence)
+            while not sequence.is_finished and not stop.is_set:
+                llm.engine.step()
+                update = sequence.take_update()
+                if update is not None and show is not None:
+                    show(update)
+        except KeyboardInterrupt:
+            if not stoppable:
+                raise
+        finally:
+            llm.engine.abort([sequence])
+    seconds = time.perf_counter() - start
+    if not stop.is_set and sequence.error is not None:
+        raise sequence.error
+    text = "".join(sequence.texts)
+    if stop.is_set and str(sequence.finish_reason) not in ("stop", "length"):
+        return Answer(text, INTERRUPTED, stats_of(sequence), seconds, None)
+    done = completion_of(sequence, prompt_index=0)
+    return Answer(done.text, done.finish_reason, done.stats, seconds, done)
+
+
+ROOM_FOR_ANSWER = 4
+"""A fraction of the context is kept free for an answer whose length the user did not choose."""
+COMMAND = "/"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over all answers of a chat."""
+
+    answers: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+class Session:
+    """A chat. Mutated by messages and commands.
+
+    Args:
+        drafting: the model with its drafters.
+        conversation: the conversation so far.
+        params: sampling parameters.
+        reader: input.
+        screen: where answers appear; None prints one JSON object per answer.
+        notes: style of everything that is not an answer.
+        run_command: runs a line that begins with a slash.
+        fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        conversation: Conversation,
+        *,
+        params: SamplingParams,
+        reader: MessageReader,
+        screen: Screen | None,
+        notes: Style,
+        run_command: Callable[[Session, str], None],
+        fits_context: bool,
+    ) -> None:
+        self.drafting = drafting
+        self.conversation = conversation
+        self.params = params
+        self.fits_context = fits_context
+        self.last: Answer | None = None
+        self.totals = Totals()
+        self.is_over = False
+        self._reader = reader
+        self._screen = screen
+        self._notes = notes
+        self._run_command = run_command
+        self._is_interactive = not isinstance(reader, PipeReader)
+
+    def run(self) -> None:
+        """Serve the input until it ends, or until /quit.
+
+        Raises:
+            DraftreeError: on a pipe, the first error, with its line.
+        """
+        while not self.is_over:
+            try:
+                message = self._reader.message()
+                if message is None:
+                    return
+                self.handle(message)
+            except KeyboardInterrupt:
+                if not self._is_interactive:
+                    raise
+                say("\n")
+            except Exception as error:
+                self._complain(error)
+
+    def handle(self, message: str) -> None:
+        """Answer a message or run a command; a blank line does nothing. Two slashes begin a message with one slash."""
+        if message.startswith(COMMAND) and not message.startswith(COMMAND * 2):
+            self._run_command(self, message)
+        elif message.strip():
+            self.ask(message.removeprefix(COMMAND))
+
+    def ask(self, message: str) -> None:
+        """Answer a message, and add both to the conversation.
+
+        Raises:
+            InvalidRequestError: the message does not fit; the conversation is unchanged.
+            GenerationError: generation failed; the conversation is unchanged.
+        """
+        first_sent = self.conversation.first_sent
+        try:
+            answer = self._answer(message)
+        except BaseException:
+            self.conversation.first_sent = first_sent
+            raise
+        self.conversation.add(Exchange(message, answer.text, answer.finish_reason))
+        self.last = answer
+        self.totals.answers += 1
+        self.totals.tokens += answer.stats.completion_tokens
+        self.totals.seconds += answer.seconds
+        self._report(message, answer)
+
+    def retry(self) -> None:
+        """Answer the last message again; the previous answer is dropped, unless this fails."""
+        last = self.conversation.undo()
+        try:
+            self.ask(last.message)
+        except BaseException:
+            self.conversation.add(last)
+            raise
+
+    def tell(self, text: str) -> None:
+        """Show a note: on a terminal in place, else on standard error."""
+        shown = self._notes.dim(harmless(text))
+        if self._is_interactive:
+            say(shown + "\n")
+        else:
+            note(shown)
+
+    def warn_if_lossy(self) -> None:
+        """Show the warning of a lossy verifier at the current temperature."""
+        setup = self.drafting.setup
+        line = None if setup.is_plain else lossy_line(setup.verify, self.params.sampling.temperature)
+        if line is not None:
+            self.tell(line)
+
+    def _answer(self, message: str) -> Answer:
+        llm = self.drafting.llm
+
+        def count(messages: Messages) -> int:
+            return len(llm.prompts.encode_chat(messages))
+
+        limit = llm.engine.longest
+        dropped = self.conversation.drop_oldest(message, count, limit=limit, room=self._room(limit))
+        if dropped:
+            self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns(dropped)}")
+        ids = llm.prompts.encode_chat(self.conversation.messages(message))
+        params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
+        show = None if self._screen is None else self._screen.show
+        try:
+            return write_answer(
+                llm, ids, params=params, draft=self.drafting.name, show=show, stoppable=self._is_interactive
+            )
+        finally:
+            if self._screen is not None and sys.stdout is not None:
+                self._screen.finish()
+
+    def _room(self, limit: int) -> int:
+        wanted = self.params.max_tokens
+        if wanted is None or self.fits_context:
+            return limit // ROOM_FOR_ANSWER if wanted is None else min(wanted, limit // ROOM_FOR_ANSWER)
+        return wanted
+
+    def _report(self, message: str, answer: Answer) -> None:
+        if self._screen is None:
+            assert answer.completion is not None, "only a terminal interrupts an answer"
+            task = Task(message, self.conversation.system, chat=True)
+            run = Run(self.drafting.setup, task, [answer.completion], answer.seconds)
+            say(dump(report(run, self.drafting.llm.model)) + "\n")
+            return
+        if self._is_interactive:
+            self.tell(summary(answer, drafted=not self.drafting.setup.is_plain))
+        elif answer.finish_reason == "length":
+            self.tell(f"the answer to '{shortened(message)}' was cut at the limit of {tokens_of(answer)} tokens")
+
+    def _complain(self, error: Exception) -> None:
+        """Show an expected error on a terminal; on a pipe, raise it with its line."""
+        if is_out_of_memory(error):
+            text = OUT_OF_MEMORY
+        elif isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+            text = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        elif isinstance(error, DraftreeError):
+            text = str(error)
+        else:
+            raise error
+        if isinstance(self._reader, PipeReader):
+            raise DraftreeError(f"standard input, line {self._reader.number}: {text}") from error
+        say(self._notes.bold(f"error: {harmless(text)}") + "\n")
+
+
+def summary(answer: Answer, *, drafted: bool) -> str:
+    """Return the statistics of an answer in one line, and why it ended early if it did."""
+    line = decoding_line([answer.stats], answer.seconds, drafted=drafted and answer.stats.rounds > 0)
+    if answer.finish_reason == INTERRUPTED:
+        return f"{line}, stopped: this part stays in the conversation (/undo takes it back, /retry answers again)"
+    if answer.finish_reason == "length":
+        return f"{line}, cut at the limit: /max-tokens changes it"
+    return line
+
+
+def tokens_of(answer: Answer) -> int:
+    return answer.stats.completion_tokens
+
+
+def turns(count: int) -> str:
+    """Return a number of turns in words."""
+    return "turn" if count == 1 else f"{count} turns"
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """Return the beginning of a text in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def with_params(session: Session, **changes: object) -> None:
+    """Change sampling parameters of later answers; all or none.
+
+    Raises:
+        InvalidRequestError: a value is out of range.
+    """
+    session.params = dataclasses.replace(session.params, **changes)  # type: ignore[arg-type]
+
+
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """A command.
+
+    Attributes:
+        value: placeholder of its value in the help; empty if it has none. In brackets: may be left out.
+        help: one line.
+        run: called with the session and the value; an absent value is empty.
+    """
+
+    value: str
+    help: str
+    run: Callable[[Session, str], None]
+
+
+def run_command(session: Session, line: str) -> None:
+    """Run a line that begins with a slash.
+
+    Raises:
+        InvalidRequestError: there is no such command, or its value is missing or malformed; nothing has changed then.
+    """
+    name, _, value = line.strip().partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise InvalidRequestError(
+            f"there is no command '{name}': {suggestion(name, COMMANDS)}; "
+            "for a message that begins with a slash, write two"
+        )
+    value = value.strip()
+    if value and not command.value:
+        raise InvalidRequestError(f"{name} takes no value, and got '{shortened(value)}': leave it out")
+    if not value and command.value and not command.value.startswith("["):
+        raise InvalidRequestError(f"{name} needs a value: write {name} {command.value}")
+    command.run(session, value)
+
+
+def show_help(session: Session, value: str) -> None:
+    rows = [(f"{name} {command.value}".rstrip(), command.help) for name, command in COMMANDS.items()]
+    width = max(len(usage) for usage, _ in rows)
+    lines = [f"{usage:<{width}}  {text}" for usage, text in rows]
+    session.tell("\n".join([*lines, *KEYS]))
+
+
+def set_draft(session: Session, value: str) -> None:
+    if value:
+        session.drafting.switch(value)
+        for text in filter(None, (session.drafting.setup.auto_note, session.drafting.llm.draft_note)):
+            session.tell(text)
+        session.warn_if_lossy()
+    session.tell(f"drafter {session.drafting.name}")
+
+
+def number_command(
+    field: str, kind: type[int] | type[float], *, optional: bool = False
+) -> Callable[[Session, str], None]:
+    """Return the function of a command that sets or shows a sampling parameter."""
+    allowed = f"{'a whole number' if kind is int else 'a number'}{f', or {NONE}' if optional else ''}"
+
+    def run(session: Session, value: str) -> None:
+        if value:
+            with_params(session, **{field: number_of(value)})
+            session.fits_context = session.fits_context and field != "max_tokens"
+            session.warn_if_lossy()
+        now = getattr(session.params, field)
+        session.tell(f"{field} {NONE if now is None else now}")
+
+    def number_of(value: str) -> float | None:
+        if optional and value.lower() == NONE:
+            return None
+        try:
+            return kind(value)
+        except ValueError:
+            raise InvalidRequestError(f"{field} is '{shortened(value)}': it must be {allowed}") from None
+
+    return run
+
+
+def set_system(session: Session, value: str) -> None:
+    if value:
+        session.conversation.system = None if value.lower() == NONE else value
+    now = session.conversation.system
+    session.tell("no system message" if now is None else f"system message: {now}")
+
+
+def show_stats(session: Session, value: str) -> None:
+    last = session.last
+    if last is None:
+        session.tell("there is no answer yet")
+        return
+    stats, totals = last.stats, session.totals
+    lines = [
+        f"last answer: {decoding_line([stats], last.seconds, drafted=False)}",
+        f"prompt: {stats.prompt_tokens} tokens, {stats.cached_tokens} from the prefix cache",
+    ]
+    if stats.draft_tokens:
+        share = 100 * stats.accepted_tokens / stats.draft_tokens
+        lines.append(
+            f"drafts: acceptance length {stats.acceptance_length:.2f} in {stats.rounds} rounds, "
+            f"{stats.accepted_tokens} of {stats.draft_tokens} drafted tokens accepted ({share:.0f}%)"
+        )
+    if stats.explain:
+        lines.append(f"planner: {stats.explain}")
+    used, limit = stats.prompt_tokens + stats.completion_tokens, session.drafting.llm.engine.longest
+    lines += [
+        f"context: {used} of {limit} tokens",
+        f"this chat: {totals.answers} answers, {totals.tokens} tokens in {totals.seconds:.2f} s",
+        f"drafter {session.drafting.name}, kernels {stats.kernels}, promise '{stats.promise}'",
+    ]
+    session.tell("\n".join(lines))
+
+
+def undo(session: Session, value: str) -> None:
+    session.tell(f"took back: {shortened(session.conversation.undo().message)}")
+
+
+def retry(session: Session, value: str) -> None:
+    is_fixed = session.params.temperature == 0 or session.params.seed is not None
+    if is_fixed and session.conversation.exchanges:
+        case = "temperature is 0" if session.params.temperature == 0 else "the seed is fixed"
+        session.tell(f"{case}: the answer to the same conversation is the same")
+    session.retry()
+
+
+def save(session: Session, value: str) -> None:
+    path = Path(value).expanduser()
+    require_new(path)
+    content = {
+        "model": session.drafting.setup.model,
+        "draft": session.drafting.name,
+        "messages": session.conversation.to_json(),
+    }
+    with path.open("x", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False, indent=2)
+        file.write("\n")
+    session.tell(f"saved to {path}")
+
+
+def clear(session: Session, value: str) -> None:
+    session.conversation.clear()
+    session.tell("the conversation is empty; system message and settings stay")
+
+
+def leave(session: Session, value: str) -> None:
+    session.is_over = True
+
+
+COMMANDS = {
+    "/help": ChatCommand("", "Show this list.", show_help),
+    "/draft": ChatCommand("[SPEC]", "Switch the drafter, such as ngram, model:NAME or none.", set_draft),
+    "/temperature": ChatCommand("[X]", "Set the temperature; 0 is greedy.", number_command("temperature", float)),
+    "/top-p": ChatCommand("[X]", "Set top_p; 1 keeps all tokens.", number_command("top_p", float)),
+    "/seed": ChatCommand("[N|none]", "Fix the seed of answers.", number_command("seed", int, optional=True)),
+    "/max-tokens": ChatCommand(
+        "[N|none]", "Set the maximum length of an answer.", number_command("max_tokens", int, optional=True)
+    ),
+    "/system": ChatCommand("[TEXT|none]", "Set the system message.", set_system),
+    "/stats": ChatCommand("", "Show speed, acceptance and the planner's reason.", show_stats),
+    "/undo": ChatCommand("", "Take back the last message and its answer.", undo),
+    "/retry": ChatCommand("", "Answer the last message again.", retry),
+    "/save": ChatCommand("FILE", "Save the conversation as JSON in a new file.", save),
+    "/clear": ChatCommand("", "Remove all messages.", clear),
+    "/quit": ChatCommand("", "Leave, like Ctrl-D.", leave),
+}
+"""Commands by name."""
+KEYS = (
+    "Ctrl-C stops an answer, and clears the line at the prompt. Ctrl-D leaves.",
+    'A line that ends with a backslash continues; """ begins and ends a block of lines.',
+    "A message that begins with a slash is written with two.",
+)

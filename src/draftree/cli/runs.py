@@ -1,0 +1,579 @@
+"""Runs of a model on the command line: loading, generation, output, comparison, traces and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from draftree.assembly import Methods, choose_methods
+from draftree.choices import decide, learning_of
+from draftree.cli.prompt import Task
+from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, resolve_with_bar, say, waiting
+from draftree.completion import Completion
+from draftree.core.errors import ConfigurationError
+from draftree.core.files import shown_name
+from draftree.core.host import apply_threads, cpu_name, require_affinity, usable_cores
+from draftree.core.types import RoundRecord
+from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
+from draftree.engine.sequence import Piece, Update
+from draftree.execution import ExecutionSettings, load_named, require_positive
+from draftree.llm import LLM
+from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.load import LoadedModel
+from draftree.models.base import LanguageModel
+from draftree.remote.address import is_remote
+from draftree.sampling.params import SamplingParams
+from draftree.text.retokenize import pieces_of
+from draftree.text.tokenizer import Tokenizer
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Guarantee, Verifier
+from draftree.version import __version__
+
+if TYPE_CHECKING:
+    from draftree.engine.trace import TraceWriter
+    from draftree.lab.bench.benchmark import Benchmark
+
+SPLIT = re.compile(r"(\n| +)")
+
+
+class Wrapping:
+    """Wraps text at a width. Holds a word back until its end is known. Mutated by `push` and `finish`.
+
+    Args:
+        width: columns; only a word longer than this makes a longer line.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._column = 0
+        self._gap: list[Piece] = []
+        self._word: list[Piece] = []
+
+    def push(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yield the pieces that are final after these."""
+        for piece in pieces:
+            for part in filter(None, SPLIT.split(piece.text)):
+                here = Piece(part, piece.drafted)
+                if part == "\n":
+                    yield from self._place()
+                    self._gap, self._column = [], 0
+                    yield here
+                elif part.isspace():
+                    yield from self._place()
+                    self._gap.append(here)
+                else:
+                    self._word.append(here)
+
+    def finish(self) -> Iterator[Piece]:
+        """Yield the last word; a new text may follow."""
+        yield from self._place()
+        self._gap, self._column = [], 0
+
+    def _place(self) -> Iterator[Piece]:
+        """Yield the complete word, after its gap or on a new line."""
+        if not self._word:
+            return
+        gap, word = length(self._gap), length(self._word)
+        if self._column and self._column + gap + word > self._width:
+            yield Piece("\n", drafted=False)
+            self._column = word
+        else:
+            yield from self._gap
+            self._column += gap + word
+        yield from self._word
+        self._gap, self._word = [], []
+
+
+def length(pieces: Iterable[Piece]) -> int:
+    return sum(len(piece.text) for piece in pieces)
+
+
+WARM_UP_TOKENS = 8
+PICTURES = (
+    {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+    | {127: 0x2421}
+    | dict.fromkeys(range(128, 160), 0xFFFD)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup(ExecutionSettings):
+    """A model and its methods, as named by the user.
+
+    Attributes:
+        auto_note: what `auto` stood for and why; empty if the user named a drafter.
+    """
+
+    draft: str | None = None
+    verify: str = "coupled"
+    plan: str | None = None
+    exact: bool = False
+    allow_control_tokens: bool = False
+    generation_config: str = "none"
+    learn: str | None = None
+    auto_note: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no drafter is configured."""
+        return not drafts(self.draft)
+
+    def plainly(self) -> Setup:
+        """Return the same setup without a drafter."""
+        return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
+
+    def decided(self, loaded: LoadedModel) -> Setup:
+        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`.
+
+        Raises:
+            ConfigurationError: no drafter fits to the planner.
+        """
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(loaded, self.verify, self.plan)
+        return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
+
+    def methods(self) -> Methods:
+        """Find and check the methods; loads nothing. For `auto`, those of a stand-in.
+
+        Raises:
+            ConfigurationError: a method is unknown, or they do not fit together.
+        """
+        methods = choose_methods(self.draft, self.verify, self.plan)
+        learning_of(self.learn, {self.draft or NO_DRAFT: methods})
+        return methods
+
+    def over(
+        self,
+        loaded: LoadedModel,
+        *,
+        drafters: Sequence[str] = (),
+        tokenizer: Tokenizer | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+    ) -> LLM:
+        """Return the methods on a loaded model.
+
+        Args:
+            loaded: the model.
+            drafters: the drafters that requests can choose; empty for that of the setup alone.
+            tokenizer: its tokenizer; None to load it.
+            on_round: called with the record of every round.
+        """
+        return LLM(
+            loaded,
+            drafters or self.draft,
+            verify=self.verify,
+            plan=self.plan,
+            exact=self.exact,
+            allow_control_tokens=self.allow_control_tokens,
+            generation_config=self.generation_config,
+            trust_remote_code=self.trust_remote_code,
+            tokenizer=tokenizer,
+            learn=self.learn,
+            on_round=on_round,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The result of a run.
+
+    Attributes:
+        setup: the setup of the run.
+        task: the task, with `chat` decided.
+        completions: one, or n.
+        seconds: wall-clock time, prompt included.
+    """
+
+    setup: Setup
+    task: Task
+    completions: list[Completion]
+    seconds: float
+
+    @property
+    def decode_rate(self) -> float:
+        """Decoded tokens per second, all texts together."""
+        return decode_rate([completion.stats for completion in self.completions])
+
+    @property
+    def summary(self) -> str:
+        """Tokens, seconds and speed in one line."""
+        stats = [completion.stats for completion in self.completions]
+        cut = ", cut at the limit" if any(one.finish_reason == "length" for one in self.completions) else ""
+        return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain) + cut
+
+
+class Screen:
+    """Shows texts while they are verified, or at the end. Mutated by `show`.
+
+    Args:
+        style: style of the output.
+        live: show each piece immediately; for one text only.
+        width: columns to which a live text is wrapped; None does not wrap.
+    """
+
+    def __init__(self, style: Style, *, live: bool, width: int | None = None) -> None:
+        self.style = style
+        self.live = live
+        self._guarded = is_terminal(sys.stdout)
+        self._wrapping = None if width is None else Wrapping(width)
+        self._pieces: dict[int, list[Piece]] = {}
+
+    def show(self, update: Update) -> None:
+        """Show the new pieces of a round."""
+        pieces = [harmless(piece) for piece in update.pieces] if self._guarded else update.pieces
+        self._pieces.setdefault(update.sequence.index, []).extend(pieces)
+        if self.live:
+            say(self.style.pieces(pieces if self._wrapping is None else self._wrapping.push(pieces)))
+
+    def finish(self) -> None:
+        """End the output: all verified text is shown, and the cursor is at the start of a line."""
+        if self._wrapping is not None:
+            say(self.style.pieces(self._wrapping.finish()))
+        texts = [self._pieces[index] for index in sorted(self._pieces)]
+        for number, pieces in enumerate(texts, 1):
+            if len(texts) > 1:
+                say(f"{self.style.dim(f'--- {number} of {len(texts)} ---')}\n")
+            if not self.live:
+                say(self.style.pieces(pieces))
+            if pieces and not pieces[-1].text.endswith("\n"):
+                say("\n")
+        self._pieces = {}
+
+
+def harmless(piece: Piece) -> Piece:
+    """Replace control characters by their pictures, so that a model cannot control the terminal."""
+    return Piece(piece.text.translate(PICTURES), piece.drafted)
+
+
+def fetch_and_load(setup: Setup) -> LoadedModel:
+    """Load the model, downloaded with a progress bar if necessary; all other checks run first.
+
+    Raises:
+        ConfigurationError: device, dtype or methods are not available.
+        ModelError: the model cannot be found or used.
+    """
+    methods = setup.methods()
+    resolve_dtype(setup.dtype, resolve_device(setup.device))
+    require_known(setup.kernels, setup.quantization)
+    require_kv_dtype(setup.kv_dtype, setup.kernels, setup.device)
+    require_positive(setup, "threads")
+    require_affinity(setup.affinity)
+    for name in (setup.model, *methods.draft_models):
+        if not is_remote(name):
+            resolve_with_bar(name)
+    with waiting(f"loading {setup.model}"):
+        apply_threads(setup.threads, setup.affinity)
+        loaded = load_named(setup)
+    if loaded.kernels_note is not None:
+        note(loaded.kernels_note)
+    return loaded
+
+
+def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | None = None) -> None:
+    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once.
+
+    Args:
+        llm: the model.
+        constraint: name and value of the grammar.
+        task: a task with `chat` decided, whose template and tokenizer are used, too.
+    """
+    llm.model.settle()
+    room = llm.model.max_length
+    grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
+    count = max(1, min(WARM_UP_TOKENS, room - 2))
+    params = SamplingParams(max_tokens=count, temperature=0, ignore_eos=constraint is None, **grammar)
+    for sequence in llm.requests.sequences([0] * min(2, room - 1), params, owner=None):
+        for _ in llm.engine.stream(sequence):
+            pass
+    if task is not None and llm.tokenizer is not None:
+        ids = llm.prompts.encode_chat(task.messages) if task.chat else llm.tokenizer.encode(task.text)
+        llm.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def save_learned(llm: LLM) -> None:
+    """Save what drafters learned, if they did, and release its files."""
+    if llm.learned is not None:
+        llm.learned.close()
+
+
+def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
+    """Generate the texts of one task.
+
+    Args:
+        llm: the model with the methods of `setup`.
+        setup: the setup, for the report.
+        task: the task, with `chat` decided.
+        params: sampling parameters.
+        screen: where the text appears; None shows nothing.
+    """
+    show = None if screen is None else screen.show
+    start = time.perf_counter()
+    try:
+        if task.chat:
+            completions = llm.chat(task.messages, params, on_update=show, **task.decoder)
+        else:
+            completions = llm.generate(task.text, params, on_update=show, **task.decoder)
+        seconds = time.perf_counter() - start
+    finally:
+        if screen is not None and sys.stdout is not None:
+            screen.finish()
+    return Run(setup, task, completions, seconds)
+
+
+def lossy_line(verify: str, temperature: float) -> str | None:
+    """Return the warning for this verifier at this temperature; None if it is lossless.
+
+    Raises:
+        ConfigurationError: unknown verifier.
+    """
+    verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
+    if verifier.promise(temperature) is not Guarantee.LOSSY:
+        return None
+    return (
+        f"verifier '{verify}' is lossy at temperature {temperature:g}: "
+        "the text is not distributed as the model's own (coupled is lossless)"
+    )
+
+
+def announce_methods(setup: Setup, llm: LLM, params: SamplingParams, style: Style) -> None:
+    """Write what a model decided itself, its sampling defaults, and the warning, if there are any."""
+    for line in filter(None, (llm.draft_note, llm.sampling_note)):
+        note(style.dim(line))
+    if not setup.is_plain:
+        announce_lossy(setup.verify, llm.requests.resolved(params).sampling.temperature, style)
+
+
+def announce_lossy(verify: str, temperature: float, style: Style) -> None:
+    """Write the warning, if there is one."""
+    line = lossy_line(verify, temperature)
+    if line is not None:
+        note(style.bold(line))
+
+
+def report(run: Run, model: LanguageModel) -> dict[str, Any]:
+    """Return configuration and results: one text inline, several in a list."""
+    setup = run.setup
+    texts = [completion.to_json() for completion in run.completions]
+    return {
+        "model": setup.model,
+        "draft": NO_DRAFT if setup.is_plain else setup.draft,
+        "verify": setup.verify,
+        "plan": None if setup.is_plain else setup.methods().plan,
+        "chat": run.task.chat,
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "kernels": run.completions[0].stats.kernels,
+        "kernels_reason": run.completions[0].stats.kernels_reason,
+        "lossless": run.completions[0].lossless,
+        "promise": str(run.completions[0].stats.promise),
+        "prompt_tokens": run.completions[0].stats.prompt_tokens,
+        "seconds": run.seconds,
+        **(texts[0] if len(texts) == 1 else {"completions": texts}),
+    }
+
+
+def dump(values: dict[str, Any]) -> str:
+    """Return strictly valid JSON: a logarithm of zero becomes null."""
+    return json.dumps(finite(values), ensure_ascii=False, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+# Comparison of plain decoding with speculation: same prompt, same seed, texts compared.
+#
+# Plain decoding runs before and after speculation, so that a machine that warms up or slows down favours neither. Only
+# decode time is compared: both read the prompt in the same way.
+
+SHOWN = 30
+"""Characters of each text in the report of a difference."""
+
+
+def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
+    """Return whether speculation produces plain decoding's text, token for token."""
+    return verifier.promise(temperature) is Guarantee.SAME_TEXT
+
+
+def comparable(params: SamplingParams, verify: str) -> SamplingParams:
+    """Return the parameters with a seed, which both runs need.
+
+    Raises:
+        ConfigurationError: the verifier does not preserve the text.
+    """
+    verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
+    temperature = params.sampling.temperature
+    if not keeps_text(verifier, temperature):
+        known = [name for name in VERIFIERS.names() if keeps_text(VERIFIERS.find(name), temperature)]
+        case = "preserves the model's distribution, but not the text of a seed" if verifier.lossless else "is lossy"
+        raise ConfigurationError(
+            f"--compare needs equal texts, but verifier '{verify}' {case}: "
+            f"at temperature {temperature:g} use {', '.join(known)}"
+        )
+    if params.seed is not None:
+        return params
+    return dataclasses.replace(params, seed=secrets.randbits(32))
+
+
+def are_equal(plain: Run, fast: Run) -> bool:
+    """Return whether all texts are equal, token for token."""
+    return [c.token_ids for c in plain.completions] == [c.token_ids for c in fast.completions]
+
+
+def speedup(plain: Sequence[Run], fast: Run) -> float:
+    """Return the decode rate with speculation divided by the mean rate of the plain runs."""
+    return fast.decode_rate / fmean(run.decode_rate for run in plain)
+
+
+def verdict(plain: Sequence[Run], fast: Run) -> str:
+    """Return the result in one line."""
+    if not all(are_equal(run, fast) for run in plain):
+        other = next(run for run in plain if not are_equal(run, fast))
+        return f"THE TEXTS DIFFER {difference(other, fast)}"
+    ratio = speedup(plain, fast)
+    line = f"speed-up {ratio:.2f}, the texts are the same"
+    if any(completion.stats.accepted_tokens for completion in fast.completions):
+        return line
+    meaning = "the difference is noise" if ratio >= 1 else "drafting only cost time"
+    return f"{line}; no drafted token was accepted: {meaning}"
+
+
+def difference(plain: Run, fast: Run) -> str:
+    """Describe where the first two differing texts diverge."""
+    for one, other in zip(plain.completions, fast.completions, strict=True):
+        if one.token_ids == other.token_ids:
+            continue
+        if one.text == other.text:
+            return "the texts are equal, but their tokens differ"
+        start = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.text, other.text, strict=False))))
+        seen = [repr(text[start : start + SHOWN]) for text in (one.text, other.text)]
+        return f"from character {start}: plain {seen[0]}, with speculation {seen[1]}"
+    return "no difference"
+
+
+@contextmanager
+def recorded(
+    path: Path | None, setup: Setup, loaded: LoadedModel, params: SamplingParams | None = None
+) -> Iterator[LLM]:
+    """Yield the configured methods; every round is recorded as a line of the file."""
+    if path is None:
+        yield setup.over(loaded)
+        return
+    from draftree.engine.trace import TraceHeader, TraceWriter
+
+    with path.open("x", encoding="utf-8") as stream:
+        writer = TraceWriter(stream)
+        llm = setup.over(loaded, on_round=writer)
+        llm.requests.records_picks = True
+        planner, plan = llm.planner, setup.methods().plan
+        about = run_facts(loaded) | ({} if params is None else sampling_facts(llm.requests.resolved(params)))
+        parts, seconds = planner.parts, planner.pass_seconds
+        writer.begin(TraceHeader(shown_name(setup.model), str(setup.draft), setup.verify, plan, parts, seconds, about))
+        yield llm
+        writer.end(pieces_of(llm.tokenizer))
+
+
+def run_facts(loaded: LoadedModel) -> dict[str, Any]:
+    """Return facts about a run for the first line of its trace."""
+    return {
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "device": str(loaded.model.device),
+        "kernels": loaded.kernels,
+        "quantization": loaded.quantization,
+        "cpu": cpu_name(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "draftree": __version__,
+    }
+
+
+def sampling_facts(params: SamplingParams) -> dict[str, Any]:
+    """Return the sampling parameters that a reader of a trace needs."""
+    return {"temperature": params.sampling.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
+
+
+class Recordings:
+    """A folder with a trace of every drafting method; nothing without a folder. Mutated by `of`.
+
+    Args:
+        folder: the folder; created with the first trace.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._files = ExitStack()
+        self._writers: dict[str, TraceWriter] = {}
+        self._tokenizer: Tokenizer | None = None
+
+    def __enter__(self) -> Recordings:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._writers:
+            text_of = pieces_of(self._tokenizer)
+            for writer in self._writers.values():
+                writer.end(text_of)
+        self._files.close()
+
+    def of(self, method: str) -> TraceWriter | None:
+        """Return the round callback of a method."""
+        from draftree.engine.trace import TraceWriter
+        from draftree.lab.bench.methods import PLAIN
+
+        if self._folder is None or method == PLAIN:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.+@,=-]+", "_", method)
+        stream = self._files.enter_context((self._folder / f"{name}.jsonl").open("x", encoding="utf-8"))
+        self._writers[method] = TraceWriter(stream)
+        return self._writers[method]
+
+    def begin(self, ready: Benchmark, model: str) -> None:
+        """Write the header lines; called after loading, before the first run."""
+        from draftree.engine.trace import TraceHeader
+        from draftree.lab.bench.methods import OurMethod
+        from draftree.lab.bench.records import OURS
+        from draftree.lab.bench.writers import OurWriter
+
+        if not self._writers:
+            return
+        writer = ready.runner.writers[OURS]
+        assert isinstance(writer, OurWriter)
+        self._tokenizer, header_of = writer.tokenizer, ready.header
+        named = ("dtype", "device", "kernels", "quantization", "temperature", "seed", "max_tokens", "batch", "repeats")
+        about = {name: header_of[name] for name in named if name in header_of}
+        about |= {"cpu": header_of["machine"]["cpu"], "cores": header_of["machine"]["usable_cores"]}
+        about |= {"date": header_of["date"][:10], "draftree": header_of["versions"]["draftree"]}
+        for method in ready.runner.methods:
+            if method.name in self._writers and isinstance(method.how, OurMethod):
+                planner, how = writer.planners[method.name], method.how
+                plan = choose_methods(how.draft, how.verify, how.plan).plan
+                sizes = (planner.parts, planner.pass_seconds)
+                header = TraceHeader(shown_name(model), how.draft, how.verify, plan, *sizes, about)
+                self._writers[method.name].begin(header)

@@ -1,0 +1,269 @@
+"""Inputs of a `generate` call: its drafter, its prompts and its encoder outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.choices import decide
+from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from draftree.drafters import AUTO_DRAFT
+from draftree.dropin.refusals import WITHOUT, refuse_cache
+from draftree.loading.load import LoadedModel
+from draftree.loading.reading import first_line
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
+from draftree.models.check import TOLERANCE
+from draftree.models.source import HiddenSource
+from draftree.models.torch.cache_argument import CACHE_NAMES
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.hf_cache import CachedModel
+from draftree.models.torch.own_forward import ReadPrompt
+from draftree.sampling.controls import Controls, build_controls
+from draftree.sampling.params import SamplingParams
+
+DEFAULT_DRAFT = "ngram"
+ASSISTANT = "assistant"
+"""Name of the user's `assistant_model` in the drafter's spec."""
+
+
+LONGEST = 64
+"""Tokens ahead at most where a schedule lengthens the guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Specs of drafter and planner."""
+
+    draft: str
+    plan: str | None
+
+    def decided(self, target: LoadedModel) -> Drafting:
+        """Return the same specs with a named drafter in the place of `auto`."""
+        if self.draft != AUTO_DRAFT:
+            return self
+        choice = decide(target, "coupled", self.plan)
+        return Drafting(choice.draft, choice.plan)
+
+
+def choose_drafting(draft: str | None, plan: str | None, assistant: Any, config: Any) -> Drafting:
+    """Return the specs for `draft`, `assistant_model` or `prompt_lookup_num_tokens`; prompt lookup if all are None.
+
+    Args:
+        draft: a drafter's spec, or None.
+        plan: a planner's spec, or None.
+        assistant: a loaded model, or None.
+        config: the generation config.
+
+    Raises:
+        ConfigurationError: more than one of them is given, or the assistant's settings are wrong.
+    """
+    lookup = config.prompt_lookup_num_tokens
+    given = {"draft": draft, "assistant_model": assistant, "prompt_lookup_num_tokens": lookup}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise ConfigurationError(f"{' and '.join(names)} were given, and each selects a drafter: keep one of them")
+    if assistant is not None:
+        return _with_assistant(plan, assistant.generation_config, config)
+    if lookup is not None:
+        longest = config.max_matching_ngram_size or 2
+        return Drafting(f"ngram,max={longest},min=1,k={lookup}", plan)
+    return Drafting(DEFAULT_DRAFT if draft is None else draft, plan)
+
+
+def _with_assistant(plan: str | None, own: Any, config: Any) -> Drafting:
+    """The assistant's own settings come first, as in transformers; then those of the call."""
+
+    def setting(name: str, default: Any) -> Any:
+        found = getattr(own, name, None)
+        found = getattr(config, name, None) if found is None else found
+        return default if found is None else found
+
+    count = int(setting("num_assistant_tokens", 20))
+    schedule = setting("num_assistant_tokens_schedule", "constant")
+    confidence = setting("assistant_confidence_threshold", 0.4)
+    if plan is not None:
+        return Drafting(f"model:{ASSISTANT},k={count}", plan)
+    if schedule in ("heuristic", "heuristic_transient"):
+        return Drafting(f"model:{ASSISTANT},k={max(count, LONGEST)}", f"heuristic,start={count}")
+    if schedule != "constant":
+        raise ConfigurationError(
+            f"num_assistant_tokens_schedule={schedule!r} is not known: use constant, heuristic or "
+            "heuristic_transient, or say how by plan="
+        )
+    return Drafting(f"model:{ASSISTANT},k={count}", f"threshold:{confidence}" if confidence else "fixed")
+
+
+def draft_controls(config: Any, *, vocab_size: int, seed: int, ngram_scope: str = "all") -> Controls:
+    """Controls for a drafter that ranks its own logits: as near to the generation config's as ours come.
+
+    They decide how often it is right and nothing else: what is written follows the processors of `generate`.
+    """
+    if not config.do_sample:
+        wanted: dict[str, Any] = {"temperature": 0.0}
+    else:
+        wanted = {
+            "temperature": 1.0 if config.temperature is None else config.temperature,
+            "top_k": config.top_k or 0,
+            "top_p": 1.0 if config.top_p is None else config.top_p,
+            "min_p": config.min_p or 0.0,
+        }
+    wanted["repetition_penalty"] = config.repetition_penalty or 1.0
+    wanted["no_repeat_ngram_size"] = config.no_repeat_ngram_size or 0
+    wanted["ngram_scope"] = ngram_scope
+    try:
+        params = SamplingParams(**wanted)
+    except InvalidRequestError:  # a range of ours is narrower: the drafter does without
+        params = SamplingParams(temperature=float(bool(config.do_sample)))
+    controls = build_controls(params, vocab_size=vocab_size, seed=seed)
+    if not params.min_p or not controls.filters:
+        return controls
+    # min-p is the first filter here and the last one of generate
+    min_p, *others = controls.filters
+    return replace(controls, filters=(*others, min_p))
+
+
+# Prompts that the model's own forward pass reads first: those with images, and padded ones where padding counts.
+#
+# What that pass stores of a prompt is copied into a slot, all but the last token; from there the text is written as
+# usual. The last token is then scored from the slot and compared with the model's own logits, at every call, so that a
+# family whose later tokens depend on more than stored keys and values is refused and not written wrongly.
+
+NOT_READ = frozenset({"attention_mask", "use_cache", "logits_to_keep", *CACHE_NAMES})
+"""Arguments of `generate` for its first pass that the first pass here does not read."""
+
+
+def read_prompts(
+    target: LanguageModel, input_ids: Tensor, inputs: Mapping[str, Any], *, kind: str
+) -> list[Callable[[], Slot]]:
+    """Read all prompts by the model's own forward.
+
+    Args:
+        target: the model behind the seam.
+        input_ids: shape (batch, length).
+        inputs: what `generate` would hand to the model's forward.
+        kind: the model's name, for messages.
+
+    Returns:
+        For each row what opens a slot with all but the last token of its prompt.
+
+    Raises:
+        InvalidRequestError: a prompt ends with a token of an image.
+        UnsupportedModelError: text cannot go on from the keys and values that the model stores.
+    """
+    assert isinstance(target, (HFModel, CachedModel)), "a borrowed model is one of transformers"
+    _refuse_image_at_end(target, input_ids)
+    given = {name: value for name, value in inputs.items() if name not in NOT_READ and value is not None}
+    try:
+        prompts = target.read(input_ids, inputs.get("attention_mask"), given)
+        errors = [_error(target, ids, prompt) for ids, prompt in zip(input_ids[:, -1].tolist(), prompts, strict=True)]
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        raise UnsupportedModelError(
+            f"{kind} fails in the forward pass over this prompt ({first_line(error)}): {WITHOUT}"
+        ) from error
+    if not max(errors) <= TOLERANCE[target.dtype]:
+        raise UnsupportedModelError(
+            f"{kind} gives other logits after the keys and values of this prompt than in its own forward pass "
+            f"(error {max(errors):.1e} of their spread): {WITHOUT}"
+        )
+    return [partial(target.adopt, prompt) for prompt in prompts]
+
+
+def _refuse_image_at_end(target: HFModel | CachedModel, input_ids: Tensor) -> None:
+    config = target.model.config
+    image = getattr(config, "image_token_id", None)
+    if image is not None and bool((input_ids[:, -1] == image).any()):
+        raise InvalidRequestError(
+            f"the prompt ends with the image token {image}: Draftree reads a last token of text; add one, or {WITHOUT}"
+        )
+
+
+@torch.inference_mode()
+def _error(target: HFModel | CachedModel, last: int, prompt: ReadPrompt) -> float:
+    """Difference of the last token's logits, read from a slot, from the model's own, as a share of their spread."""
+    slot = target.adopt(prompt)
+    logits = target.run(Pass([Extend(slot, [last], [-1])])).logits.tensor()[0]
+    target.close(slot)
+    spread = float(prompt.logits.amax() - prompt.logits.amin()) or 1.0
+    error = float((logits - prompt.logits).abs().max()) / spread
+    return float("inf") if error != error else error
+
+
+def openers(opened: Sequence[Callable[[], Slot]] | None, count: int) -> Sequence[Callable[[], Slot] | None]:
+    """One for each row; None where rows are read as usual."""
+    return [None] * count if opened is None else opened
+
+
+_KNOWN = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "decoder_attention_mask",
+        "encoder_outputs",
+        "logits_to_keep",
+        "use_cache",
+        *CACHE_NAMES,
+    }
+)
+
+
+def sources_of(model: Any, input_ids: Tensor, inputs: Mapping[str, Any], *, max_length: int, context: int) -> list[Any]:
+    """Return the source of each row.
+
+    Args:
+        model: the model.
+        input_ids: the decoder's prompts, shape (batch, length).
+        inputs: what generate would hand to the model's forward.
+        max_length: tokens of a row at most.
+        context: positions that the decoder knows.
+
+    Raises:
+        InvalidRequestError: names the input that cannot be honoured.
+    """
+    strange = sorted(name for name, value in inputs.items() if name not in _KNOWN and value is not None)
+    if strange:
+        raise InvalidRequestError(
+            f"{', '.join(strange)} cannot be honoured: of an encoder-decoder model Draftree takes the encoder's output "
+            f"with its attention mask; leave the others out, or {WITHOUT}"
+        )
+    refuse_cache(inputs)
+    decoder_mask = inputs.get("decoder_attention_mask")
+    if decoder_mask is not None and not bool(decoder_mask.all()):
+        raise InvalidRequestError(
+            f"decoder_attention_mask hides tokens, and the decoder's prompts may have no padding: {WITHOUT}"
+        )
+    if max_length > context:
+        raise InvalidRequestError(
+            f"the decoder's prompt and the output may have {max_length} tokens, but the decoder's context holds "
+            f"{context}: set max_new_tokens to {context - input_ids.shape[1]} at most"
+        )
+    hidden = inputs["encoder_outputs"][0]
+    mask = inputs.get("attention_mask") if model.main_input_name == "input_ids" else None
+    rows = range(hidden.shape[0])
+    if mask is None:
+        return [HiddenSource(hidden[row : row + 1]) for row in rows]
+    if mask.shape != hidden.shape[:2] or not bool(mask.any(dim=1).all()):
+        raise InvalidRequestError(
+            f"attention_mask has shape {tuple(mask.shape)}: it must show at least one token of each of the sources, "
+            f"whose shape is {tuple(hidden.shape[:2])}"
+        )
+    return [HiddenSource(hidden[row : row + 1, mask[row] != 0]) for row in rows]
+
+
+def refuse_models(model: Any, drafting: Drafting, *, assistant: Any) -> None:
+    """Raise for a draft model, which would need the input of the encoder.
+
+    Raises:
+        ConfigurationError: names the model.
+    """
+    if assistant is not None or drafting.draft.partition(":")[0] == "model":
+        raise ConfigurationError(
+            f"{type(model).__name__} is an encoder-decoder, and transformers passes the output of its encoder only, "
+            "which no other model can read: name a drafter without a model, such as draft='ngram', or use draftree.LLM"
+        )
