@@ -64,7 +64,7 @@ class Meters:
         from starlette.websockets import WebSocket
 
         from draftree.serve.verify.service import VerifyService
-        from draftree.serve.verify.texts import WrittenAlone
+        from draftree.serve.verify.sessions import WrittenAlone
 
         llm.on_round(self._note_round)
         give, read, send = llm.give, WrittenAlone.read, WebSocket.send_bytes
@@ -237,8 +237,7 @@ def serve(port: int, fixed: float, row: float, kept: int) -> None:
     from draftree.serve.app import create_app
     from draftree.serve.pool import ModelPool, ServedModel
     from draftree.serve.run import SWITCH_SECONDS
-    from draftree.serve.served import ModelChoice
-    from draftree.serve.settings import ServerSettings
+    from draftree.serve.settings import ModelChoice, ServerSettings
     from draftree.serve.verify.settings import VerifySettings
 
     torch.set_num_threads(1)

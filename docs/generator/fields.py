@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import SamplingBody
-from draftree.serve.schema.completions import CompletionBody
-from draftree.serve.schema.elsewhere import CHAT, COMPLETIONS, ELSEWHERE, RESPONSES, Effect
-from draftree.serve.schema.responses import ECHOED, ResponsesBody
+from draftree.serve.api.responses import ECHOED, ResponsesBody
+from draftree.serve.schema import (
+    CHAT,
+    COMPLETIONS,
+    ELSEWHERE,
+    RESPONSES,
+    ChatBody,
+    CompletionBody,
+    Effect,
+    SamplingBody,
+)
 from generator.markdown import code, page, table
 
 __all__ = ["make"]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from draftree import AsyncLLM
-from draftree.serve.keys import ApiKey
+from draftree.serve.access import KeyRing
 from draftree.serve.pool import ServedModel
-from draftree.serve.security import KeyRing
+from draftree.serve.records import ApiKey
 from scripted import REASONING, scripted
 from serving import Running, running_server
 from tool_templates import HERMES

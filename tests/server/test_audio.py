@@ -17,10 +17,9 @@ import pytest
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
-from draftree.serve.audio import sound
-from draftree.serve.audio.forms import parse_form
-from draftree.serve.audio.resample import Resampler
-from draftree.serve.audio.sound import read_sound
+from draftree.serve import audio
+from draftree.serve.api.audio import parse_form
+from draftree.serve.audio import Resampler, read_sound
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from serving import HTTP, NAME, Running, running_server, settings
@@ -324,7 +323,7 @@ def test_values_that_cannot_be_honoured_are_refused(running: Running, data: dict
 def test_files_that_cannot_be_read_are_refused(
     running: Running, data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sound, "_soundfile", lambda: None)
+    monkeypatch.setattr(audio, "_soundfile", lambda: None)
     answer = HTTP.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.flac", data)})
     if reason == "seconds|samples":  # a cut file has the samples before the cut
         assert answer.status_code == 200
@@ -353,7 +352,7 @@ def test_other_formats_are_read_by_soundfile(running: Running, monkeypatch: pyte
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(sound, "_soundfile", lambda: SimpleNamespace(SoundFile=SoundFile))
+    monkeypatch.setattr(audio, "_soundfile", lambda: SimpleNamespace(SoundFile=SoundFile))
     found = HTTP.post(f"{running.url}/v1/audio/transcriptions", files={"file": ("a.ogg", b"OggS")})
     assert found.status_code == 200, found.text
 

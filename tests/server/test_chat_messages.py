@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from draftree.serve.chat_messages import template_messages
+from draftree.serve.api.chat import template_messages
 from draftree.serve.errors import ApiError
 from draftree.serve.records import keep_record, record_of
-from draftree.serve.schema.chat import Message
+from draftree.serve.schema import Message
 
 PLAIN = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
 READS = PLAIN + "{{ m.mood }} {{ m.name }} {% if m.role == 'developer' %}"

@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from draftree import SamplingParams
-from draftree.serve.render.tokens import OffsetLogprobs, TokenTexts
-from draftree.serve.sse import ChunkEncoder, event
+from draftree.serve.logprobs import OffsetLogprobs, TokenTexts
+from draftree.serve.streams import ChunkEncoder, event
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 from serving import NAME, events, plain_llm

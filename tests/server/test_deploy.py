@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from draftree.core.errors import EXTRAS
-from draftree.serve.api import health
-from draftree.serve.served import ModelChoice
-from draftree.serve.settings import ServerSettings
+from draftree.serve.api import status
+from draftree.serve.settings import ModelChoice, ServerSettings
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "deploy" / "Containerfile"
@@ -73,7 +72,7 @@ def test_the_health_check_asks_the_port_of_the_server() -> None:
     (check,) = of("HEALTHCHECK")
     ((port, path),) = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", check)
     assert int(port) == DEFAULTS.port == int(of("EXPOSE")[0])
-    assert path in {route.path for route in health.router.routes}  # type: ignore[attr-defined]
+    assert path in {route.path for route in status.health_router.routes}  # type: ignore[attr-defined]
 
 
 def test_the_unit_waits_longer_than_the_drain() -> None:

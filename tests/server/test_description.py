@@ -12,9 +12,7 @@ import openai.types.chat.completion_create_params as chat
 import openai.types.completion_create_params as completions
 import pytest
 
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import SamplingBody
-from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.schema import ChatBody, CompletionBody, SamplingBody
 from installed import python_with
 from serving import Running
 

@@ -11,11 +11,9 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from draftree.serve.api.responses import ResponsesBody
 from draftree.serve.errors import validation_error
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import Body
-from draftree.serve.schema.completions import CompletionBody
-from draftree.serve.schema.responses import ResponsesBody
+from draftree.serve.schema import Body, ChatBody, CompletionBody
 from serving import NAME, Running, running_server, settings
 from upstream_fields import UPSTREAM
 

@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from draftree.serve.security import KeyRing
+from draftree.serve.access import KeyRing
 from draftree.serve.verify.settings import VerifySettings
 from serving import HTTP, Running, running_server, settings
 

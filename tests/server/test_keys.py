@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError
-from draftree.serve import security
+from draftree.serve import access
+from draftree.serve.access import VARIABLE, KeyRing
 from draftree.serve.errors import ApiError
-from draftree.serve.keys import ANONYMOUS, ApiKey
 from draftree.serve.pool import ServedModel
-from draftree.serve.security import VARIABLE, KeyRing
-from draftree.serve.served import ModelChoice, choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.records import ANONYMOUS, ApiKey
+from draftree.serve.settings import ModelChoice, ServerSettings, choose_models
 from operated import code_of, post
 from serving import ALIAS, HTTP, NAME, Running, running_server, tiny_async_llm
 
@@ -110,7 +109,7 @@ def test_every_key_is_compared_whichever_matches(tmp_path: Path, monkeypatch: py
         compare_digest = staticmethod(compare)
 
     keys = ring(tmp_path)
-    monkeypatch.setattr(security, "hmac", Spy)
+    monkeypatch.setattr(access, "hmac", Spy)
     if secret == "sk-unknown-key":
         with pytest.raises(ApiError):
             keys.authenticate(bearer(secret))

@@ -13,8 +13,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.serve.pool import ServedModel
 from draftree.serve.ray.options import ReplicaOptions
 from draftree.serve.run import warm_up
-from draftree.serve.served import ModelChoice, choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ModelChoice, ServerSettings, choose_models
 from serving import ALIAS, HTTP, NAME, Running, running_server, settings, tiny_async_llm
 
 ALICE, BOB = {"Authorization": "Bearer sk-alice-1234"}, {"Authorization": "Bearer sk-bob-12345"}

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from asgi import GONE, Answer, body_parts, call, echo, http_scope
-from draftree.serve.keys import ApiKey
 from draftree.serve.logs import RequestLog, configured_logs, log_request
-from draftree.serve.notes import note
-from draftree.serve.records import record_of
+from draftree.serve.records import ApiKey, record_of
+from draftree.serve.schema import note
 
 
 class FakeClock:

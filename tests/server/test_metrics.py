@@ -12,8 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.serve.meters import Histogram, ModelMeter
-from draftree.serve.metrics import merged
+from draftree.serve.metrics import Histogram, ModelMeter, merged
 from serving import HTTP, NAME, Running, running_server
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "draftree.json"

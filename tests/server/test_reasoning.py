@@ -14,7 +14,7 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Stage, reasoning_format
-from draftree.serve.tools.deltas import ReasoningDelta, TextDelta
+from draftree.serve.tools.parser import ReasoningDelta, TextDelta
 from scripted import CHANNELS, OPENED, REASONING, SWITCHED, scripted
 from serving import Running, running_server
 

@@ -11,10 +11,9 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.engine.trace import Trace
 from draftree.serve.records import RequestRecord
-from draftree.serve.served import ModelChoice
-from draftree.serve.settings import ServerSettings
+from draftree.serve.rounds import trace_paths
+from draftree.serve.settings import ModelChoice, ServerSettings
 from draftree.serve.telemetry import Telemetry
-from draftree.serve.traces import trace_paths
 from serving import HTTP, NAME, running_server, settings
 
 REQUEST = {"model": NAME, "prompt": "one two three", "max_tokens": 20, "temperature": 0}

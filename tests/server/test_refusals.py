@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ModelLoadError
 from draftree.serve.pool import ServedModel
-from draftree.serve.schema.completions import CompletionBody
+from draftree.serve.schema import CompletionBody
 from serving import NAME, running_server, tiny_model
 from text_backends import byte_level
 

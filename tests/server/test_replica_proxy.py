@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from draftree.serve.ray.exposition import merged_metrics
-from draftree.serve.ray.prefixes import prefix_blocks
-from draftree.serve.ray.proxy import Proxy, ReplicaLostError, RetryPolicy, prepared
-from draftree.serve.ray.resume import DivergedError, StreamRecord
-from draftree.serve.ray.status import merged_status
-from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, call_app
+from draftree.serve.ray.proxy import (
+    DivergedError,
+    Proxy,
+    ReplicaLostError,
+    RetryPolicy,
+    StreamRecord,
+    merged_metrics,
+    merged_status,
+    prepared,
+)
+from draftree.serve.ray.routing import AnswerStart, HttpRequest, Part, call_app, prefix_blocks
 
 TEXTS = ["Once upon a time, there was a “red” ball. 🙂 It rolled\u2028down\x85the hill", "Tom saw it.\n\nTom ran."]
 

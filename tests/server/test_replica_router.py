@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftree.serve.ray.prefixes import (
+from draftree.serve.ray.routing import (
     BLOCK_CHARACTERS,
     MAX_BLOCKS,
     PrefixIndex,

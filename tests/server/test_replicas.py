@@ -23,8 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import LLM, SamplingParams
 from draftree.serve.ray.options import ReplicaOptions
-from draftree.serve.served import ModelChoice
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ModelChoice, ServerSettings
 from operated import free_port, is_running, wait_for
 from serving import tiny_tokenizer
 

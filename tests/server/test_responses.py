@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from draftree import SamplingParams
-from draftree.serve.stored import ResponseStore
+from draftree.serve.server import ResponseStore
 from serving import NAME, Running, plain_llm
 from tool_templates import TEMPLATES
 

@@ -18,8 +18,7 @@ from draftree.cli.serve import serving_flags
 from draftree.core import errors
 from draftree.core.errors import ConfigurationError
 from draftree.serve.listening import listen, url_of
-from draftree.serve.served import choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ServerSettings, choose_models
 
 Captured = pytest.CaptureFixture[str]
 

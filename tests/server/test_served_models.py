@@ -9,10 +9,8 @@ import httpx
 import pytest
 
 from draftree.core.errors import ConfigurationError
-from draftree.serve.loading import load_models
-from draftree.serve.pool import ModelPool, ServedModel
-from draftree.serve.served import ModelChoice
-from draftree.serve.settings import ServerSettings
+from draftree.serve.pool import ModelPool, ServedModel, load_models
+from draftree.serve.settings import ModelChoice, ServerSettings
 from serving import ALIAS, NAME, running_server, tiny_async_llm, tiny_model, tiny_tokenizer
 
 

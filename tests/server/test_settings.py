@@ -9,8 +9,7 @@ import pytest
 
 from draftree.core.errors import ConfigurationError
 from draftree.serve.ray.options import ReplicaOptions, from_environment
-from draftree.serve.served import ModelChoice, choose_models
-from draftree.serve.settings import ServerSettings, read_bytes
+from draftree.serve.settings import ModelChoice, ServerSettings, choose_models, read_bytes
 
 
 def settings(**options: Any) -> ServerSettings:

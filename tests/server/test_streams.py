@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from asgi import Answer, call, http_scope
-from draftree.serve import sse
+from draftree.serve import streams
 from draftree.serve.errors import ApiError
-from draftree.serve.sse import EventStream
+from draftree.serve.streams import EventStream
 from event_loop import in_loop
 from operated import paused
 from serving import HTTP, NAME, running_server
@@ -35,7 +35,7 @@ async def streamed(events: AsyncGenerator[bytes, None]) -> Answer:
 
 @in_loop
 async def test_a_silent_stream_has_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(streams, "PING_SECONDS", 0.02)
     pings = 0
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -50,8 +50,8 @@ async def test_a_silent_stream_has_comments(monkeypatch: pytest.MonkeyPatch) -> 
     answer = await streamed(events())
     assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     before, after = answer.body.split(b"data: 1\n\n")
-    assert before.count(sse.PING) >= 1
-    assert before.replace(sse.PING, b"") == b""
+    assert before.count(streams.PING) >= 1
+    assert before.replace(streams.PING, b"") == b""
     assert after.startswith(b'data: {"error":{"message":"it is over"')
     assert after.endswith(b"\n\ndata: [DONE]\n\n")
 

@@ -15,8 +15,7 @@ from tokenizers import AddedToken
 from draftree import LLM, SamplingParams
 from draftree.models.table import TableLM, hashed
 from draftree.serve.errors import ApiError
-from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta, merged
-from draftree.serve.tools.json_scan import JsonScan, State
+from draftree.serve.tools.parser import CallDelta, Delta, JsonScan, State, TextDelta, merged
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
 from grammar_samples import accepts

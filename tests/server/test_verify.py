@@ -32,8 +32,8 @@ from draftree.remote.protocol import VERSION, encode
 from draftree.remote.tokenizers import files_digest, install_files, kept_digests
 from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.app import create_app
-from draftree.serve.keys import ApiKey
 from draftree.serve.pool import ModelPool, ServedModel
+from draftree.serve.records import ApiKey
 from draftree.serve.verify.service import VerifyService
 from draftree.serve.verify.sessions import Talk
 from draftree.serve.verify.settings import VerifySettings

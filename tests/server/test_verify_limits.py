@@ -17,8 +17,8 @@ from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import RefusedError
 from draftree.remote.link import Link, Patience
 from draftree.remote.protocol import VERSION
-from draftree.serve.keys import ApiKey
-from draftree.serve.security import KeyRing
+from draftree.serve.access import KeyRing
+from draftree.serve.records import ApiKey
 from draftree.serve.verify.sessions import Talk
 from draftree.serve.verify.settings import VerifySettings
 from draftree.text.tokenizer import Tokenizer

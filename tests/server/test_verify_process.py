@@ -24,9 +24,8 @@ from draftree.cli import verify_server as command
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, GenerationError
 from draftree.serve import run as serving_run
-from draftree.serve.loading import load_models
-from draftree.serve.served import choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.pool import load_models
+from draftree.serve.settings import ServerSettings, choose_models
 from draftree.serve.verify.settings import VerifySettings
 from operated import free_port, wait_for
 from private_cache import private_cache

@@ -13,11 +13,11 @@ from draftree.core.errors import ConfigurationError
 from draftree.remote.address import RemoteAddress
 from draftree.remote.errors import RefusedError
 from draftree.remote.transport import PostTransport, WebSocketTransport, fetch
+from draftree.serve.access import KeyRing
 from draftree.serve.app import create_app
-from draftree.serve.keys import ApiKey
 from draftree.serve.listening import tls_options
 from draftree.serve.pool import ModelPool, ServedModel
-from draftree.serve.security import KeyRing
+from draftree.serve.records import ApiKey
 from draftree.serve.verify.settings import VerifySettings
 from serving import ALIAS, NAME, Running, _serving, running_server, self_signed, settings, tiny_async_llm
 from verify_clients import device, plain_texts, texts_of

@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 
 from draftree.serve.ray.serving import LoadedApp
-from draftree.serve.served import choose_models
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ServerSettings, choose_models
 from operated import children
 
 ASKED: dict[str, Any] = {"max_tokens": 40, "temperature": 0.7, "seed": 3, "ignore_eos": True}

@@ -22,12 +22,11 @@ import uvicorn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import LLM, AsyncLLM
+from draftree.serve.access import KeyRing
 from draftree.serve.app import create_app
 from draftree.serve.pool import ModelPool, ServedModel
-from draftree.serve.security import KeyRing
-from draftree.serve.served import ModelChoice
 from draftree.serve.server import Server
-from draftree.serve.settings import ServerSettings
+from draftree.serve.settings import ModelChoice, ServerSettings
 from draftree.serve.verify.settings import VerifySettings
 from text_backends import byte_level
 

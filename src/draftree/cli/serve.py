@@ -17,12 +17,11 @@ from draftree.cli.options import SPECULATION, complete_draft, complete_model, im
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
-from draftree.serve.served import choose_models
-from draftree.serve.settings import BYTES_WORD, Group, ServerSettings, read_bytes
+from draftree.serve.settings import BYTES_WORD, Group, ServerSettings, choose_models, read_bytes
 
 if TYPE_CHECKING:
+    from draftree.serve.access import KeyRing
     from draftree.serve.pool import ServedModel
-    from draftree.serve.security import KeyRing
 
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 HINTS: dict[str, Any] = typing.get_type_hints(ServerSettings)
@@ -144,7 +143,7 @@ def serve(
         }
         leave_to_rank_zero(settings.models[0].source, settings.parallel, loading, threads=settings.threads)
     require_extra("serve", "'draftree serve' needs", error=ConfigurationError)
-    from draftree.serve.security import KeyRing
+    from draftree.serve.access import KeyRing
 
     require_recordable(settings, replicas)
     keys = KeyRing.load(settings.api_key_file, settings.models)
@@ -164,7 +163,7 @@ def require_recordable(settings: ServerSettings, replicas: str | None) -> None:
     Raises:
         ConfigurationError: a trace exists, replicas are to be recorded, or the extra of spans is missing.
     """
-    from draftree.serve.traces import trace_paths
+    from draftree.serve.rounds import trace_paths
 
     if replicas is not None and (settings.record is not None or settings.otlp_endpoint is not None):
         raise ConfigurationError(

@@ -95,8 +95,7 @@ def transcribe(
             raise InvalidRequestError(f"'{file}' is no file: give a sound file")
     import_engine()
     from draftree.cli.runs import dump, fetch_and_load
-    from draftree.serve.audio.sound import read_sound
-    from draftree.serve.audio.subtitles import srt, vtt
+    from draftree.serve.audio import read_sound, srt, vtt
 
     setup = how.setup(model)
     check_material(setup, params)

@@ -12,13 +12,12 @@ from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.remote.address import PREFIX, is_remote
-from draftree.serve.served import choose_models
-from draftree.serve.settings import Group, ServerSettings
+from draftree.serve.settings import Group, ServerSettings, choose_models
 from draftree.serve.verify.settings import MAX_NODES, VerifySettings
 
 if TYPE_CHECKING:
+    from draftree.serve.access import KeyRing
     from draftree.serve.pool import ServedModel
-    from draftree.serve.security import KeyRing
 
 __all__ = ["device_address", "verify_server"]
 
@@ -96,7 +95,7 @@ def verify_server(
     )
     for extra in ("serve", "remote"):
         require_extra(extra, "'draftree verify-server' needs", error=ConfigurationError)
-    from draftree.serve.security import KeyRing
+    from draftree.serve.access import KeyRing
 
     keys = KeyRing.load(settings.api_key_file, settings.models)
     require_keys(settings, keys)

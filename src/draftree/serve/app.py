@@ -10,16 +10,14 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from draftree.serve import page
+from draftree.serve.access import KeyRing
 from draftree.serve.api import (
     anthropic,
     audio,
     chat,
     completions,
     embeddings,
-    health,
     infill,
-    metrics,
-    models,
     ollama,
     responses,
     status,
@@ -27,7 +25,6 @@ from draftree.serve.api import (
 )
 from draftree.serve.errors import add_handlers
 from draftree.serve.pool import ModelPool
-from draftree.serve.security import KeyRing
 from draftree.serve.server import Server, guarded
 from draftree.serve.settings import ServerSettings
 from draftree.serve.verify.settings import VerifySettings
@@ -45,9 +42,6 @@ ROUTERS = tuple(
         ollama,
         audio,
         tokens,
-        models,
-        health,
-        metrics,
         status,
     )
 )

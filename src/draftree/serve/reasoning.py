@@ -17,11 +17,10 @@ from typing import Any, final
 
 from draftree.sampling.grammar.ebnf import literal
 from draftree.sampling.params import SamplingParams
-from draftree.serve.notes import note
+from draftree.serve.logprobs import TokenTexts
 from draftree.serve.pool import ServedModel
-from draftree.serve.render.tokens import TokenTexts
-from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, merged
-from draftree.serve.tools.parser import CallParser, Markers
+from draftree.serve.schema import note
+from draftree.serve.tools.parser import CallDelta, CallParser, Delta, Markers, ReasoningDelta, TextDelta, merged
 
 __all__ = [
     "AnswerParser",

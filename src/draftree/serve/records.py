@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from draftree.engine.sequence import FinishReason
-from draftree.serve.keys import ANONYMOUS, ApiKey
 
 if TYPE_CHECKING:
     from draftree.serve.job import Job
 
-__all__ = ["RequestRecord", "current_record", "keep_record", "note_job", "record_of", "request_id_of"]
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key without its secret.
+
+    Attributes:
+        name: its name in logs and metrics.
+        models: the names of the models that it may use, without aliases; None for all.
+    """
+
+    name: str
+    models: frozenset[str] | None = None
+
+    def allows(self, names: Iterable[str]) -> bool:
+        """Return whether it may use the model with these names, aliases included."""
+        return self.models is None or not self.models.isdisjoint(names)
+
+
+ANONYMOUS = ApiKey("anonymous")
+"""The key of every request if no keys are configured."""
+
 
 STATE_NAME = "draftree_record"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)

@@ -1,20 +1,27 @@
-"""The last rounds of all models, for several readers. A slow reader misses rounds; it never delays an engine."""
+"""Readers of the engines' rounds: the feed of the status page, and trace files."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, final
 
 from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.engine.trace import TraceHeader, TraceWriter
 from draftree.serve.errors import ApiError
+from draftree.serve.settings import ServerSettings
+from draftree.text.retokenize import pieces_of
+from draftree.version import __version__
 
-__all__ = ["FeedRound", "RoundFeed"]
+if TYPE_CHECKING:
+    from draftree.serve.pool import ServedModel
 
 KEPT = 256
 """Rounds that a reader can be late."""
@@ -181,3 +188,53 @@ def _too_many_readers(count: int) -> ApiError:
         code="too_many_readers",
         headers={"Retry-After": str(RETRY_SECONDS)},
     )
+
+
+def trace_paths(settings: ServerSettings) -> list[Path]:
+    """Return the files of the traces, one for each model in their order; none unless traces are requested."""
+    if settings.record is None:
+        return []
+    path = Path(settings.record)
+    if len(settings.models) == 1:
+        return [path]
+    names = [re.sub(r"[^\w.+-]+", "_", choice.name) for choice in settings.models]
+    return [path.with_stem(f"{path.stem}-{name}") for name in names]
+
+
+@final
+class ServerTraces:
+    """The open traces of a server; does nothing unless the settings request traces.
+
+    Args:
+        settings: of the server.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        names = [choice.name for choice in settings.models]
+        self._paths = dict(zip(names, trace_paths(settings), strict=False))
+        self._open: list[tuple[TraceWriter, IO[str], ServedModel]] = []
+
+    def begin(self, model: ServedModel) -> Callable[[RoundRecord], None] | None:
+        """Write the first line of a model's trace; returns the listener of its rounds, None without a trace."""
+        path = self._paths.get(model.name)
+        if path is None:
+            return None
+        llm, settings = model.llm.llm, self._settings
+        stream = path.open("x", encoding="utf-8", buffering=1)  # complete lines, also of a server that is killed
+        writer = TraceWriter(stream)
+        draft = (llm.drafts or ("none",))[0]
+        about = {"drafts": list(llm.drafts), "kernels": llm.kernels, "dtype": settings.dtype, "draftree": __version__}
+        plan = settings.plan or "auto"
+        parts, seconds = llm.planner.parts, llm.planner.pass_seconds
+        writer.begin(TraceHeader(model.name, draft, settings.verify, plan, parts, seconds, about))
+        llm.requests.records_picks = True
+        self._open.append((writer, stream, model))
+        return writer
+
+    def close(self) -> None:
+        """Write the texts of the tokens, and close the files; the engines have ended."""
+        for writer, stream, model in self._open:
+            writer.end(pieces_of(model.tokenizer))
+            stream.close()
+        self._open = []

@@ -22,15 +22,14 @@ import uvicorn
 from draftree.core.errors import RankError
 from draftree.models.source import FeatureSource
 from draftree.sampling.params import SamplingParams
+from draftree.serve.access import KeyRing
 from draftree.serve.app import create_app
 from draftree.serve.listening import ConnectionLimits, FullNotice, TimedProtocol, tls_options, url_of
-from draftree.serve.loading import load_models
 from draftree.serve.logs import configured_logs
-from draftree.serve.pool import ModelPool, ServedModel
-from draftree.serve.security import KeyRing
+from draftree.serve.pool import ModelPool, ServedModel, load_models
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
-from draftree.serve.verify.divisible import require_divisible
+from draftree.serve.verify.layers import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 from draftree.spoken import Speech
 

@@ -11,7 +11,7 @@ import whispers
 from cli_samples import Generate
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
-from draftree.serve.audio.sound import read_sound
+from draftree.serve.audio import read_sound
 from seq2seq_samples import sample, written_model
 from serving import tiny_tokenizer
 from translators import CODES, saved, translated

@@ -12,13 +12,10 @@ from draftree.serve.api.chat import AnswerUpdate, Chat, encoded_chat, running_ch
 from draftree.serve.api.common import GENERATED, documented_errors
 from draftree.serve.errors import ApiError, invalid, shaped_route
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.notes import note
-from draftree.serve.render.report import usage_json
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import Body, Items, validated
-from draftree.serve.schema.elsewhere import Effect, ignored, refused
-from draftree.serve.sse import EventStream, event, respond
-from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
+from draftree.serve.render import usage_json
+from draftree.serve.schema import Body, ChatBody, Effect, Items, ignored, note, refused, validated
+from draftree.serve.streams import EventStream, event, respond
+from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
 
 _CACHED = ignored("prefixes are cached without it")
 _TEXT_ONLY = "only text is supported"

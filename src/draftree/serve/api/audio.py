@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.message import Message
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
+from pydantic import ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
 from draftree.completion import Completion
@@ -20,17 +22,159 @@ from draftree.long_speech import LongSpeech, Transcript
 from draftree.models.source import FeatureSource
 from draftree.prompts import DecoderOptions
 from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
-from draftree.serve.audio.forms import parse_form
-from draftree.serve.audio.sound import read_sound
-from draftree.serve.audio.subtitles import segments_json, srt, vtt
+from draftree.serve.audio import read_sound, segments_json, srt, vtt
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import checked_params, named_error
 from draftree.serve.pool import ServedModel
-from draftree.serve.schema.audio import AudioForm, TranscriptionForm, TranslationForm, read_form
-from draftree.serve.sse import respond
+from draftree.serve.schema import Body, Effect, refused, validated
+from draftree.serve.streams import respond
 from draftree.spoken import Detection, Segment, Speech, language_code, language_name
+
+MAX_FIELDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """A field of a form.
+
+    Attributes:
+        name: its name.
+        filename: name of the file that it holds; None for a value.
+        data: the content.
+    """
+
+    name: str
+    filename: str | None
+    data: bytes
+
+
+def parse_form(content_type: str, body: bytes) -> list[FormField]:
+    """Return the fields of a form in their order.
+
+    Args:
+        content_type: the header, with the boundary.
+        body: the whole body.
+
+    Raises:
+        ApiError: 400, another type, or a malformed body.
+    """
+    header = Message()
+    header["Content-Type"] = content_type
+    boundary = header.get_param("boundary")
+    if header.get_content_type() != "multipart/form-data" or not isinstance(boundary, str) or not boundary:
+        raise invalid("the body must be a form with a file: send it as multipart/form-data", None)
+    # the line break before a boundary belongs to the boundary
+    parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode("latin-1", "replace"))
+    if len(parts) < 3 or not parts[-1].startswith(b"--"):
+        raise _malformed("the last boundary is missing")
+    if len(parts) - 2 > MAX_FIELDS:
+        raise _malformed(f"it has more than {MAX_FIELDS} fields")
+    return [_field(part) for part in parts[1:-1]]
+
+
+def _field(part: bytes) -> FormField:
+    head, blank, data = part.partition(b"\r\n\r\n")
+    if not blank:
+        raise _malformed("a field has no empty line after its headers")
+    headers = Message()
+    for line in head.split(b"\r\n"):
+        name, colon, value = line.decode("utf-8", "replace").partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    named = headers.get_param("name", header="Content-Disposition")
+    if headers.get_content_disposition() != "form-data" or not isinstance(named, str):
+        raise _malformed("a field has no name")
+    return FormField(named, headers.get_filename(), data)
+
+
+def _malformed(reason: str) -> Exception:
+    return invalid(f"the form cannot be read: {reason}", None, code="invalid_form")
+
+
+FILE = "file"
+LISTS = ("timestamp_granularities[]", "include[]", "known_speaker_names[]", "known_speaker_references[]")
+WITH_TIMESTAMPS = ("verbose_json", "srt", "vtt")
+
+
+class AudioForm(Body):
+    """The fields of a form besides the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=False, protected_namespaces=())
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        "stream": refused("the text is sent when it is complete; leave it out", "false", "False", "0"),
+        "chunking_strategy": refused("long audio is cut at timestamps; leave it out", "auto"),
+        "include[]": refused("log-probabilities of segments are in verbose_json"),
+        "known_speaker_names[]": refused("speakers are not told apart"),
+        "known_speaker_references[]": refused("speakers are not told apart"),
+    }
+    model: str | None = None
+    prompt: str | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    draft: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+
+    @property
+    def has_timestamps(self) -> bool:
+        """Whether the answer holds timestamps."""
+        return self.response_format in WITH_TIMESTAMPS
+
+
+class TranscriptionForm(AudioForm):
+    """Speech to text in its own language."""
+
+    language: str | None = None
+    timestamp_granularities: list[Literal["segment", "word"]] | None = Field(None, alias="timestamp_granularities[]")
+
+
+class TranslationForm(AudioForm):
+    """Speech to English text."""
+
+    elsewhere: ClassVar[Mapping[str, Effect]] = {
+        **AudioForm.elsewhere,
+        "language": refused("the spoken language is detected, and the text is English"),
+        "timestamp_granularities[]": refused("segments have timestamps in verbose_json"),
+    }
+
+
+Form = TypeVar("Form", bound=AudioForm)
+
+
+def read_form(kind: type[Form], fields: list[FormField]) -> tuple[Form, bytes]:
+    """Return a form and its file.
+
+    Raises:
+        ApiError: 400, no file, a field given twice, or a value that cannot be honoured.
+        RequestValidationError: a wrong value.
+    """
+    values: dict[str, Any] = {}
+    file: bytes | None = None
+    for field in fields:
+        if field.name == FILE:
+            if file is not None:
+                raise invalid("'file' is given twice: send one file", FILE)
+            file = field.data
+        elif field.name in LISTS:
+            values.setdefault(field.name, []).append(_text(field))
+        elif field.name in values:
+            raise invalid(f"'{field.name}' is given twice: send it once", field.name)
+        else:
+            values[field.name] = _text(field)
+    if file is None:
+        raise invalid("the field 'file' is missing: it is required", FILE, code="missing_required_parameter")
+    return validated(kind, values), file
+
+
+def _text(field: FormField) -> str:
+    try:
+        return field.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise invalid(f"'{field.name}' is not UTF-8 text", field.name) from error
+
 
 NAMES = {"audio": "file", "timestamps": "response_format"}
 FORM: dict[str, Any] = {

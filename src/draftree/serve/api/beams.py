@@ -3,27 +3,477 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import replace
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 from starlette.requests import Request
 
 from draftree.beam.params import BeamSearchParams
-from draftree.beam.result import BeamResult
+from draftree.beam.result import BeamResult, Hypothesis
+from draftree.beam.trie import TokenTrie
 from draftree.beams import beam_opening
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.host import SYSTEM_CLOCK
+from draftree.engine.sequence import TokenLogprob
 from draftree.prompts import DecoderOptions
+from draftree.sampling.params import SamplingParams
 from draftree.serve.api.common import server_of
-from draftree.serve.beam_params import BeamRequest
-from draftree.serve.errors import invalid
-from draftree.serve.params import named_error
+from draftree.serve.errors import ApiError, invalid
+from draftree.serve.logprobs import OffsetLogprobs, chat_logprobs, finite
+from draftree.serve.params import (
+    Encode,
+    chat_limit,
+    checked_params,
+    completion_limit,
+    longest_prompt,
+    named_error,
+    within_limits,
+)
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import RequestRecord
-from draftree.serve.render.beams import BeamTexts
-from draftree.serve.token_limits import Encode, longest_prompt, within_limits
+from draftree.serve.render import Head
+from draftree.serve.schema import BeamBody, ChatBody, CompletionBody, DraftreeOptions, ResponseFormat
+from draftree.serve.settings import ServerSettings
+from draftree.text.detokenize import Detokenizer
+
+FIELD = "beam_options"
+MAX_PHRASES = 64
+"""Required phrases of one request; every one is followed for every candidate."""
+MAX_TEXTS = 4096
+"""Texts of `allowed_texts`."""
+ELSEWHERE = {
+    "beam_width": "'n' or 'best_of'",
+    "num_return_sequences": "'n'",
+    "max_new_tokens": "'max_tokens'",
+    "min_new_tokens": "'min_tokens'",
+    **{
+        name: f"'{name}'"
+        for name in (
+            "length_penalty", "early_stopping", "temperature", "ignore_eos", "stop", "stop_token_ids", "seed",
+            "include_stop_str_in_output", "no_repeat_ngram_size", "ngram_scope",
+        )
+    },
+}  # fmt: skip
+"""Parameters that are fields of the body."""
+OF_THE_LIBRARY = ("prefix_allowed_tokens_fn", "allowed_trie", "models", "lm_model", "lm_weight", "return_attention")
+"""Parameters that are objects, or results that a response has no place for."""
+TEXTS = {"force_phrases": MAX_PHRASES, "allowed_texts": MAX_TEXTS}
+"""Options that are texts, encoded by the model's tokenizer, and how many there may be."""
+NAMES = tuple(
+    field.name
+    for field in dataclasses.fields(BeamSearchParams)
+    if field.name not in ELSEWHERE and field.name not in OF_THE_LIBRARY
+)
+"""Parameters that are options."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamOptions:
+    """Checked options of a body.
+
+    Attributes:
+        given: parameters of the search.
+        phrases: texts that every result contains.
+        allowed: texts that a result may be; empty for any.
+    """
+
+    given: Mapping[str, Any]
+    phrases: Sequence[str] = ()
+    allowed: Sequence[str] = ()
+
+    @property
+    def checked_as(self) -> dict[str, Any]:
+        """The parameters, with a phrase of one token and a trie of one sequence that stand for texts."""
+        found = dict(self.given)
+        if self.phrases:
+            found["force_words_ids"] = [[0]]
+        if self.allowed:
+            found["allowed_trie"] = TokenTrie([[0]])
+        return found
+
+    async def encoded(
+        self, params: BeamSearchParams, encode: Callable[[str], Awaitable[Sequence[int]]]
+    ) -> BeamSearchParams:
+        """Return the parameters with the token ids of the texts.
+
+        Args:
+            params: made from `checked_as`.
+            encode: returns the token ids of a text.
+
+        Raises:
+            ApiError: a text without tokens.
+        """
+        if self.phrases:
+            params = replace(params, force_words_ids=await _ids("force_phrases", self.phrases, encode))
+        if self.allowed:
+            params = replace(params, allowed_trie=TokenTrie(await _ids("allowed_texts", self.allowed, encode)))
+        return params
+
+
+async def _ids(
+    name: str, texts: Sequence[str], encode: Callable[[str], Awaitable[Sequence[int]]]
+) -> list[Sequence[int]]:
+    found = [await encode(text) for text in texts]
+    for text, ids in zip(texts, found, strict=True):
+        if not ids:
+            raise invalid(f"{FIELD}.{name}: {text!r} has no tokens: leave it out", f"{FIELD}.{name}")
+    return found
+
+
+def beam_options(body: Mapping[str, Any] | None, seed: int | None) -> BeamOptions:
+    """Return the options of a body.
+
+    Args:
+        body: the field; null values are those of the preset.
+        seed: that of the body, for searches that draw.
+
+    Raises:
+        ApiError: an unknown option, one with a field of its own, or texts of a wrong kind.
+    """
+    given = {name: value for name, value in (body or {}).items() if value is not None}
+    for name in given:
+        _require_known(name)
+    texts = {name: _texts(name, given.pop(name), most) for name, most in TEXTS.items() if name in given}
+    if "force_phrases" in texts and "force_words_ids" in given:
+        raise invalid(
+            f"{FIELD}.force_words_ids and {FIELD}.force_phrases both require phrases: give one of them",
+            f"{FIELD}.force_words_ids",
+        )
+    words = given.get("force_words_ids")
+    if isinstance(words, list) and len(words) > MAX_PHRASES:
+        raise invalid(f"{FIELD}.force_words_ids has {len(words)} phrases: give at most {MAX_PHRASES}",
+                      f"{FIELD}.force_words_ids")  # fmt: skip
+    if seed is not None and given.get("sampling", "none") != "none":
+        given["seed"] = seed % 2**63
+    return BeamOptions(given, texts.get("force_phrases", ()), texts.get("allowed_texts", ()))
+
+
+def _require_known(name: str) -> None:
+    if name in NAMES or name in TEXTS:
+        return
+    path = f"{FIELD}.{name}"
+    if name in ELSEWHERE:
+        raise invalid(f"'{path}' is a field of the body: set {ELSEWHERE[name]}", path)
+    if name in OF_THE_LIBRARY:
+        raise invalid(f"'{path}' is a parameter of the library only: leave it out", path, code="unsupported_parameter")
+    raise invalid(f"'{path}' is unknown: {suggestion(name, [*NAMES, *TEXTS])}", path, code="unknown_parameter")
+
+
+def _texts(name: str, value: object, most: int) -> list[str]:
+    path = f"{FIELD}.{name}"
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
+        raise invalid(f"'{path}' must be a list of texts, each with at least one character", path)
+    if len(value) > most:
+        raise invalid(f"'{path}' has {len(value)} texts: give at most {most}", path)
+    return value
+
+
+SAME_NAME = (
+    "length_penalty",
+    "early_stopping",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "no_repeat_ngram_size",
+    "ngram_scope",
+)
+"""Fields with the name of a parameter of the search; null means the preset's value."""
+NO_SAMPLING = "leave it out, or set it and sampling in beam_options"
+NO_FILTER = "a beam search has no such filter: leave it out"
+NO_CONSTRAINT = "a beam search follows no format: leave it out, or leave use_beam_search out"
+REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "stream": ((False,), "the texts of a beam search are known at its end: set stream=false"),
+    "stream_options": ((), "the texts of a beam search are known at its end: leave it out"),
+    "top_p": ((1,), NO_SAMPLING),
+    "top_k": ((0, -1), NO_SAMPLING),
+    "min_p": ((0,), NO_FILTER),
+    "presence_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
+    "frequency_penalty": ((0,), "use no_repeat_ngram_size or length_penalty"),
+    "repetition_penalty": ((1,), "use no_repeat_ngram_size or length_penalty"),
+    "logit_bias": (({},), "a beam search has no such rule: leave it out"),
+    "allowed_token_ids": ((), "a beam search has no such rule: leave it out"),
+    "bad_words": (([],), "a beam search has no such rule: leave it out"),
+    "prompt_logprobs": ((), "send a request without use_beam_search"),
+    "top_logprobs": ((0,), "log-probabilities are those of the chosen tokens: leave it out"),
+    "skip_special_tokens": ((True,), "special tokens are never part of the texts: leave it out"),
+    "spaces_between_special_tokens": ((True,), "special tokens are never part of the texts: leave it out"),
+    "prediction": ((), "no drafter takes part in a beam search: leave it out"),
+    "draft": (("none",), "no drafter takes part in a beam search: leave it out"),
+    "draftree": ((DraftreeOptions(),), "a beam search has no rounds: leave it out"),
+    "response_format": ((ResponseFormat.model_validate({"type": "text"}),), NO_CONSTRAINT),
+    "structured_outputs": ((), NO_CONSTRAINT),
+    "guided_json": ((), NO_CONSTRAINT),
+    "guided_regex": ((), NO_CONSTRAINT),
+    "guided_grammar": ((), NO_CONSTRAINT),
+    "guided_choice": ((), NO_CONSTRAINT),
+    "json_schema": ((), NO_CONSTRAINT),
+    "regex": ((), NO_CONSTRAINT),
+    "ebnf": ((), NO_CONSTRAINT),
+    "grammar": ((), NO_CONSTRAINT),
+    "tools": (([],), "calls are not parsed in the texts of a beam search: leave it out"),
+    "tool_choice": (("none", "auto"), "calls are not parsed in the texts of a beam search: leave it out"),
+}
+"""Fields that a beam search cannot honour: values that ask for nothing, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamRequest:
+    """The parameters of a beam search in a body.
+
+    Attributes:
+        params: of the search, whose limit of tokens is 1 if the body has none.
+        limit: maximum number of tokens of a text; None for as many as fit.
+        names: body field of each parameter that has another name there.
+        prompt: sampling parameters for the limits and the truncation of prompts.
+        options: of the field `beam_options`.
+        has_logprobs: whether the log-probabilities of the tokens are wanted.
+    """
+
+    params: BeamSearchParams
+    limit: int | None
+    prompt: SamplingParams
+    options: BeamOptions
+    has_logprobs: bool = False
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Number of beams."""
+        return self.params.beam_width
+
+    def for_prompt(self, settings: ServerSettings, length: int, context: int) -> BeamSearchParams:
+        """Return the parameters for a prompt.
+
+        Args:
+            settings: limits of the server.
+            length: tokens of the prompt.
+            context: maximum number of tokens of prompt and text.
+
+        Raises:
+            ApiError: a text of the limit does not fit into the context.
+        """
+        room = context - length
+        name = self.names["max_new_tokens"]
+        if room < 1:
+            message = f"the prompt has {length} tokens, but the context holds {context}, the text included: shorten it"
+            raise invalid(message, "prompt", code="context_length_exceeded")
+        if self.limit is not None and self.limit > room:
+            raise invalid(
+                f"a prompt of {length} tokens and {name}={self.limit} do not fit into the model's context of "
+                f"{context}: set {name} to {room} at most",
+                name,
+                code="context_length_exceeded",
+            )
+        limit = min(room, settings.max_beam_tokens // self.width) if self.limit is None else self.limit
+        try:
+            found = replace(self.params, max_new_tokens=limit, min_new_tokens=self.prompt.min_tokens)
+        except InvalidRequestError as error:
+            raise named_error(error, self.names) from error
+        if self.width * min(found.limit(length), room) > settings.max_beam_tokens:
+            raise invalid(
+                f"{self.width} beams of {min(found.limit(length), room)} tokens are more than the "
+                f"{settings.max_beam_tokens} that this server allows in one search: lower {FIELD}.max_len_ratio",
+                f"{FIELD}.max_len_ratio",
+            )
+        return found
+
+
+def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRequest:
+    """Return the beam search of a plain completion.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured.
+    """
+    limit = completion_limit(body)
+    if body.logprobs:
+        raise _refused("logprobs", body.logprobs, "set it to 0 for the log-probabilities of the chosen tokens")
+    if body.echo and body.logprobs is not None:
+        raise _refused("echo", True, "the prompt has no log-probabilities here: leave 'logprobs' out")
+    return _request(body, settings, limit, "max_tokens", has_logprobs=body.logprobs is not None)
+
+
+def chat_request(body: ChatBody, settings: ServerSettings) -> BeamRequest:
+    """Return the beam search of a chat completion.
+
+    Raises:
+        ApiError: a value or a combination that cannot be honoured.
+    """
+    limit, name = chat_limit(body)
+    return _request(body, settings, limit, name, has_logprobs=bool(body.logprobs))
+
+
+def _request(
+    body: BeamBody, settings: ServerSettings, limit: int | None, limit_name: str, *, has_logprobs: bool
+) -> BeamRequest:
+    for name, (neutral, remedy) in REFUSED.items():
+        value = getattr(body, name, None)
+        if value is not None and not any(value == allowed for allowed in neutral):
+            raise _refused(name, value, remedy)
+    width = body.best_of or body.n or 1
+    names = {
+        "beam_width": "n" if body.best_of is None else "best_of",
+        "num_return_sequences": "n",
+        "max_new_tokens": limit_name,
+        "max_tokens": limit_name,
+        "min_new_tokens": "min_tokens",
+        **{name: f"{FIELD}.{name}" for name in NAMES},
+    }
+    options = beam_options(body.beam_options, body.seed)
+    if options.phrases:
+        names["force_words_ids"] = f"{FIELD}.force_phrases"
+    if options.allowed:
+        names["allowed_trie"] = f"{FIELD}.allowed_texts"
+    if (body.n or 1) > width:
+        raise _refused("n", body.n, f"at most best_of={width} texts are returned")
+    _require_size(settings, width, limit, names)
+    given = {name: getattr(body, name) for name in SAME_NAME if getattr(body, name) is not None}
+    # vLLM's older releases required temperature 0, which is the model's own distribution
+    temperature = body.temperature or 1.0
+    try:
+        params = BeamSearchParams.preset(
+            "vllm",
+            beam_width=width,
+            num_return_sequences=body.n or 1,
+            max_new_tokens=1 if limit is None else limit,
+            temperature=temperature,
+            **given,
+            **options.checked_as,
+        )
+    except InvalidRequestError as error:
+        raise named_error(error, names) from error
+    told = {"max_tokens": limit, "truncate_prompt_tokens": body.truncate_prompt_tokens, "min_tokens": body.min_tokens}
+    prompt = checked_params({"n": width, **{name: value for name, value in told.items() if value is not None}}, names)
+    return BeamRequest(params, limit, prompt, options, has_logprobs, names)
+
+
+def _require_size(settings: ServerSettings, width: int, limit: int | None, names: dict[str, str]) -> None:
+    """Refuse a search that is larger than the server allows."""
+    most, name = settings.max_beam_tokens, names["beam_width"]
+    if not most:
+        raise invalid("this server runs no beam searches: leave 'use_beam_search' out", "use_beam_search")
+    if width > settings.max_choices:
+        raise invalid(f"{name}={width}: this server allows at most {settings.max_choices} beams", name)
+    if width * (limit or 1) > most:
+        field_name = names["max_new_tokens"]
+        raise invalid(
+            f"{width} beams of {limit} tokens are {width * (limit or 1)}: this server allows at most {most} in one "
+            f"search; lower {field_name} to {max(1, most // width)}, or use fewer beams",
+            field_name,
+        )
+
+
+def _refused(name: str, value: object, remedy: str) -> ApiError:
+    shown = f"={value!r}" if isinstance(value, bool | int | float | str) else ""
+    return invalid(
+        f"'{name}'{shown} cannot be honoured with use_beam_search: {remedy}", name, code="unsupported_parameter"
+    )
+
+
+FINISH_REASONS = {"length": "length"}
+"""The API's names; every other end is a stop."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BeamTexts:
+    """The results of one request.
+
+    Attributes:
+        results: one for each prompt.
+        num_choices: texts that were requested for each prompt; choice `prompt * num_choices + rank`.
+        has_logprobs: whether choices have the log-probabilities of their tokens.
+    """
+
+    results: Sequence[BeamResult]
+    num_choices: int
+    has_logprobs: bool
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        """All texts, best first for each prompt."""
+        return [found for result in self.results for found in result.hypotheses]
+
+    def usage(self) -> dict[str, Any]:
+        """Return `usage`: the tokens of the prompts and of the returned texts."""
+        prompts = sum(len(result.prompt_token_ids) for result in self.results)
+        written = sum(len(found.tokens) for found in self.hypotheses)
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": written,
+            "total_tokens": prompts + written,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def _placed(self) -> list[tuple[int, BeamResult, Hypothesis]]:
+        """Return the choices with their index and their result."""
+        return [
+            (place * self.num_choices + rank, result, found)
+            for place, result in enumerate(self.results)
+            for rank, found in enumerate(result.hypotheses)
+        ]
+
+    def completion(self, body: CompletionBody, head: Head, echoed: Sequence[str]) -> dict[str, Any]:
+        """Return the object of a plain completion.
+
+        Args:
+            body: the request.
+            head: identity of the response.
+            echoed: the text of every prompt, if it is part of the texts; else empty.
+        """
+        texts, choices = head.model.texts if self.has_logprobs else None, []
+        for index, result, found in self._placed():
+            before = echoed[index // self.num_choices] if echoed else ""
+            choice = {"index": index, "text": before + (found.text or ""), "logprobs": None, **_ending(found)}
+            if texts is not None:
+                detokenizer = None
+                if texts.tokenizer is not None:
+                    detokenizer = Detokenizer(
+                        texts.tokenizer, skip_special_tokens=True, prompt_ids=result.prompt_token_ids
+                    )
+                choice["logprobs"] = OffsetLogprobs(texts, detokenizer).push(_entries(found), found.tokens)
+            if body.return_token_ids:
+                choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(found.tokens)}
+            choices.append(choice)
+        return {**head.fields("text_completion"), "choices": choices, "usage": self.usage()}
+
+    def chat(self, body: ChatBody, head: Head) -> dict[str, Any]:
+        """Return the object of a chat completion."""
+        choices = []
+        for index, _, found in self._placed():
+            logprobs = None
+            if self.has_logprobs:
+                logprobs = {"content": chat_logprobs(_entries(found), head.model.texts), "refusal": None}
+            message = {"role": "assistant", "content": found.text or "", "refusal": None}
+            choice = {"index": index, "message": message, "logprobs": logprobs, **_ending(found)}
+            if body.return_token_ids:
+                choice["token_ids"] = list(found.tokens)
+            choices.append(choice)
+        whole = {**head.fields("chat.completion"), "choices": choices, "usage": self.usage()}
+        if body.service_tier is not None:
+            whole["service_tier"] = "default"
+        if body.return_token_ids:
+            whole["prompt_token_ids"] = list(self.results[0].prompt_token_ids)
+        return whole
+
+
+def _ending(found: Hypothesis) -> dict[str, Any]:
+    return {
+        "finish_reason": FINISH_REASONS.get(found.finish_reason, "stop"),
+        "stop_reason": found.stop_reason,
+        "score": finite(found.score),
+        "cumulative_logprob": finite(found.cumulative_logprob),
+    }
+
+
+def _entries(found: Hypothesis) -> tuple[TokenLogprob, ...]:
+    """Return what each token added to the score."""
+    return tuple(
+        TokenLogprob(token, logprob, ()) for token, logprob in zip(found.tokens, found.token_logprobs, strict=True)
+    )
 
 
 async def searched(

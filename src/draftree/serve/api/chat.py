@@ -2,33 +2,309 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import difflib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 from fastapi import APIRouter, Request, Response
+from pydantic_core import from_json
 
+from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.sequence import Update
-from draftree.serve.api.beams import searched
+from draftree.engine.sequence import TokenLogprob, Update
+from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
-from draftree.serve.beam_params import chat_request
-from draftree.serve.chat_messages import adds_prompt, template_messages, template_variables
 from draftree.serve.errors import invalid
-from draftree.serve.job import Job, JobOptions
+from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.params import chat_params, draft_of, named_error, note_unenforced
+from draftree.serve.logprobs import chat_logprobs, prompt_logprobs_json
+from draftree.serve.params import Encode, chat_params, draft_of, named_error, note_unenforced
 from draftree.serve.pool import ServedModel
-from draftree.serve.reasoning import reasoning_variables
-from draftree.serve.render.chat import ChatWriter
-from draftree.serve.render.head import Head, Report
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.sse import EventStream, respond
-from draftree.serve.token_limits import Encode
-from draftree.serve.tools.deltas import Delta, ReasoningDelta
+from draftree.serve.reasoning import AnswerParser, AnswerStart, reasoning_variables
+from draftree.serve.render import Head, Report, closing_fields, last_chunk, usage_so_far
+from draftree.serve.schema import ChatBody, Message, TokenizeBody, note
+from draftree.serve.streams import ChunkEncoder, EventStream, respond
+from draftree.serve.tools.families import family_of
+from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta
 from draftree.serve.tools.plan import ToolPlan
+from draftree.text.chat.templates import reads_key
+from draftree.text.tokenizer import Tokenizer
+
+LIKENESS = 0.75
+"""Similarity from which an unknown field counts as a misspelt one."""
+
+
+def template_messages(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
+    """Return messages for a chat template; fields that it does not read are noted and left out.
+
+    Args:
+        messages: of the body.
+        template: source of the chat template.
+
+    Raises:
+        ApiError: 400, a message without content, or a misspelt field.
+    """
+    return [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def adds_prompt(body: ChatBody | TokenizeBody) -> bool:
+    """Return whether the header of the assistant's answer follows the messages.
+
+    Raises:
+        ApiError: 400, the last message is to be continued, too.
+    """
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    if body.add_generation_prompt:
+        message = "'continue_final_message' excludes 'add_generation_prompt': set one of them"
+        raise invalid(message, "add_generation_prompt")
+    return False
+
+
+def template_variables(given: Mapping[str, Any] | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return variables for a chat template, without switches that are off and that it does not have."""
+    known = frozenset() if tokenizer is None else tokenizer.template_variables
+    kept = {}
+    for name, value in (given or {}).items():
+        is_off = value is None or value is False
+        if is_off and name not in known and not difflib.get_close_matches(name, known, n=1, cutoff=LIKENESS):
+            note(f"chat_template_kwargs.{name[:64]}", "is ignored: the chat template does not read it")
+        else:
+            kept[name] = value
+    return kept
+
+
+def _message(message: Message, template: str, *, place: str) -> dict[str, Any]:
+    reasoning = message.reasoning_content or message.reasoning
+    if message.content is None and not message.tool_calls and not reasoning and message.role != "assistant":
+        raise invalid(f"'{place}' needs 'content', or calls of the assistant", f"{place}.content")
+    if reasoning and (message.role != "assistant" or message.reasoning not in (None, reasoning)):
+        reason = "belongs to the role 'assistant', and has the value of 'reasoning_content' if both are sent"
+        raise invalid(f"'{place}.reasoning' {reason}: leave it out", f"{place}.reasoning")
+    made = message.model_dump(exclude_none=True, include={"content", "tool_calls"})
+    family = family_of(template)
+    if message.tool_calls and family is not None and family.is_xml:
+        made["tool_calls"] = [_with_object(call) for call in message.tool_calls]
+    if message.role == "assistant" and len(made) == 0:
+        made["content"] = ""
+    if reasoning:
+        made["reasoning_content"] = reasoning
+    # few templates know the role of OpenAI's newer models
+    is_system = message.role == "developer" and not reads_key(template, "developer")
+    return {"role": "system" if is_system else message.role, **made, **_other_fields(message, template, place)}
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call whose arguments, which may have been cut, are an object: XML templates write its items."""
+    function = call.get("function")
+    text = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(text, str) or not isinstance(function, dict):
+        return call
+    try:
+        found = from_json(text or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        note("messages.tool_calls", "has arguments that are no object, which the chat template cannot write")
+        found = {}
+    return {**call, "function": {**function, "arguments": found}}
+
+
+def _other_fields(message: Message, template: str, place: str) -> dict[str, Any]:
+    """Return the fields that only some templates read."""
+    given = {"name": message.name, "tool_call_id": message.tool_call_id, **(message.model_extra or {})}
+    kept = {}
+    for field, value in given.items():
+        if value is None:
+            continue
+        if reads_key(template, field) or (message.role == "tool" and field in Message.model_fields):
+            kept[field] = value
+            continue
+        close = difflib.get_close_matches(field, Message.model_fields, n=1, cutoff=LIKENESS)
+        if close and close[0] != field:
+            path = f"{place}.{field}"
+            raise invalid(f"'{path}' is unknown: did you mean '{close[0]}'?", path, code="unknown_parameter")
+        note(f"messages.{field[:64]}", "is ignored: the chat template of the model does not read it")
+    return kept
+
+
+@final
+class ChatWriter:
+    """The JSON of one answer.
+
+    Args:
+        job: the texts.
+        body: of the request.
+        head: identity of the response.
+        plan: the tools.
+    """
+
+    def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
+        self._job, self._body, self._head, self._plan = job, body, head, plan
+        self._report = Report(job, body)
+        self._num_sent = 0
+        self._parsers: dict[int, AnswerParser] = {}
+        self._starts: dict[int, AnswerStart] = {}
+        self._held: dict[int, Sequence[TokenLogprob]] = {}
+        """Log-probabilities of tokens whose text is not certain yet."""
+
+    def whole(self, completions: list[Completion]) -> dict[str, Any]:
+        """Return the response object of finished texts."""
+        body, texts = self._body, self._job.served.texts
+        found = self._fields("chat.completion")
+        found["choices"] = [self._choice(index, done) for index, done in enumerate(completions)]
+        found |= closing_fields(self._job)
+        if body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs_json(completions[0].prompt_logprobs or (), texts)
+        if body.return_token_ids:
+            found["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
+        return found
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the encoded chunks of a stream, one for each update of a text."""
+        encoder = ChunkEncoder(self._fields("chat.completion.chunk"))
+        async for found in self._job.updates():
+            data = b""
+            if found.index not in self._parsers:
+                reasoning = self._job.options.reasoning
+                self._parsers[found.index] = self._plan.parser(reasoning)
+                self._starts[found.index] = AnswerStart(reasoning, self._job.served.texts)
+                data = encoder.event(self._first_chunk(found.index))
+            self._num_sent += len(found.update.token_ids)
+            data += b"".join(encoder.event(chunk) for chunk in self._chunks(found))
+            if data:
+                yield data
+        last = last_chunk(self._job, self._body)
+        if last is not None:
+            yield encoder.event(last)
+
+    def _fields(self, kind: str) -> dict[str, Any]:
+        fields = self._head.fields(kind)
+        return fields if self._body.service_tier is None else {**fields, "service_tier": "default"}
+
+    def _choice(self, index: int, done: Completion) -> dict[str, Any]:
+        logprobs = None
+        if self._body.logprobs:
+            logprobs = {"content": chat_logprobs(done.logprobs or (), self._job.served.texts), "refusal": None}
+        parser = self._plan.parser(self._job.options.reasoning)
+        deltas = self._shown([*parser.push(done.text), *parser.finish()])
+        choice = {
+            "index": index,
+            "message": _answer_message(deltas),
+            "logprobs": logprobs,
+            "finish_reason": _reason(done.finish_reason, parser),
+            "stop_reason": done.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice["token_ids"] = list(done.token_ids)
+        return choice
+
+    def _shown(self, deltas: list[Delta]) -> list[Delta]:
+        if self._body.include_reasoning is not False:
+            return deltas
+        return [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
+
+    def _first_chunk(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = {"choices": [choice], **usage_so_far(self._job, self._body, self._num_sent)}
+        if self._body.return_token_ids:
+            chunk["prompt_token_ids"] = list(self._job.submissions[0].prompt_ids)
+        return chunk
+
+    def _chunks(self, found: ChoiceUpdate) -> list[dict[str, Any]]:
+        """Return the chunks of an update, of one delta each: many clients read only the first call of a chunk."""
+        body, update = self._body, found.update
+        report = self._report.part(found)
+        parser = self._parsers[found.index]
+        deltas = parser.push("".join(piece.text for piece in update.pieces))
+        if update.is_last:
+            deltas += parser.finish()
+        deltas = self._shown(deltas)
+        groups: list[list[Delta]] = [[delta] for delta in deltas]
+        logprobs: dict[int, Sequence[TokenLogprob]] = {}
+        if body.logprobs:
+            # clients take the tokens of a chunk for its content: those of reasoning come before, others with their text
+            num_before = self._starts[found.index].push(entry.token_id for entry in update.logprobs)
+            answer = [*self._held.pop(found.index, ()), *update.logprobs[num_before:]]
+            place = sum(isinstance(delta, ReasoningDelta) for delta in deltas)
+            if num_before and not place:
+                groups.insert(0, [])
+                place = 1
+            if place == len(groups) and update.is_last:
+                groups.append([])
+            if place == len(groups):
+                self._held[found.index] = answer
+            else:
+                logprobs[place] = answer
+            if num_before:
+                logprobs[0] = update.logprobs[:num_before]
+        if not (groups or update.is_last or report or body.return_token_ids):
+            return []
+        choices: list[dict[str, Any]] = [
+            {"index": found.index, "delta": _delta(group), "logprobs": None, "finish_reason": None}
+            for group in groups or [[]]
+        ]
+        for place, entries in logprobs.items():
+            if entries:
+                content = chat_logprobs(entries, self._job.served.texts)
+                choices[place]["logprobs"] = {"content": content, "refusal": None}
+        first, last = choices[0], choices[-1]
+        if body.return_token_ids:
+            first["token_ids"] = list(update.token_ids)
+        if update.is_last:
+            last["finish_reason"] = _reason(str(update.sequence.finish_reason), parser)
+            last["stop_reason"] = update.sequence.stop_reason
+        usage = usage_so_far(self._job, body, self._num_sent)
+        chunks = [{"choices": [choice], **usage} for choice in choices]
+        if report:
+            chunks[0]["draftree"] = report
+        return chunks
+
+
+def _reason(reason: str, parser: AnswerParser) -> str:
+    return "tool_calls" if parser.num_calls and reason == "stop" else reason
+
+
+def _answer_message(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Return the message of a whole answer."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            if delta.name is not None:
+                function = {"name": delta.name, "arguments": ""}
+                calls.append({"id": delta.id, "type": "function", "function": function})
+            calls[delta.index]["function"]["arguments"] += delta.arguments
+    reasoning = _reasoning(deltas)
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, **reasoning}
+    if calls or (reasoning and not text):
+        message["content"] = text or None
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _delta(deltas: Iterable[Delta]) -> dict[str, Any]:
+    """Return the delta of a chunk."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    calls = [_call(delta) for delta in deltas if isinstance(delta, CallDelta)]
+    return {**_reasoning(deltas), **({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
+
+
+def _reasoning(deltas: Iterable[Delta]) -> dict[str, str]:
+    """Return the reasoning under both names that clients read; empty if there is none."""
+    text = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    return {"reasoning": text, "reasoning_content": text} if text else {}
+
+
+def _call(delta: CallDelta) -> dict[str, Any]:
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
 
 router = APIRouter(prefix="/v1", tags=["chat"], responses=ERRORS)
 

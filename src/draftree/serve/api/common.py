@@ -16,12 +16,19 @@ from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
-from draftree.serve.params import named_error, with_read_prediction
+from draftree.serve.params import (
+    Encode,
+    clipped,
+    longest_prompt,
+    named_error,
+    require_choices,
+    with_read_prediction,
+    within_limits,
+)
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
 from draftree.serve.records import note_job
 from draftree.serve.server import Server, default_draft
-from draftree.serve.token_limits import Encode, clipped, longest_prompt, require_choices, within_limits
 
 
 class ErrorDetail(BaseModel):

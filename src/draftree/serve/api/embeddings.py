@@ -15,10 +15,9 @@ from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.errors import invalid
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.params import named_error
-from draftree.serve.schema.common import Body, Items, TokenId
-from draftree.serve.schema.elsewhere import Effect, ignored, refused
+from draftree.serve.schema import Body, Effect, Items, TokenId, ignored, refused
 from draftree.serve.settings import MAX_PROMPTS
-from draftree.serve.sse import respond
+from draftree.serve.streams import respond
 
 NAMES = {"prompt": "input"}
 router = APIRouter(prefix="/v1", tags=["embeddings"], responses=ERRORS)

@@ -12,11 +12,9 @@ from draftree.serve.api.common import ERRORS, GENERATED
 from draftree.serve.api.completions import Continuation, running_completion
 from draftree.serve.job import ChoiceUpdate
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.render.report import usage_json
-from draftree.serve.schema.common import Body, Items, validated
-from draftree.serve.schema.completions import CompletionBody
-from draftree.serve.schema.elsewhere import SHARED, Effect, ignored
-from draftree.serve.sse import EventStream, event, respond
+from draftree.serve.render import usage_json
+from draftree.serve.schema import SHARED, Body, CompletionBody, Effect, Items, ignored, validated
+from draftree.serve.streams import EventStream, event, respond
 from draftree.text.fill_in import SourceFile
 
 MAX_FILES = 256

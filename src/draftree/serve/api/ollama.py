@@ -19,17 +19,25 @@ from draftree.serve.api.completions import running_completion
 from draftree.serve.errors import ApiError, invalid, shaped_route
 from draftree.serve.job import Job
 from draftree.serve.json_text import JsonResponse, encode_json
+from draftree.serve.logprobs import chat_logprobs
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import reasoning_format
-from draftree.serve.render.report import usage_json
-from draftree.serve.render.tokens import chat_logprobs
-from draftree.serve.schema.chat import ChatBody
-from draftree.serve.schema.common import MAX_LOGPROBS, Body, Items, validated
-from draftree.serve.schema.completions import CompletionBody
-from draftree.serve.schema.elsewhere import ELSEWHERE, Effect, ignored, refused
-from draftree.serve.sse import LineStream, respond
-from draftree.serve.tools.deltas import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
+from draftree.serve.render import usage_json
+from draftree.serve.schema import (
+    ELSEWHERE,
+    MAX_LOGPROBS,
+    Body,
+    ChatBody,
+    CompletionBody,
+    Effect,
+    Items,
+    ignored,
+    refused,
+    validated,
+)
+from draftree.serve.streams import LineStream, respond
 from draftree.serve.tools.families import family_of
+from draftree.serve.tools.parser import CallDelta, Delta, ReasoningDelta, TextDelta, call_arguments
 from draftree.text.fill_in import can_fill
 
 _LOADED = ignored("models stay loaded, as the server was started")

@@ -1,4 +1,4 @@
-"""GET /draftree/status and /draftree/rounds: what the page and `draftree watch` show. Without any text."""
+"""What the server is and does: /health, /ready, /version, /metrics, /v1/models, /draftree/status, /draftree/rounds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,85 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.serve.api.common import ERRORS, server_of
+from draftree.serve.api.common import ERRORS, model_of, server_of
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.learned import learned_status
+from draftree.serve.metrics import CONTENT_TYPE, learned_status
 from draftree.serve.pool import ServedModel
 from draftree.serve.server import Server
-from draftree.serve.sse import EventStream, event
+from draftree.serve.streams import EventStream, event
 from draftree.version import __version__
 
-router = APIRouter(prefix="/draftree", tags=["operation"], responses={401: ERRORS[401]})
+NO_KEY: dict[int | str, dict[str, Any]] = {401: ERRORS[401]}
+router = APIRouter()
+
+
+def model_json(model: ServedModel, name: str) -> dict[str, Any]:
+    """Return a model under one of its names, with vLLM's and our own extra fields."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "draftree",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_context,
+        "drafts": list(model.drafts),
+        "supports_chat": model.supports_chat,
+    }
+
+
+@router.get("/v1/models", summary="List the models", tags=["models"], responses=ERRORS)
+async def list_models(request: Request) -> Response:
+    """Return the models that the key may use, aliases included."""
+    visible = server_of(request).pool.visible(server_of(request).key_of(request))
+    rows = [model_json(model, name) for model in visible for name in model.names]
+    return JsonResponse({"object": "list", "data": rows})
+
+
+@router.get("/v1/models/{name:path}", summary="One model", tags=["models"], responses=ERRORS)
+async def one_model(name: str, request: Request) -> Response:
+    """Return one model by name or alias."""
+    return JsonResponse(model_json(model_of(request, name), name))
+
+
+FAILED: dict[int | str, dict[str, Any]] = {503: {"description": "An engine has failed: restart the server"}}
+NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The models are loading, or the server is draining"}}
+
+
+@router.get("/health", summary="Liveness", tags=["operation"], responses=FAILED)
+async def health(request: Request) -> Response:
+    """Return 200 while the process works, also while it loads or drains; 503 if an engine has failed."""
+    if server_of(request).has_failed:
+        return JsonResponse({"status": "failed"}, 503)
+    return JsonResponse({"status": "ok"})
+
+
+@router.get("/ready", summary="Readiness", tags=["operation"], responses=NOT_READY)
+async def ready(request: Request) -> Response:
+    """Return 200 if new requests are accepted, else 503 with the reason."""
+    server = server_of(request)
+    if server.is_ready:
+        return JsonResponse({"status": "ready"})
+    reason = "failed" if server.has_failed else "draining" if server.gate.is_closed else "loading"
+    return JsonResponse({"status": reason}, 503, headers={"Retry-After": "5"})
+
+
+@router.get("/version", summary="Version", tags=["operation"])
+async def version() -> Response:
+    """Return the version of Draftree."""
+    return JsonResponse({"version": __version__})
+
+
+for path, endpoint in (("/health", health), ("/ready", ready), ("/version", version)):
+    router.add_api_route(path, endpoint, methods=["HEAD"], tags=["operation"], include_in_schema=False)
+
+
+@router.get("/metrics", summary="Prometheus metrics", tags=["operation"], response_class=Response, responses=NO_KEY)
+async def metrics(request: Request) -> Response:
+    """Return all metrics in Prometheus' text format."""
+    return Response(server_of(request).metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
 HELLO = b": rounds\n\n"
 """The first bytes of the stream: a reader knows that it is connected."""
 
@@ -45,7 +115,7 @@ def model_status(server: Server, model: ServedModel) -> dict[str, Any]:
     }
 
 
-@router.get("/status", summary="Models and load")
+@router.get("/draftree/status", summary="Models and load", tags=["operation"], responses=NO_KEY)
 async def status(request: Request) -> Response:
     """Return the models that the key may use with their load and rates of the last seconds, and the queue."""
     server = server_of(request)
@@ -69,7 +139,12 @@ async def status(request: Request) -> Response:
 
 
 @router.get(
-    "/rounds", summary="Stream of rounds", response_class=EventStream, status_code=200, responses={429: ERRORS[429]}
+    "/draftree/rounds",
+    summary="Stream of rounds",
+    tags=["operation"],
+    response_class=EventStream,
+    status_code=200,
+    responses={401: ERRORS[401], 429: ERRORS[429]},
 )
 async def rounds(request: Request) -> Response:
     """Stream the rounds of the models that the key may use as server-sent events, without texts or tokens."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from draftree.core.errors import InvalidRequestError
+from draftree.serve.api.chat import adds_prompt, template_messages, template_variables
 from draftree.serve.api.common import ERRORS, model_of, server_of
-from draftree.serve.chat_messages import adds_prompt, template_messages, template_variables
 from draftree.serve.errors import invalid
 from draftree.serve.json_text import JsonResponse
-from draftree.serve.notes import note
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
-from draftree.serve.schema.tokens import DetokenizeBody, TokenizeBody
+from draftree.serve.schema import DetokenizeBody, TokenizeBody, note
 from draftree.serve.tools.plan import ToolPlan
 from draftree.text.tokenizer import Tokenizer
 

@@ -1,26 +1,188 @@
-"""The application of Ray Serve: replicas, ingress, autoscaling, health checks and updates."""
+"""The application of Ray Serve: replicas, ingress, routing, autoscaling, health checks and updates."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 import ray
 import torch
-from ray import serve
+from ray import exceptions, serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from draftree.engine.memory import SHARE
 from draftree.models.memory import free_memory
-from draftree.serve.ray.deployments import Ingress, Replica, ingress_app
 from draftree.serve.ray.options import ReplicaOptions
-from draftree.serve.ray.router import PrefixRouter
+from draftree.serve.ray.proxy import Proxy, ReplicaLostError
+from draftree.serve.ray.routing import (
+    App,
+    HttpRequest,
+    Part,
+    PrefixRouting,
+    Receive,
+    RoutingPolicy,
+    Scope,
+    Send,
+    call_app,
+)
+from draftree.serve.ray.serving import LoadedApp
 from draftree.serve.settings import ServerSettings
+
+NO_REQUEST = HttpRequest({}, b"")
+
+
+class PrefixRouter(RequestRouter):
+    """Routes `HttpRequest` arguments; other calls go to the less busy of two random replicas."""
+
+    def initialize_state(self, **policy: Any) -> None:
+        """Take the constants of the choice, as keyword arguments of `RoutingPolicy`."""
+        self._routing = PrefixRouting(RoutingPolicy(**policy))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return groups of replicas in order of preference."""
+        request = _request_of(pending_request)
+        found = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        cache = self.replica_queue_len_cache
+        loads = {name: cache.get(replica.replica_id) or 0 for name, replica in found.items()}
+        if pending_request is not None:
+            # the groups are all replicas worth trying: pause before they are tried again
+            pending_request.routing_context.should_backoff = True
+        return [
+            [found[name] for name in group] for group in self._routing.rank(request.blocks, loads, avoid=request.avoid)
+        ]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
+        """Note the prompt that the replica serves now."""
+        blocks = _request_of(pending_request).blocks
+        if blocks:
+            self._routing.index.record(replica_id.unique_id, blocks)
+
+
+def _request_of(pending: PendingRequest | None) -> HttpRequest:
+    arguments: Iterable[Any] = pending.args if pending is not None else ()
+    return next((argument for argument in arguments if isinstance(argument, HttpRequest)), NO_REQUEST)
+
+
+class Replica:
+    """One engine and the server's ASGI app.
+
+    Args:
+        settings: of the server.
+        threads: CPU threads of each process of this replica.
+    """
+
+    async def __init__(self, settings: ServerSettings, threads: int) -> None:  # type: ignore[misc]
+        torch.set_num_threads(threads)
+        self._id: str = serve.get_replica_context().replica_id.unique_id
+        self._app = await LoadedApp.load(settings, threads=threads)
+
+    async def handle(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
+        """Yield the answer of the app to one request."""
+        async with aclosing(call_app(self._app.app, request, replica=self._id)) as parts:
+            async for part in parts:
+                yield part
+
+    async def answer(self, request: HttpRequest) -> list[Part]:
+        """Return the complete answer of the app to one request."""
+        return [part async for part in self.handle(request)]
+
+    async def describe(self) -> dict[str, Any]:
+        """Return id, process id, threads and running sequences of this replica."""
+        facts = {"replica": self._id, "pid": os.getpid(), "threads": torch.get_num_threads()}
+        return facts | {"num_running": self._app.num_running}
+
+    async def check_health(self) -> None:
+        """Raise unless the engines' threads respond; Ray replaces a replica that raises or takes too long."""
+        await self._app.check_health()
+
+    async def __del__(self) -> None:
+        """Close the app; Ray calls this when the last request has ended."""
+        await self._app.close()
+
+
+class HandleReplicas:
+    """The replicas of a deployment, for the proxy.
+
+    Args:
+        handle: of the deployment `Replica`.
+    """
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._all = handle
+        self._handle = handle.options(method_name="handle", stream=True)
+
+    async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
+        """Yield the answer of the replica that the router chooses.
+
+        Raises:
+            ReplicaLostError: the replica ended before its answer.
+        """
+        parts = self._handle.remote(request)
+        try:
+            async for part in parts:
+                yield part
+        except (exceptions.RayActorError, exceptions.RaySystemError, RayServeException) as error:
+            raise ReplicaLostError(type(error).__name__) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # the call on the replica was cancelled, not this task
+            raise ReplicaLostError("the replica cancelled the request") from error
+        finally:
+            parts.cancel()
+
+    async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
+        """Return the complete answers of all replicas that give one."""
+        answers = await self._all.broadcast("answer", request).results_async(return_exceptions=True)
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+def ingress_app() -> App:
+    """Return the ASGI app that `serve.ingress` mounts; a function alone would be taken for a builder of apps."""
+    return _forward
+
+
+async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
+    """Call the proxy of this process."""
+    if scope["type"] == "lifespan":
+        # starts before the ingress object exists
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    ingress: Any = serve.get_replica_context().servable_object
+    await ingress.proxy(scope, receive, send)
+
+
+class Ingress:
+    """The proxy in front of the replicas.
+
+    Args:
+        replicas: handle of the deployment `Replica`.
+        max_body_bytes: size of a request's body.
+        body_timeout: seconds in which a body must arrive.
+    """
+
+    def __init__(self, replicas: DeploymentHandle, *, max_body_bytes: int, body_timeout: float) -> None:
+        self.proxy = Proxy(HandleReplicas(replicas), max_body_bytes=max_body_bytes, body_timeout=body_timeout)
+
+    async def describe(self) -> dict[str, Any]:
+        """Return how many times requests were repeated."""
+        return {"num_repeated": self.proxy.num_repeated}
+
 
 APP_NAME = "draftree"
 SPARE_REQUESTS = 64

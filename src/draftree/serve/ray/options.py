@@ -20,9 +20,8 @@ from typing import Any, get_args, get_type_hints
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.host import usable_cores
 from draftree.drafters.learning.store import parse_learning
-from draftree.serve.ray.prefixes import RoutingPolicy
-from draftree.serve.served import choose_models
-from draftree.serve.settings import ServerSettings, read_bytes
+from draftree.serve.ray.routing import RoutingPolicy
+from draftree.serve.settings import ServerSettings, choose_models, read_bytes
 
 PREFIX = "DRAFTREE_SERVE_"
 MODELS, DRAFTS = f"{PREFIX}MODELS", f"{PREFIX}DRAFTS"

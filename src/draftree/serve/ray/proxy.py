@@ -1,31 +1,449 @@
-"""ASGI app in front of the replicas: forwards requests, and repeats those of lost replicas. Needs no ray.
-
-A request is repeated on another replica while the client has nothing of its answer. Of a streamed text, the client has
-a beginning: the request is repeated with the same seed, and `StreamRecord` removes that beginning. A streamed request
-without a seed gets one here, so that its text can be repeated. An answer that is no event stream is sent when it is
-complete. `/metrics` and `/draftree/status` are merged from the answers of all replicas.
-"""
+"""ASGI app in front of the replicas: forwards requests, and repeats those of lost replicas. Needs no ray."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
+import re
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
-from draftree.core.files import JsonError, parse_json_object
+from draftree.core.errors import DraftreeError
+from draftree.core.files import JsonError, parse_json, parse_json_object
 from draftree.serve.errors import ApiError, api_error
-from draftree.serve.ray.delivery import Delivery, RefusedError
-from draftree.serve.ray.exposition import merged_metrics
-from draftree.serve.ray.prefixes import prefix_blocks
-from draftree.serve.ray.resume import DivergedError
-from draftree.serve.ray.status import merged_status
-from draftree.serve.ray.wire import AnswerStart, HttpRequest, Part, Receive, Scope, Send, picklable_scope
+from draftree.serve.ray.routing import (
+    AnswerStart,
+    Headers,
+    HttpRequest,
+    Part,
+    Receive,
+    Scope,
+    Send,
+    picklable_scope,
+    prefix_blocks,
+)
 from draftree.serve.records import request_id_of
+
+# Continuation of a streamed answer on another replica: what was sent is removed from the answer that starts again.
+#
+# The same request with the same seed gives the same text on every replica, but cut into other pieces, with other ids. A
+# `StreamRecord` therefore tracks texts, not events: how much the client has of every text of the stream (an answer, the
+# arguments of a tool call, the pieces by origin). It removes that from the repeated stream and replaces new ids by the
+# first ones. A repeated text that differs is never sent: `DivergedError`.
+#
+# Covers the streams of chat completions, completions and responses. Needs no ray.
+
+TEXTS = frozenset({"content", "text", "delta", "arguments", "reasoning_content", "refusal"})
+"""Keys whose strings are appended to earlier ones."""
+ONCE = frozenset({"role", "type", "name", "finish_reason", "stop_reason"})
+"""Keys whose values are sent once: clients append the parts of a delta."""
+SUMMARIES = frozenset({"usage", "metrics", "explain", "stats"})
+"""Keys whose values are of the whole answer: they come with other news, or in the last chunk, which has no choices."""
+IDS = frozenset({"id", "item_id", "response_id", "call_id"})
+TIMES = frozenset({"created", "created_at"})
+DONE = "[DONE]"
+
+Place = tuple[str | int, ...]
+
+
+class DivergedError(DraftreeError):
+    """The repeated stream differs from what the client has."""
+
+
+@final
+class StreamRecord:
+    """The part of a stream that a client has received. Every replica that writes the stream begins with `restart`."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Place, str] = {}
+        self._counts: dict[Place, int] = {}
+        self._ids: list[str] = []
+        self._times: dict[str, Any] = {}
+        self._sent: set[Place] = set()
+        self._num_sent = 0
+        self._is_repeated = False
+        self._read_texts: dict[Place, int] = {}
+        self._read_counts: dict[Place, int] = {}
+        self._own_ids: dict[str, str] = {}
+
+    def restart(self) -> None:
+        """Begin with the stream of another replica."""
+        self._is_repeated = True
+        self._read_texts, self._read_counts, self._own_ids = {}, {}, {}
+
+    def push(self, event: str) -> str | None:
+        """Return what the client gets of a server-sent event, without its blank line; None if nothing is new.
+
+        Raises:
+            DivergedError: the event repeats a text that the client has with other characters.
+        """
+        name, data = _parse(event)
+        if data is None:
+            return event if not self._is_repeated or DONE in event else None
+        reduced, is_new = self._typed(data) if _is_typed(data) else self._chunk(data)
+        if not self._is_repeated:
+            self._num_sent += 1
+            return event
+        if not is_new:
+            return None
+        if "sequence_number" in reduced:
+            reduced["sequence_number"] = self._num_sent
+        self._num_sent += 1
+        head = f"event: {name}\n" if name else ""
+        # ASCII: some clients take other line separators of Unicode for the end of a line
+        return f"{head}data: {json.dumps(reduced, separators=(',', ':'))}"
+
+    def _chunk(self, data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Reduce a chunk of a completion; the last one, without choices, is sent once."""
+        reduced, is_new = self._reduce(data, ())
+        return reduced, self._once(("last",)) if data.get("choices") == [] else is_new
+
+    def _typed(self, data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Reduce an event of the responses API: deltas are texts, every other event of a place is sent once."""
+        place: Place = tuple(data.get(key, "") for key in ("type", "output_index", "content_index", "summary_index"))
+        if isinstance(data.get("delta"), str):
+            kept, is_new = self._reduce({key: data[key] for key in ("delta", "logprobs") if key in data}, place)
+            return self._renamed(data) | kept, is_new
+        return self._renamed(data), self._once(place)
+
+    def _renamed(self, value: Any) -> Any:
+        """Copy a value with the ids and times of the first stream."""
+        if isinstance(value, dict):
+            return {key: self._constant(key, item) for key, item in value.items()}
+        return [self._renamed(item) for item in value] if isinstance(value, list) else value
+
+    def _constant(self, key: str, value: Any) -> Any:
+        if key in IDS and isinstance(value, str):
+            return self._first_id(value)
+        if key in TIMES and isinstance(value, int | float):
+            return self._times.setdefault(key, value)
+        return self._renamed(value)
+
+    def _first_id(self, own: str) -> str:
+        """Return the id of the first stream with the same position in order of appearance."""
+        if own not in self._own_ids:
+            position = len(self._own_ids)
+            if position == len(self._ids):
+                self._ids.append(own)
+            self._own_ids[own] = self._ids[position]
+        return self._own_ids[own]
+
+    def _reduce(self, node: dict[str, Any], place: Place) -> tuple[dict[str, Any], bool]:
+        """Return the part of an object that the client lacks, and whether any of it is new."""
+        kept: dict[str, Any] = {}
+        any_new = False
+        for key, value in node.items():
+            if key in ONCE or (key in IDS and place):
+                is_new = value is not None and self._once((*place, key))
+                if is_new or key.endswith("_reason"):
+                    kept[key] = self._constant(key, value) if is_new else None
+            else:
+                kept[key], is_new = self._reduce_value(key, value, (*place, key))
+            any_new = any_new or is_new
+        return kept, any_new
+
+    def _reduce_value(self, key: str, value: Any, place: Place) -> tuple[Any, bool]:
+        if value is None or key in IDS or key in TIMES:
+            return self._constant(key, value), False
+        if key in TEXTS and isinstance(value, str):
+            new = self._new_text(place, value)
+            return new, bool(new)
+        if key in SUMMARIES:
+            return value, False
+        if isinstance(value, dict):
+            return self._reduce(value, place)
+        if isinstance(value, list):
+            return self._reduce_list(value, place)
+        return value, False
+
+    def _reduce_list(self, items: list[Any], place: Place) -> tuple[list[Any], bool]:
+        if place[-1] == "rounds":
+            kept = [item for item in items if self._is_next_round(item, place)]
+        elif all(isinstance(item, dict) and "index" in item for item in items):
+            parts = [self._reduce(item, (*place, item["index"])) for item in items]
+            kept = [part for part, is_new in parts if is_new]
+        else:
+            # one item per token: log-probabilities
+            read = self._read_counts.get(place, 0)
+            known = max(0, self._counts.get(place, 0) - read)
+            kept = items[known:]
+            self._read_counts[place] = read + len(items)
+            self._counts[place] = max(self._counts.get(place, 0), read + len(items))
+        return kept, bool(kept)
+
+    def _is_next_round(self, item: dict[str, Any], place: Place) -> bool:
+        """Whether a round begins after the rounds that were sent; rounds of another replica may be cut elsewhere."""
+        key, position = (*place, item.get("index", 0)), item.get("position", 0)
+        if position < self._counts.get(key, 0):
+            return False
+        self._counts[key] = position + 1
+        return True
+
+    def _new_text(self, place: Place, text: str) -> str:
+        sent, read = self._texts.get(place, ""), self._read_texts.get(place, 0)
+        known = sent[read : read + len(text)]
+        if not text.startswith(known):
+            raise DivergedError(
+                "the replica that took over wrote another text than the one that was lost: repeat the request"
+            )
+        self._read_texts[place] = read + len(text)
+        if new := text[len(known) :]:
+            self._texts[place] = sent + new
+        return new
+
+    def _once(self, place: Place) -> bool:
+        is_new = place not in self._sent
+        self._sent.add(place)
+        return is_new
+
+
+def _is_typed(data: dict[str, Any]) -> bool:
+    return isinstance(data.get("type"), str) and "sequence_number" in data
+
+
+def _parse(event: str) -> tuple[str, dict[str, Any] | None]:
+    """Return the name and the JSON object of a server-sent event; None for other data."""
+    name, lines = "", []
+    for field, value in _fields(event):
+        if field == "event":
+            name = value
+        elif field == "data":
+            lines.append(value)
+    try:
+        data = parse_json("\n".join(lines))
+    except ValueError:
+        return name, None
+    return name, data if isinstance(data, dict) else None
+
+
+def _fields(event: str) -> Iterator[tuple[str, str]]:
+    for line in event.split("\n"):
+        field, _, value = line.partition(":")
+        yield field, value.removeprefix(" ")
+
+
+EVENT_STREAM = b"text/event-stream"
+REFUSED_STATUS = 503
+BUSY_STATUS = 429
+ENDING = ("shutting_down", "process_lost")
+"""Codes of errors with which a replica that ends gives up its streams."""
+REPLICA_HEADER = b"x-draftree-replica"
+"""Header with the id of the replica that began the answer."""
+REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server", b"x-request-id"})
+"""Headers that Ray's HTTP proxy adds to every answer; the request id is the one that the replica got."""
+
+
+class RefusedError(Exception):
+    """A replica refused a request that another one may accept.
+
+    Args:
+        reason: for the log.
+        replica: its id.
+    """
+
+    def __init__(self, reason: str, replica: str) -> None:
+        super().__init__(reason)
+        self.replica = replica
+
+
+@final
+class Delivery:
+    """Sends an answer. An event stream is sent as it comes, any other answer when it is complete.
+
+    Args:
+        send: the ASGI callable of the client.
+        is_generating: whether the answer is a generated text: its stream can be resumed, and refusals are repeated.
+    """
+
+    def __init__(self, send: Send, *, is_generating: bool) -> None:
+        self._send = send
+        self._is_generating = is_generating
+        self._record = StreamRecord()
+        self._has_started = self._is_over = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin with the answer of another replica."""
+        self._start: AnswerStart | None = None
+        self._is_stream = False
+        self._waiting = b""
+        if self._has_started:
+            self._record.restart()
+
+    async def start(self, start: AnswerStart) -> None:
+        """Take status and headers.
+
+        Raises:
+            RefusedError: the replica cannot take the request, and another one may.
+        """
+        may_repeat = self._is_generating and (self._has_started or start.status == REFUSED_STATUS)
+        if may_repeat and start.status in (REFUSED_STATUS, BUSY_STATUS):
+            raise RefusedError(f"status {start.status}", start.replica)
+        self._start = start
+        self._is_stream = any(
+            name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in start.headers
+        )
+        if self._is_stream and not self._has_started:
+            await self._send_start(start)
+
+    async def push(self, chunk: bytes) -> None:
+        """Take a chunk of the body.
+
+        Raises:
+            RefusedError: the replica ends the stream because it shuts down.
+            DivergedError: as `StreamRecord.push`.
+        """
+        self._waiting += chunk
+        if not self._is_stream:
+            return
+        *events, self._waiting = self._waiting.split(b"\n\n")
+        forwarded: list[str] = []
+        try:
+            for event in events:
+                if (kept := self._kept(event.decode())) is not None:
+                    forwarded.append(f"{kept}\n\n")
+        finally:
+            # what is recorded is sent, also if a later event of the chunk is refused
+            if forwarded:
+                await self._send_body("".join(forwarded).encode())
+
+    async def finish(self) -> None:
+        """Take the end of the body."""
+        assert self._start is not None, "an answer starts before it ends"
+        if not self._is_stream and self._has_started:
+            # the client has a part of a stream, and another replica answers with an error
+            message = self._waiting.decode(errors="replace")
+            await self._send_body(f"data: {message}\n\ndata: {DONE}\n\n".encode())
+        elif not self._is_stream:
+            await self._send_start(self._start)
+            await self._send_body(self._waiting)
+        elif self._waiting:
+            await self._send_body(self._waiting)
+        await self._send_end()
+
+    async def fail(self, error: ApiError) -> None:
+        """Send an error instead of what is missing."""
+        response = error.response()
+        if self._has_started:
+            await self._send_body(f"data: {json.dumps(error.body())}\n\ndata: {DONE}\n\n".encode())
+        else:
+            await self._send_start(AnswerStart(response.status_code, list(response.raw_headers), ""))
+            await self._send_body(bytes(response.body))
+        await self._send_end()
+
+    def _kept(self, event: str) -> str | None:
+        if not self._is_generating:
+            return event
+        if any(code in event for code in ENDING) and _error_code(event) in ENDING:
+            assert self._start is not None, "events follow the start"
+            raise RefusedError("the replica ends", self._start.replica)
+        return self._record.push(event)
+
+    async def _send_start(self, start: AnswerStart) -> None:
+        self._has_started = True
+        headers: Headers = [item for item in start.headers if item[0].lower() not in REPLACED_HEADERS]
+        if start.replica:
+            headers.append((REPLICA_HEADER, start.replica.encode()))
+        await self._send({"type": "http.response.start", "status": start.status, "headers": headers})
+
+    async def _send_body(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _send_end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _error_code(event: str) -> str | None:
+    """Return the code of an error event; None for other events."""
+    for line in event.split("\n"):
+        if line.startswith("data:"):
+            try:
+                data = parse_json(line.removeprefix("data:"))
+            except ValueError:
+                return None
+            error = data.get("error") if isinstance(data, dict) else None
+            return error.get("code") if isinstance(error, dict) else None
+    return None
+
+
+SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (.+)", re.ASCII)
+REPEATED = "draftree_repeated_requests_total"
+
+
+def merged_metrics(texts: Mapping[str, str], *, num_repeated: int) -> str:
+    """Return the samples of all replicas in Prometheus' text format, by metric.
+
+    Args:
+        texts: metrics of each replica, by its id.
+        num_repeated: requests that were repeated on another replica, for a metric of its own.
+    """
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for replica, text in texts.items():
+        family = ""
+        for line in text.splitlines():
+            if line.startswith(("# HELP ", "# TYPE ")):
+                family = line.split(" ", 3)[2]
+                lines = heads.setdefault(family, [])
+                if line not in lines:
+                    lines.append(line)
+            elif (found := SAMPLE.fullmatch(line)) is not None:
+                samples.setdefault(family, []).append(_labelled(found, replica))
+    own = [
+        f"# HELP {REPEATED} Requests that were repeated on another replica",
+        f"# TYPE {REPEATED} counter",
+        f"{REPEATED} {num_repeated}",
+    ]
+    lines = [line for family in samples for line in (*heads.get(family, ()), *samples[family])]
+    return "\n".join([*lines, *own]) + "\n"
+
+
+def _labelled(sample: re.Match[str], replica: str) -> str:
+    name, labels, value = sample.groups()
+    return f'{name}{{{f"{labels}," if labels else ""}replica="{replica}"}} {value}'
+
+
+SUMMED = ("running", "waiting", "tokens_per_second")
+"""Numbers of a model that are summed over its replicas."""
+AVERAGED = ("acceptance_length", "acceptance_rate")
+"""Numbers of a model that are averaged over its replicas, weighted by their tokens/s."""
+
+
+def merged_status(texts: Mapping[str, str]) -> str:
+    """Return the status of all replicas as one of the same form.
+
+    Models are those of the first replica, with their summed load. `replicas` has the ids of the replicas.
+
+    Args:
+        texts: status of each replica as JSON, by its id; at least one.
+    """
+    each = [json.loads(text) for text in texts.values()]
+    first = each[0]
+    merged = first | {
+        "models": [_model(model, each) for model in first["models"]],
+        "queue": {name: sum(status["queue"][name] for status in each) for name in first["queue"]},
+        "is_ready": any(status["is_ready"] for status in each),
+        "uptime_seconds": max(status["uptime_seconds"] for status in each),
+        "replicas": list(texts),
+    }
+    return json.dumps(merged, separators=(",", ":"))
+
+
+def _model(model: dict[str, Any], each: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    own = [found for status in each for found in status["models"] if found["name"] == model["name"]]
+    sums = {name: sum(found[name] for found in own) for name in SUMMED}
+    return model | sums | {name: _average(own, name) for name in AVERAGED}
+
+
+def _average(own: Sequence[dict[str, Any]], name: str) -> float | None:
+    known = [(found[name], found["tokens_per_second"]) for found in own if found[name] is not None]
+    weight = sum(tokens for _, tokens in known)
+    return sum(value * tokens for value, tokens in known) / weight if weight else None
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,23 +1,139 @@
-"""Formats of calls by model family, recognized from the chat template."""
+"""Functions that a request offers, and the formats of their calls by model family."""
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 import secrets
 import string
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from draftree.core.errors import suggestion
 from draftree.sampling.grammar.ebnf import Dispatch, Marker, Part, Ref, Rules, characters, literal, terminal
 from draftree.sampling.grammar.languages import complement, ranges_of
-from draftree.serve.tools.functions import Function
-from draftree.serve.tools.parser import SPACE, CallFormat
-from draftree.serve.tools.readers import NamedReader, ObjectReader
-from draftree.serve.tools.xml_reader import XmlReader
+from draftree.sampling.grammar.schema import SchemaError, schema_text
+from draftree.sampling.grammar.schema_grammar import ARGUMENTS, PLAIN, SchemaCompiler
+from draftree.serve.errors import invalid
+from draftree.serve.tools.parser import SPACE, CallFormat, NamedReader, ObjectReader, XmlReader
 
-__all__ = ["FAMILIES", "GENERIC", "Family", "family_of"]
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+MAX_TOOLS = 128
+KEYS = ("name", "description", "parameters", "strict")
+LIKENESS = 0.75
+"""Similarity from which another field counts as a misspelt one; the rest is for the chat template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that the model may call.
+
+    Attributes:
+        name: its name.
+        schema: the JSON schema of its arguments, an object.
+        is_strict: whether the arguments must follow the schema.
+        tool: its definition as the client sent it, for templates.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    is_strict: bool
+    tool: Mapping[str, Any]
+
+
+def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]:
+    """Check definitions of tools in the form of /v1/chat/completions.
+
+    Args:
+        tools: list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}, or None.
+        place: the field of the body.
+
+    Raises:
+        ApiError: a definition of another form, or two with one name.
+    """
+    if tools is None:
+        return ()
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise invalid(f"'{place}' must be a list of at most {MAX_TOOLS} tools", place)
+    found = tuple(_function(tool, f"{place}[{number}]") for number, tool in enumerate(tools))
+    names = [function.name for function in found]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            message = f"two tools have the name '{name}': rename one of them"
+            raise invalid(message, f"{place}[{number}].function.name")
+    return found
+
+
+def _function(tool: object, place: str) -> Function:
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        raise invalid(f'\'{place}\' must have the form {{"type": "function", "function": {{…}}}}', place)
+    inner, place = tool.get("function"), f"{place}.function"
+    if not isinstance(inner, Mapping):
+        raise invalid(f"'{place}' must be an object with a name", place)
+    for key in set(inner).difference(KEYS):
+        close = difflib.get_close_matches(key, KEYS, n=1, cutoff=LIKENESS)
+        if close:
+            raise invalid(f"'{place}.{key}' is unknown: did you mean '{close[0]}'?", f"{place}.{key}")
+    name = inner.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        reason = "must have 1 to 64 letters, digits, dots, dashes and underscores"
+        raise invalid(f"'{place}.name' {reason}", f"{place}.name")
+    if not isinstance(inner.get("description"), str | None):
+        raise invalid(f"'{place}.description' must be text", f"{place}.description")
+    if not isinstance(inner.get("strict"), bool | None):
+        raise invalid(f"'{place}.strict' must be true or false", f"{place}.strict")
+    schema = _schema(inner.get("parameters"), f"{place}.parameters")
+    return Function(name, schema, bool(inner.get("strict")), tool)
+
+
+def _schema(given: object, place: str) -> Mapping[str, Any]:
+    if given is None or given == {}:
+        return {"type": "object", "properties": {}}
+    if not isinstance(given, Mapping) or given.get("type", "object") != "object":
+        raise invalid(f"'{place}' must be a JSON schema of the type object", place)
+    try:
+        found: Mapping[str, Any] = {"type": "object", **json.loads(schema_text(given))}
+    except ValueError as error:
+        raise invalid(f"'{place}' is not a JSON schema: {error}", place) from error
+    return found
+
+
+def is_forced(choice: object) -> bool:
+    """Return whether a choice demands a call."""
+    return choice == "required" or isinstance(choice, Mapping)
+
+
+def required_name(choice: object, functions: tuple[Function, ...], *, place: str = "tool_choice") -> str | None:
+    """Return the function that a choice names; None if it names none.
+
+    Args:
+        choice: "none", "auto", "required", None, or {"type": "function", "function": {"name": …}}.
+        functions: the functions of the request.
+        place: the field of the body.
+
+    Raises:
+        ApiError: a choice of another form, without tools, or of an unknown function.
+    """
+    if choice is None or choice == "none" or (choice == "auto" and not functions):
+        return None
+    if not functions:
+        raise invalid(f"'{place}' needs 'tools': leave it out", place)
+    if choice in ("auto", "required"):
+        return None
+    inner = choice.get("function") if isinstance(choice, Mapping) and choice.get("type") == "function" else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(name, str):
+        form = '{"type": "function", "function": {"name": "…"}}'
+        raise invalid(f'\'{place}\' must be "none", "auto", "required" or {form}', place)
+    if name not in {function.name for function in functions}:
+        message = f"'{place}' names a function that is not in 'tools': {suggestion(name, [f.name for f in functions])}"
+        raise invalid(message, place)
+    return name
+
 
 SHORT_ID = 9
 """Length of the ids of calls that Mistral's templates accept."""
@@ -183,3 +299,140 @@ GENERIC = Family("generic", (), ("<tool_call>",), "</tool_call>", allows_list=Tr
 def family_of(template: str) -> Family | None:
     """Return the family of a chat template; None if it is not known."""
     return next((family for family in FAMILIES if family.matches(template)), None)
+
+
+INTRODUCTION = """You can call these functions:
+{functions}
+
+To call one, answer with its name and its arguments:
+<tool_call>
+{{"name": "NAME", "arguments": {{}}}}
+</tool_call>"""
+
+
+def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Function]) -> list[dict[str, Any]]:
+    """Return messages in which functions, calls and results are text.
+
+    The functions are described in the system message, or in the first message, since some templates have no place for a
+    system message. Results are messages of the user; those that follow each other are one.
+
+    Args:
+        messages: for a chat template.
+        functions: those that the model may call.
+    """
+    made: list[dict[str, Any]] = []
+    for message in messages:
+        is_result = message["role"] == "tool"
+        content = _text(message)
+        if is_result:
+            content = f"<tool_response>\n{content}\n</tool_response>"
+        if made and (is_result or message["role"] == "user") and made[-1].get("follows_result"):
+            made[-1]["content"] += f"\n{content}"
+            made[-1]["follows_result"] = is_result
+            continue
+        rest = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id", "name")}
+        made.append({**rest, "role": "user" if is_result else message["role"], "content": content})
+        made[-1]["follows_result"] = is_result
+    for message in made:
+        del message["follows_result"]
+    if functions:
+        lines = "\n".join(json.dumps(function.tool["function"], ensure_ascii=False) for function in functions)
+        made[0]["content"] = "\n\n".join(filter(None, (INTRODUCTION.format(functions=lines), made[0]["content"])))
+    return made
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Return the content of a message, and its calls after it."""
+    content = message.get("content") or ""
+    parts = [content if isinstance(content, str) else "\n".join(part["text"] for part in content)]
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        written = f'{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}'
+        parts.append(f"<tool_call>\n{written}\n</tool_call>")
+    return "\n".join(filter(None, parts))
+
+
+ANY_PARAMETERS = '("<parameter=" [^<>=\\n]+ ">\\n" ([^<] | "<" [^/])* "\\n</parameter>\\n")*'
+"""Parameters of a function without a schema that is enforced."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """The grammar of an answer with calls.
+
+    Attributes:
+        ebnf: the grammar.
+        unenforced: what narrows the arguments and is not in the grammar, by place in the body.
+    """
+
+    ebnf: str
+    unenforced: Mapping[str, str]
+
+
+def call_grammar(
+    family: Family,
+    functions: Mapping[int, Function],
+    *,
+    is_forced: bool,
+    is_parallel: bool,
+    answer: str | None = None,
+    specials: Mapping[str, int],
+) -> CallGrammar:
+    """Return the grammar of one call or more, or of any text with calls in it.
+
+    Args:
+        family: the format of calls.
+        functions: the allowed functions, by their number in the request.
+        is_forced: whether the answer is calls and nothing else; otherwise it is free up to the beginning of a call, and
+            the arguments of functions that are not strict are free, too.
+        is_parallel: whether several calls are allowed.
+        answer: JSON schema of an answer without calls; None for any text.
+        specials: ids of special tokens by their text.
+
+    Raises:
+        ApiError: a schema that cannot be enforced at all.
+    """
+    rules = Rules()
+    unenforced: dict[str, str] = {}
+    arguments = {
+        function.name: _arguments(
+            rules, family, function, number, unenforced, is_strict=is_forced or function.is_strict
+        )
+        for number, function in functions.items()
+    }
+    marker = specials.get(family.opening[0], family.opening[0])
+    call = rules.add(*(family.call(name, part) for name, part in arguments.items()))
+    arguments_mark = f"({terminal(specials.get('[ARGS]', '[ARGS]'))})?"
+    named = rules.add(*([literal(name), arguments_mark, part] for name, part in arguments.items()))
+    if is_forced:
+        root = rules.add(family.forced(rules, call, is_parallel=is_parallel))
+    elif answer is None:
+        root = rules.add(*family.free(rules, call, named, marker=marker, is_parallel=is_parallel))
+    else:
+        compiler = SchemaCompiler(rules)
+        text = compiler.add(answer)
+        root = rules.add([text], *family.marked(rules, call, named, marker=marker, is_parallel=is_parallel))
+    ebnf = rules.text(root)
+    assert ebnf is not None, "each function has arguments"
+    return CallGrammar(ebnf, unenforced)
+
+
+def _arguments(
+    rules: Rules, family: Family, function: Function, number: int, unenforced: dict[str, str], *, is_strict: bool
+) -> Part:
+    place = f"tools[{number}].function.parameters"
+    if family.is_xml and not is_strict:
+        return ANY_PARAMETERS
+    compiler = SchemaCompiler(rules)
+    schema = schema_text(function.schema) if is_strict else '{"type": "object"}'
+    try:
+        arguments = compiler.add(schema, ARGUMENTS if family.is_xml else PLAIN)
+    except SchemaError as error:
+        raise invalid(f"'{place}' cannot be enforced: {error}", place) from error
+    if arguments.name not in rules.productive():
+        raise invalid(f"'{place}' cannot be enforced: no arguments follow the schema", place)
+    if compiler.unenforced():
+        unenforced[place] = "; ".join(compiler.unenforced())
+    return arguments

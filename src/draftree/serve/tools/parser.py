@@ -2,16 +2,487 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import final
+from typing import Any, final
 
-from draftree.serve.tools.deltas import CallDelta, Delta, TextDelta, merged
-from draftree.serve.tools.readers import CallReader, Status
+from pydantic_core import from_json
 
-__all__ = ["CallFormat", "CallParser", "Markers"]
+from draftree.sampling.grammar.schema import validator_of
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """Text of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A piece of a call.
+
+    Attributes:
+        index: number of the call in the answer, from 0.
+        arguments: a piece of the arguments, which are JSON text.
+        id: of the call; only in its first delta.
+        name: of the function; only in its first delta.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+Delta = TextDelta | ReasoningDelta | CallDelta
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object; those that the limit of tokens cut, as far as they go."""
+    try:
+        found: dict[str, Any] = from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return found
+
+
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """Join adjacent texts, adjacent reasoning, and adjacent pieces of the same call."""
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+            found[-1] = TextDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            found[-1] = ReasoningDelta(last.text + delta.text)
+        elif (
+            isinstance(delta, CallDelta)
+            and isinstance(last, CallDelta)
+            and delta.name is None
+            and delta.index == last.index
+        ):
+            found[-1] = replace(last, arguments=last.arguments + delta.arguments)
+        else:
+            found.append(delta)
+    return found
+
+
+MAX_DEPTH = 64
+JSON_SPACE = " \t\n\r"
+ESCAPES = '"\\/bfnrt'
+CLOSING = {"{": "}", "[": "]"}
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+NUMBER_START = re.compile(r"-?((0|[1-9][0-9]*)((\.[0-9]+)?([eE][+-]?[0-9]*)?|\.))?")
+WORDS = {"t": "true", "f": "false", "n": "null"}
+
+
+class State(Enum):
+    """Kinds of the next character."""
+
+    VALUE = auto()
+    VALUE_OR_END = auto()
+    """The first element of an array, or its end."""
+    KEY = auto()
+    KEY_OR_END = auto()
+    """The first key of an object, or its end."""
+    COLON = auto()
+    COMMA_OR_END = auto()
+    STRING = auto()
+    ESCAPE = auto()
+    CODE = auto()
+    """Hexadecimal digits of an escape."""
+    NUMBER = auto()
+    WORD = auto()
+    """The rest of true, false or null."""
+    DONE = auto()
+
+
+@final
+class JsonScan:
+    """State of one JSON value of which some characters are read. Mutated by `push`.
+
+    Attributes:
+        state: what the next character may be.
+        depth: number of open objects and arrays.
+    """
+
+    def __init__(self) -> None:
+        self.state = State.VALUE
+        self._open: list[str] = []
+        self._is_key = False
+        self._number = ""
+        self._rest: str | int = ""
+
+    @property
+    def depth(self) -> int:
+        """Number of open objects and arrays."""
+        return len(self._open)
+
+    def push(self, character: str) -> bool:
+        """Read a character; return whether the text is still the beginning of JSON, which it stays if so."""
+        if self.state is State.STRING:
+            return self._string(character)
+        if self.state in (State.ESCAPE, State.CODE):
+            return self._escape(character)
+        if self.state is State.WORD:
+            return self._word(character)
+        if self.state is State.NUMBER:
+            if character in "0123456789+-.eE":
+                self._number += character
+                return is_number_start(self._number)
+            if not is_number(self._number):
+                return False
+            self._end_value()
+        if character in JSON_SPACE:
+            return True
+        return self._between(character)
+
+    def _between(self, character: str) -> bool:
+        """Read a character that begins a value or a key, or stands between them."""
+        state = self.state
+        if state in (State.VALUE, State.VALUE_OR_END) and character not in "]}":
+            return self._begin(character)
+        if state in (State.KEY, State.KEY_OR_END) and character == '"':
+            self.state, self._is_key = State.STRING, True
+            return True
+        if state is State.COLON and character == ":":
+            self.state = State.VALUE
+            return True
+        if state is State.COMMA_OR_END and character == ",":
+            self.state = State.KEY if self._open[-1] == "{" else State.VALUE
+            return True
+        if state in (State.COMMA_OR_END, State.KEY_OR_END, State.VALUE_OR_END) and character in "]}":
+            return self._close(character)
+        return False
+
+    def _begin(self, character: str) -> bool:
+        if character in CLOSING:
+            self._open.append(character)
+            self.state = State.KEY_OR_END if character == "{" else State.VALUE_OR_END
+            return len(self._open) <= MAX_DEPTH
+        if character == '"':
+            self.state, self._is_key = State.STRING, False
+            return True
+        if character in WORDS:
+            self.state, self._rest = State.WORD, WORDS[character][1:]
+            return True
+        self.state, self._number = State.NUMBER, character
+        return character in "-0123456789"
+
+    def _close(self, character: str) -> bool:
+        if CLOSING[self._open[-1]] != character:
+            return False
+        self._open.pop()
+        self._end_value()
+        return True
+
+    def _end_value(self) -> None:
+        self.state = State.COMMA_OR_END if self._open else State.DONE
+
+    def _string(self, character: str) -> bool:
+        if character == "\\":
+            self.state = State.ESCAPE
+        elif character == '"':
+            if self._is_key:
+                self.state = State.COLON
+            else:
+                self._end_value()
+        return character >= " "
+
+    def _escape(self, character: str) -> bool:
+        if self.state is State.ESCAPE:
+            self.state, self._rest = (State.CODE, 4) if character == "u" else (State.STRING, 0)
+            return character in ESCAPES or character == "u"
+        assert isinstance(self._rest, int)
+        self._rest -= 1
+        if self._rest == 0:
+            self.state = State.STRING
+        return character in "0123456789abcdefABCDEF"
+
+    def _word(self, character: str) -> bool:
+        assert isinstance(self._rest, str)
+        if character != self._rest[0]:
+            return False
+        self._rest = self._rest[1:]
+        if not self._rest:
+            self._end_value()
+        return True
+
+
+def is_number(text: str) -> bool:
+    """Return whether the text is a JSON number."""
+    return NUMBER.fullmatch(text) is not None
+
+
+def is_number_start(text: str) -> bool:
+    """Return whether the text is the beginning of a JSON number."""
+    return NUMBER_START.fullmatch(text) is not None
+
+
+# Readers of one call in a family's format, character by character.
+#
+# A reader returns the name of the function as soon as it is certain that a call begins, then the arguments as they
+# come.
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+MAX_HEADER = 256
+"""Longest text between a marker and the arguments, in characters."""
+
+
+class Status(Enum):
+    """Result of a reader."""
+
+    MORE = auto()
+    DONE = auto()
+    """The call is complete, with this character."""
+    BROKEN = auto()
+    """The text is no call, from this character on."""
+
+
+class CallReader(ABC):
+    """Reader of one call. Mutated by `push`.
+
+    Attributes:
+        name: name of the function; None until it is certain that the text is a call of a known function.
+        arguments: characters of the arguments that were read since `take`.
+    """
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.arguments: list[str] = []
+
+    @abstractmethod
+    def push(self, character: str) -> Status:
+        """Read one character."""
+
+    def take(self) -> str:
+        """Return the arguments since the last call of this method."""
+        text = "".join(self.arguments)
+        self.arguments.clear()
+        return text
+
+
+@final
+class ObjectReader(CallReader):
+    """Reader of {"name": …, "arguments": {…}}; the keys may have any order, and others are skipped.
+
+    Args:
+        names: the known functions.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._scan = JsonScan()
+        self._part: list[str] = []
+        self._key = ""
+        self._found: str | None = None
+        self._has_arguments = False
+        self._is_open = False
+
+    def push(self, character: str) -> Status:
+        """Read one character."""
+        before, depth = self._scan.state, self._scan.depth
+        if (depth == 0 and before is State.VALUE and character not in "{ \t\r\n") or not self._scan.push(character):
+            return Status.BROKEN
+        if depth == 0:
+            return Status.MORE
+        if depth == 1 and not self._read(character, before):
+            return Status.BROKEN
+        if depth > 1 and self._is_open:
+            self.arguments.append(character)
+            self._is_open = self._scan.depth > 1
+        if self._scan.state is State.DONE:
+            return self._end()
+        self._decide()
+        return Status.MORE
+
+    def _read(self, character: str, before: State) -> bool:
+        """Read a character at the level of the call's own keys."""
+        after = self._scan.state
+        if before in (State.KEY, State.KEY_OR_END, State.VALUE) and after is not before:
+            self._part = []
+        if before is State.VALUE and after is not before and self._key in ARGUMENT_KEYS:
+            if self._has_arguments or character not in '{"n':
+                return False
+            self._has_arguments = True
+            if character == "{":
+                self._is_open = True
+                self.arguments.append(character)
+        self._part.append(character)
+        if after is State.COLON and before is State.STRING:
+            self._key = json.loads("".join(self._part))
+        if after is State.COMMA_OR_END and before is State.STRING:
+            return self._text_value(json.loads("".join(self._part)))
+        return True
+
+    def _text_value(self, text: str) -> bool:
+        if self._key == "name":
+            is_new, self._found = self._found is None, text
+            return is_new and text in self._names
+        if self._key in ARGUMENT_KEYS:
+            if not isinstance(json_or_none(text), dict):
+                return False
+            self.arguments.append(text.strip())
+        return True
+
+    def _decide(self) -> None:
+        if self._found is not None and self.arguments:
+            self.name = self._found
+
+    def _end(self) -> Status:
+        if self._found is None:
+            return Status.BROKEN
+        if self.name is None and not self.arguments:
+            self.arguments.append("{}")
+        self.name = self._found
+        return Status.DONE
+
+
+@final
+class NamedReader(CallReader):
+    """Reader of a name with arguments after it: `name[ARGS]{…}` or `name{…}`.
+
+    Args:
+        names: the known functions.
+    """
+
+    HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*")
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._header = ""
+        self._scan = JsonScan()
+
+    def push(self, character: str) -> Status:
+        """Read one character."""
+        if self.name is None:
+            if character != "{":
+                self._header += character
+                is_short = len(self._header) <= MAX_HEADER and re.fullmatch(r"[\s\w.\[\]-]*", self._header)
+                return Status.MORE if is_short else Status.BROKEN
+            found = self.HEADER.fullmatch(self._header)
+            if found is None or found[1] not in self._names:
+                return Status.BROKEN
+            self.name = found[1]
+        if not self._scan.push(character):
+            return Status.BROKEN
+        self.arguments.append(character)
+        return Status.DONE if self._scan.state is State.DONE else Status.MORE
+
+
+def json_or_none(text: str) -> object:
+    """Return a JSON value; None if the text is not JSON, or has half of a surrogate pair."""
+    try:
+        text.encode()
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# Reader of calls in the XML-like format of Qwen3-Coder.
+#
+# <function=name> <parameter=city> Paris </parameter> </function>
+
+HEAD = re.compile(r"\s*<function=([^<>=\s]+)>")
+PARAMETER = re.compile(r"\s*<parameter=([^<>=\n]+)>")
+END = re.compile(r"\s*</function>")
+PARTIAL = re.compile(r"\s*(<[^>]*)?")
+VALUE_END = "</parameter>"
+
+
+@final
+class XmlReader(CallReader):
+    """Reader of one function element.
+
+    Args:
+        schemas: the JSON schema of the arguments of each known function.
+    """
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._schemas = schemas
+        self._part = ""
+        self._parameter: str | None = None
+        self._seen: set[str] = set()
+
+    def push(self, character: str) -> Status:
+        """Read one character."""
+        self._part += character
+        if self.name is None:
+            return self._head()
+        if self._parameter is None:
+            return self._between()
+        if character == ">" and self._part.endswith(VALUE_END):
+            self._value(self._part.removesuffix(VALUE_END))
+        return Status.MORE
+
+    def _head(self) -> Status:
+        found = HEAD.fullmatch(self._part)
+        if found is not None and found[1] in self._schemas:
+            self.name, self._part = found[1], ""
+            return Status.MORE
+        return self._partial("<function=")
+
+    def _between(self) -> Status:
+        """Read between two parameters."""
+        found = PARAMETER.fullmatch(self._part)
+        if found is not None and found[1] not in self._seen:
+            self._parameter, self._part = found[1], ""
+            self._seen.add(found[1])
+            return Status.MORE
+        if END.fullmatch(self._part):
+            self.arguments.append("}" if self._seen else "{}")
+            return Status.DONE
+        return self._partial("<parameter=", "</function>")
+
+    def _partial(self, *tags: str) -> Status:
+        """Return whether the part is the beginning of one of the tags."""
+        tag = self._part.lstrip()
+        is_known = any(known.startswith(tag) or tag.startswith(known) for known in tags)
+        is_open = PARTIAL.fullmatch(self._part) is not None and len(tag) <= MAX_HEADER
+        return Status.MORE if is_known and is_open else Status.BROKEN
+
+    def _value(self, text: str) -> None:
+        assert self.name is not None
+        assert self._parameter is not None
+        value = text.removeprefix("\n").removesuffix("\n")
+        name = json.dumps(self._parameter, ensure_ascii=False)
+        written = json.dumps(_typed(self._schemas[self.name], self._parameter, value), ensure_ascii=False)
+        self.arguments.append(f"{', ' if len(self._seen) > 1 else '{'}{name}: {written}")
+        self._parameter, self._part = None, ""
+
+
+def _typed(schema: Mapping[str, Any], name: str, value: str) -> Any:
+    """Return the value of a parameter: as JSON if that follows the schema of the arguments, else as text."""
+    found = json_or_none(value)
+    if found is None and value.strip() != "null":
+        return value
+    validator = validator_of(schema)
+    # the errors of other parameters, such as missing ones, are the same for both
+    read, text = (_errors(validator, {name: one}) for one in (found, value))
+    return found if read <= text else value
+
+
+def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
+    try:
+        return sum(1 for _ in validator.iter_errors(arguments))
+    except Exception:  # of a reference or a pattern that is not supported: nothing tells the two apart
+        return 0
+
 
 SPACE = " \t\r\n"
 

@@ -12,15 +12,23 @@ from draftree.core.errors import InvalidRequestError
 from draftree.sampling.grammar.schema import violations
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
-from draftree.serve.notes import note
 from draftree.serve.reasoning import AnswerParser, Reasoning
 from draftree.serve.records import current_record
-from draftree.serve.tools.call_grammar import CallGrammar, call_grammar
-from draftree.serve.tools.families import FAMILIES, GENERIC, Family, family_of
-from draftree.serve.tools.functions import Function, functions_of, is_forced, required_name
-from draftree.serve.tools.generic import without_tools
-from draftree.serve.tools.parser import CallFormat, CallParser
-from draftree.serve.tools.readers import json_or_none
+from draftree.serve.schema import note
+from draftree.serve.tools.families import (
+    FAMILIES,
+    GENERIC,
+    CallGrammar,
+    Family,
+    Function,
+    call_grammar,
+    family_of,
+    functions_of,
+    is_forced,
+    required_name,
+    without_tools,
+)
+from draftree.serve.tools.parser import CallFormat, CallParser, json_or_none
 from draftree.text.chat.messages import check_messages
 from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer

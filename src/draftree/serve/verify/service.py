@@ -1,34 +1,125 @@
-"""The service of a verify server: frames of devices become rounds of the engine.
-
-All texts of all sessions are in one engine per model, with the other requests of the server: drafts that arrive while a
-pass runs are scored together in the next one. A frame is checked completely before any of it takes effect.
-"""
+"""The service of a verify server: frames of devices become rounds of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
+from draftree.engine.given import GivenTrees
+from draftree.models.source import EncoderDecoder
 from draftree.remote.errors import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_request
+from draftree.remote.requests import read_params
 from draftree.remote.split.messages import SPLIT_REQUESTS
-from draftree.serve.errors import closed_error
+from draftree.remote.tokenizers import tokenizer_fingerprint
+from draftree.serve.errors import ApiError, api_error, closed_error
+from draftree.serve.gate import MAX_RETRY_SECONDS
+from draftree.serve.params import require_choices, within_limits
 from draftree.serve.pool import ServedModel
 from draftree.serve.server import Server
 from draftree.serve.verify.layers import LayerService
-from draftree.serve.verify.opening import open_text
-from draftree.serve.verify.replies import error_frame, model_facts
-from draftree.serve.verify.sessions import Session, Talk, require_room
+from draftree.serve.verify.sessions import DraftedByClient, OpenText, Session, Talk, WrittenAlone, require_room
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
-from draftree.serve.verify.texts import DraftedByClient, OpenText, WrittenAlone
 
-__all__ = ["VerifyService"]
+DRAFT_LABEL = "remote"
+"""Drafter of clients' texts in metrics."""
+
+
+async def open_text(server: Server, session: Session, message: Mapping[str, Any], *, now: float) -> OpenText:
+    """Queue a text with what is written of it.
+
+    Args:
+        server: limits and meters.
+        session: of the text.
+        message: a request of type `open`.
+        now: on the clock of leases.
+
+    Raises:
+        FrameError: tokens beyond the vocabulary.
+        ApiError: a limit of the server.
+        DraftreeError: as `AsyncLLM.submit`.
+    """
+    model = session.model
+    vocab = model.llm.llm.model.vocab_size
+    if any(token >= vocab for token in (*message["prompt"], *message["output"])) or not message["prompt"]:
+        raise FrameError(f"the prompt is empty, or has a token beyond the vocabulary of {vocab}", code="bad_token")
+    if message["output"] and len(message["output"]) >= message["limit"]:
+        raise InvalidRequestError(
+            f"the text has {len(message['output'])} tokens, and its limit is {message['limit']}: it has ended, so it "
+            "cannot be opened"
+        )
+    params = read_params(message["params"], seed=message["seed"], max_tokens=message["limit"])
+    require_choices(server.settings, params, {})
+    prompts = [list(message["prompt"])]
+    params, (prompt,) = await within_limits(server.settings, model, prompts=prompts, params=params)
+    name, given = f"verify-{uuid.uuid4().hex}", None if message["plain"] else GivenTrees()
+    meter = server.meters[model.name]
+    meter.register(name, "none" if given is None else DRAFT_LABEL)
+    try:
+        submission = await model.llm.submit(
+            prompt,
+            params,
+            draft=None if given is None else "none",
+            request_id=name,
+            trace=given is not None,
+            owner=session.key.name,
+            given=given,
+            written=message["output"],
+        )
+    except BaseException:
+        meter.release(name)
+        raise
+    kind = WrittenAlone if given is None else DraftedByClient
+    return kind(message["text"], model.llm, submission, now)
+
+
+RETRY_STATUS = frozenset({429, 503})
+
+
+async def model_facts(model: ServedModel, settings: VerifySettings) -> dict[str, Any]:
+    """Return the part of a greeting that depends on the model; measures its passes once.
+
+    Raises:
+        ApiError: 400, the model has an encoder.
+    """
+    llm, target = model.llm.llm, model.llm.llm.model
+    if isinstance(target, EncoderDecoder):
+        raise ApiError(400, f"the model '{model.name}' has an encoder: drafts are verified for causal models")
+    costs = await model.llm.pass_costs(1 + settings.max_nodes)
+    return {
+        "model": model.name,
+        "vocab": target.vocab_size,
+        "context": min(target.max_length, llm.engine.longest),
+        "eos": list(llm.requests.eos_ids),
+        "tokenizer": await model.llm.prompts.with_tokenizer(tokenizer_fingerprint),
+        "exact": target.is_exact,
+        "trees": target.supports_trees,
+        "nodes": settings.max_nodes,
+        "texts": settings.max_texts,
+        "lease": settings.lease,
+        "passes": [[rows, seconds] for rows, seconds in sorted(costs.items())],
+    }
+
+
+def error_frame(error: Exception, number: int | None) -> bytes:
+    """Return the reply for an error; texts of unexpected errors are not shown."""
+    if isinstance(error, FrameError):
+        return encode({"t": "error", "id": number, "code": error.code, "message": str(error), "status": 422})
+    found = api_error(error)
+    frame: dict[str, Any] = {"t": "error", "id": number, "code": found.code or "refused", "message": found.message}
+    frame |= {"status": found.status, "param": found.param}
+    if found.status in RETRY_STATUS:
+        given = found.headers.get("Retry-After", "1")
+        frame["retry_ms"] = 1000 * min(MAX_RETRY_SECONDS, int(given) if given.isdigit() else 1)
+    return encode(frame)
+
 
 logger = logging.getLogger(__name__)
 

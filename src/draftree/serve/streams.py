@@ -1,4 +1,4 @@
-"""Server-sent events, and the end of work for a client that is gone."""
+"""Streams of server-sent events and of JSON lines, and the end of work for a client that is gone."""
 
 from __future__ import annotations
 

@@ -1,25 +1,28 @@
-"""Prefix-aware choice of a replica: what each replica served lately, combined with its load.
-
-A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an equal
-beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and values
-in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is busier
-than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one of two
-random replicas (power of two choices).
-
-Needs no ray.
-"""
+"""Requests as values between proxy and replicas, and the choice of a replica by prefix and load. Needs no ray."""
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, final
+
+# Prefix-aware choice of a replica: what each replica served lately, combined with its load.
+#
+# A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an
+# equal beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and
+# values in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is
+# busier than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one
+# of two random replicas (power of two choices).
+#
+# Needs no ray.
 
 BLOCK_CHARACTERS = 64
 """Characters per block, about 16 tokens."""
@@ -152,3 +155,119 @@ class PrefixRouting:
         replicas: Sequence[str] = list(loads)
         two = self._random.sample(replicas, min(2, len(replicas)))
         return sorted(two, key=lambda replica: loads[replica])
+
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+CANCELLING_SECONDS = 5.0
+"""Time that an app gets to end a request after the client left; then its task is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request with its whole body, and what the router needs of it.
+
+    Attributes:
+        scope: picklable part of the ASGI scope.
+        body: whole body.
+        blocks: hashes of the prompt's beginning.
+        avoid: ids of replicas that failed this request.
+    """
+
+    scope: dict[str, Any]
+    body: bytes
+    blocks: Blocks = ()
+    avoid: frozenset[str] = field(default=frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStart:
+    """Status and headers of an answer, and the id of the replica that gives it."""
+
+    status: int
+    headers: Headers
+    replica: str
+
+
+Part = AnswerStart | bytes
+
+
+def picklable_scope(scope: Scope) -> dict[str, Any]:
+    """Return the fields of a scope that describe the request; the rest belongs to the server that received it."""
+    kept = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string", "client", "server")
+    found = {name: scope[name] for name in kept if name in scope}
+    return found | {"headers": [(bytes(name), bytes(value)) for name, value in scope["headers"]], "root_path": ""}
+
+
+async def call_app(app: App, request: HttpRequest, *, replica: str) -> AsyncGenerator[Part, None]:
+    """Call an ASGI app and yield its answer. Closing the generator disconnects the client of the app.
+
+    Args:
+        app: an ASGI app whose lifespan has started.
+        request: the request.
+        replica: id of this replica.
+    """
+    parts: asyncio.Queue[Part | None] = asyncio.Queue()
+    left = asyncio.Event()
+    bodies = [request.body]
+
+    async def receive() -> Message:
+        if bodies:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            parts.put_nowait(AnswerStart(message["status"], headers, replica))
+        elif message["type"] == "http.response.body" and message.get("body"):
+            parts.put_nowait(bytes(message["body"]))
+
+    task = asyncio.create_task(_run(app, dict(request.scope), receive, send, parts))
+    try:
+        while (part := await parts.get()) is not None:
+            if isinstance(part, AnswerStart):
+                yield part
+                continue
+            chunks, is_last = _drained(part, parts)
+            yield chunks
+            if is_last:
+                break
+        await task
+    finally:
+        left.set()
+        await _end(task)
+
+
+async def _run(app: App, scope: Scope, receive: Receive, send: Send, parts: asyncio.Queue[Part | None]) -> None:
+    try:
+        await app(scope, receive, send)
+    finally:
+        parts.put_nowait(None)
+
+
+def _drained(first: bytes, parts: asyncio.Queue[Part | None]) -> tuple[bytes, bool]:
+    """Return the chunks that wait as one, and whether the answer ends with them."""
+    chunks = [first]
+    while not parts.empty():
+        part = parts.get_nowait()
+        if part is None:
+            return b"".join(chunks), True
+        assert isinstance(part, bytes), "the start comes before all chunks"
+        chunks.append(part)
+    return b"".join(chunks), False
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    if not task.done():
+        await asyncio.wait([task], timeout=CANCELLING_SECONDS)
+    if not task.done():
+        task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task

@@ -1,4 +1,4 @@
-"""Strings and bytes of single tokens, for log-probabilities."""
+"""Strings and bytes of single tokens, and log-probabilities in the APIs' forms."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Transcription over HTTP: forms, sound files, and the formats of the answer."""

@@ -1,1 +1,0 @@
-"""From texts and updates to the JSON of responses."""
