@@ -22,9 +22,8 @@ from draftree.engine.engine import Engine, Limits
 from draftree.llm import LLM
 from draftree.loading.load import load_model
 from draftree.loading.provenance import load_average, machine, now, versions
-from draftree.train.data.capture import Capture
-from draftree.train.data.settings import CaptureSettings
-from draftree.train.data.sources import prompt_set
+from draftree.train.data.capture import Capture, CaptureSettings
+from draftree.train.data.prompts import prompt_set
 
 KINDS = ("plain", "capture")
 

@@ -8,7 +8,7 @@ accepted, under the rule of the same line:
 
 * `measured`: the head's pick under the text's own noise is the text's token (greedy texts: its most likely token).
 * `best 2`, `best 4`: the text's token is one of so many best ones, at every depth.
-* `coupled`: the closed form of `measured` under shared noise (`train/acceptance.py`).
+* `coupled`: the closed form of `measured` under shared noise (`train/losses.py`).
 * `overlap`: sum of min(p, q), the most that any rule can accept which verifies one drafted token.
 * `vocabulary`: the target's mass on the draft vocabulary, the acceptance of a head without other faults.
 * `..., all tokens`: the same head with all rows of the target's output head.
@@ -36,10 +36,10 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise, gumbel
 from draftree.heads.base import TargetParts
 from draftree.heads.shipped import head_folder
-from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
 from draftree.train.batches import Batch, first_chain
 from draftree.train.boost import trainee_of
 from draftree.train.head_trainee import TextTrainee
+from draftree.train.losses import LEAST_LOG, condensed, coupled_acceptance, overlap
 from draftree.train.preparing import TrainingJob, prepare
 from draftree.train.settings import Limits, TrainSettings
 

@@ -23,8 +23,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from draftree import LLM, SamplingParams
 from draftree.core.tree import TokenTree
 from draftree.lab.fleet.simulation import RoundOutcome
-from draftree.remote.protocol import VERSION, DraftedText, decode, encode, pack_draft, unpack_walk
-from draftree.remote.requests import sendable_params
+from draftree.remote.protocol import VERSION, DraftedText, decode, encode, pack_draft, sendable_params, unpack_walk
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 Pattern = Sequence[tuple[int, int]]

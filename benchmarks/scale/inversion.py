@@ -33,7 +33,7 @@ from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, LanguageModel, Pass
-from draftree.remote.split.states import StateFormat
+from draftree.remote.split.messages import StateFormat
 
 CHUNK = 512
 """Tokens that are tried in one pass, as a tree of one level."""

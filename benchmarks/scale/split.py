@@ -30,7 +30,7 @@ from end_and_cloud import DelayingProxy, prompts, served
 from draftree import LLM, SamplingParams
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.provenance import machine, now, versions
-from draftree.remote.latency import Latency
+from draftree.remote.link import Latency
 
 WARM_UP_TOKENS = 6
 PINGS = 3

@@ -28,7 +28,7 @@ from draftree.loading.resolve import resolve_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, Pass
 from draftree.models.kv.slotted import SlottedModel
-from draftree.remote.split.states import StateFormat
+from draftree.remote.split.messages import StateFormat
 
 MOST = 127
 

@@ -21,7 +21,7 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError, ModelL
 from draftree.heads.folders import write_head
 from draftree.loading.first_layers import load_first_layers, write_first_layers
 from draftree.loading.load import load_model
-from draftree.remote.errors import RefusedError
+from draftree.remote.address import RefusedError
 from draftree.remote.split import exchange
 from draftree.remote.transport import PostTransport, WebSocketTransport
 from draftree.serve.verify.settings import VerifySettings

@@ -25,8 +25,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.core.types import RoundRecord
 from draftree.remote import transport
 from draftree.remote import transport as transports
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import ConnectionLostError
+from draftree.remote.address import ConnectionLostError, RemoteAddress
 from draftree.remote.link import Patience
 from draftree.remote.protocol import VERSION, encode
 from draftree.remote.tokenizers import files_digest, install_files, kept_digests

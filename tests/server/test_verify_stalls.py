@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import ConnectionLostError
+from draftree.remote.address import ConnectionLostError, RemoteAddress
 from draftree.remote.transport import PostTransport, Transport, WebSocketTransport
 from serving import self_signed
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import RefusedError
+from draftree.remote.address import RefusedError, RemoteAddress
 from draftree.remote.transport import PostTransport, WebSocketTransport, fetch
 from draftree.serve.access import KeyRing
 from draftree.serve.app import create_app

@@ -11,9 +11,8 @@ from draftree import LLM
 from draftree.loading.load import LoadedModel
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
-from draftree.train.data.capture import Capture
-from draftree.train.data.jobs import DataPrompt, PromptSet
-from draftree.train.data.settings import CaptureSettings
+from draftree.train.data.capture import Capture, CaptureSettings
+from draftree.train.data.prompts import DataPrompt, PromptSet
 from text_backends import byte_level
 
 VOCAB = 430

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from draftree.remote.errors import ConnectionLostError
+from draftree.remote.address import ConnectionLostError
 from draftree.remote.transport import Transport, WebSocketTransport
 
 

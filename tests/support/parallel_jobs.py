@@ -109,7 +109,7 @@ def sums_alike() -> list[bool]:
     import torch
     import torch.distributed as dist
 
-    from draftree.parallel.sums import ordered_sum
+    from draftree.parallel.load import ordered_sum
 
     generator = torch.Generator().manual_seed(dist.get_rank())
     rows = torch.randn(64, 2048, generator=generator)
@@ -180,11 +180,10 @@ def main(rank: int, size: int, folder: Path) -> None:
     import torch
     from torch.distributed import FileStore
 
-    import draftree.parallel.world as worlds
+    from draftree.parallel import world as worlds
     from draftree.parallel.channel import Member
     from draftree.parallel.load import attend, lead
-    from draftree.parallel.options import ParallelOptions
-    from draftree.parallel.settings import LoadSettings
+    from draftree.parallel.options import LoadSettings, ParallelOptions
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     faulthandler.dump_traceback_later(SECONDS - 60, exit=True)  # what a process that hangs waits for

@@ -17,7 +17,7 @@ from draftree.loading.load import LoadedModel, load_model
 from draftree.models.base import Extend, Pass
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Connector, Link
-from draftree.remote.split.states import StateFormat
+from draftree.remote.split.messages import StateFormat
 from draftree.remote.split.target import SplitModel
 from draftree.serve.pool import ServedModel
 from draftree.serve.verify.settings import VerifySettings

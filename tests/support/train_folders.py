@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from bench_samples import write_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.shards import TrainingData
 
 WORDS = ("the", "fox", "dog", "sleeps", "runs", "quick", "lazy", "jumps", "over", "brown")
 ANSWER = 40

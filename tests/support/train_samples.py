@@ -14,8 +14,8 @@ from draftree.core.noise import Noise, gumbel
 from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.models.embeddings import EmbeddingFacts
-from draftree.train.data.texts import Text, TopRows
-from draftree.train.fresh_head import HeadShape, fresh_head, head_config
+from draftree.train.data.shards import Text, TopRows
+from draftree.train.head import HeadShape, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee
 from draftree.train.settings import Limits, TrainSettings
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import TrainingRun
-from draftree.train.processes import Alone
+from draftree.train.loop import Alone, TrainingRun
 from draftree.train.settings import TrainSettings
 
 CPU = torch.device("cpu")

@@ -140,7 +140,7 @@ def leave(leaving: SystemExit) -> int:
         drop_output()
         return PIPE_CLOSED
     if leaving.code == TERMINATED:
-        from draftree.parallel.lifeline import ALONE, lost_process
+        from draftree.parallel.channel import ALONE, lost_process
 
         reason = lost_process()  # torchrun ends all processes when one has ended
         if reason is not None:

@@ -22,8 +22,8 @@ from draftree.core.errors import ConfigurationError, suggestion
 if TYPE_CHECKING:
     from draftree.train.evaluate import Evaluation
     from draftree.train.head import HeadOptions, HeadResult
+    from draftree.train.loop import Progress
     from draftree.train.preparing import TrainingJob
-    from draftree.train.run_state import Progress
     from draftree.train.settings import TrainSettings
 
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
@@ -348,8 +348,7 @@ def head_of(
         ConfigurationError: a value is out of range.
         typer.BadParameter: the layers are no integers.
     """
-    from draftree.train.fresh_head import HeadShape
-    from draftree.train.head import HeadOptions
+    from draftree.train.head import HeadOptions, HeadShape
 
     shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
     return HeadOptions(shape, draft_vocab, layers_of(features), start)
@@ -567,8 +566,7 @@ def distill(
 
     Ctrl-C keeps the last checkpoint, and --resume continues.
     """
-    from draftree.train.distill import train_student
-    from draftree.train.student import StudentOptions
+    from draftree.train.distill import StudentOptions, train_student
 
     chosen = StudentOptions(start, hidden, layers, heads, intermediate, kept_layers)
     settings = dataclasses.replace(run.settings, weight_decay=weight_decay)
@@ -620,7 +618,7 @@ def export(
     if to == PACKAGE:
         if served_as is not None:
             raise typer.BadParameter("--to package names the target by itself: leave it out", param_hint="--served-as")
-        from draftree.train.shipping import ship_head
+        from draftree.train.export import ship_head
 
         say(
             "".join(f"{line}\n" for line in ship_head(folder, target=target, output=output, licence=licence, int8=int8))

@@ -20,9 +20,8 @@ from draftree.drafters import NO_DRAFT
 from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
-    from draftree.train.data.capture import Capture, Progress
-    from draftree.train.data.jobs import PromptSet
-    from draftree.train.data.settings import CaptureSettings
+    from draftree.train.data.capture import Capture, CaptureSettings, Progress
+    from draftree.train.data.prompts import PromptSet
 
 PROGRESS = 1000
 """Messages between two lines of progress."""
@@ -53,8 +52,8 @@ def prompts(
     if not output.parent.is_dir():
         raise ConfigurationError(f"the folder '{output.parent}' does not exist")
     from draftree.cli.runs import fetch_and_load
-    from draftree.train.data.magpie import MessageSettings, magpie_prompts
-    from draftree.train.data.manifest import write_atomically
+    from draftree.train.data.prompts import MessageSettings, magpie_prompts
+    from draftree.train.data.shards import write_atomically
 
     settings = MessageSettings(
         number=number, temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed, batch=batch
@@ -187,8 +186,7 @@ def data(
     require_sound(model)
     named = [(name, None if is_own(name) else read_prompts(name)) for name in prompts or DEFAULT_PROMPTS]
     from draftree.cli.runs import fetch_and_load
-    from draftree.train.data.capture import Capture
-    from draftree.train.data.settings import CaptureSettings
+    from draftree.train.data.capture import Capture, CaptureSettings
 
     settings = CaptureSettings(
         features=features,
@@ -218,8 +216,7 @@ def is_own(name: str) -> bool:
 
 def set_of(name: str, own: Sequence[FilePrompt] | None) -> PromptSet:
     """Return the prompts of a file, or those with a name."""
-    from draftree.train.data.jobs import DataPrompt, PromptSet
-    from draftree.train.data.sources import prompt_set
+    from draftree.train.data.prompts import DataPrompt, PromptSet, prompt_set
 
     if own is None:
         return prompt_set(name)
@@ -236,7 +233,7 @@ def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:
     Raises:
         ConfigurationError: the folder cannot be continued, or the disk is too small.
     """
-    from draftree.train.data.sizing import estimate, require_disk
+    from draftree.train.data.capture import estimate, require_disk
 
     found = capture.found(output)
     if found is not None:
@@ -258,7 +255,7 @@ def run(capture: Capture, settings: CaptureSettings, output: Path) -> None:
         with progress(settings.limit_tokens, len(capture.jobs)) as show:
             manifest = capture.run(output, on_progress=show)
     except KeyboardInterrupt:
-        from draftree.train.data.manifest import Manifest
+        from draftree.train.data.shards import Manifest
 
         found = Manifest.read(output)
         note(f"interrupted: {found.num_texts:,} texts are stored; the same command continues")

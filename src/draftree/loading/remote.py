@@ -15,8 +15,7 @@ from draftree.core.files import expanded
 from draftree.loading.choices import resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError
+from draftree.remote.address import FrameError, RemoteAddress
 from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests, tokenizer_fingerprint
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights.cache import Cache

@@ -8,23 +8,466 @@ from __future__ import annotations
 
 import os
 import secrets
+import selectors
 import socket
 import struct
 import sys
+import threading
 import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import NoReturn
 
-from draftree.core.errors import RankError
-from draftree.parallel.lifeline import Lifelines
-from draftree.parallel.messages import HEADER, NUMBER_BYTES, MessageReader
+from draftree.core.errors import RankError, harmless
+from draftree.models.base import Close, Commit, Edit, Extend, Fork, LayerSubset, Pass, Slot, Truncate
 from draftree.parallel.world import World
 
-__all__ = ["Leader", "Member", "ending_with"]
+# Detection of ended processes: a connection that carries nothing while both ends live.
+#
+# A process that waits inside a collective operation cannot check anything, so a thread watches the connections. When
+# one is lost, the process has `GRACE_SECONDS` to end by itself, for example by the error of a broken collective; then
+# the thread ends it.
+
+GRACE_SECONDS = 2.0
+"""Time from a lost connection to the end of the process."""
+LISTENED_GRACE_SECONDS = 10.0
+"""The same for a process with listeners, such as a server that sends errors to its clients before it ends."""
+FAILED = 1
+"""Exit status of a process that ends because another one ended."""
+POLL_SECONDS = 0.2
+NOTICE_SECONDS = 0.5
+"""Time within which the end of another process is noticed here, if it is what a launcher ends this process for."""
+ALONE = "this process ends, because it cannot go on alone"
+CLEAN = b"."
+LENGTH = struct.Struct("<q")
+MAX_TEXT = 1 << 16
+
+
+_current: Lifelines | None = None
+
+
+def lost_process() -> str | None:
+    """Return why this process has to end if another one of its job ended; None if none did.
+
+    A launcher that ends this process because another one ended may be faster than the thread that watches, so it is
+    waited for.
+    """
+    return None if _current is None else _current.noticed()
+
+
+class Lifelines:
+    """Watches connections to other ranks on a thread of its own.
+
+    Args:
+        rank: of this process.
+        peers: connected sockets by rank.
+    """
+
+    def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
+        self._rank, self._peers = rank, dict(peers)
+        global _current  # noqa: PLW0603, a process belongs to one job
+        self._ended, self._has_failed = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+        self.releases: list[Callable[[], None]] = []
+        """Functions that let a pass return that waits for an ended process; called until this process ends."""
+        self.failure: str | None = None
+        """Why this process has to end; None as long as all processes live."""
+        self.is_told = False
+        """Whether the failure was raised as an error, which its reader shows."""
+        self._thread = threading.Thread(target=self._watch, name="draftree-lifelines", daemon=True)
+        self._thread.start()
+        _current = self
+
+    def noticed(self) -> str | None:
+        """Return `failure`, after a short wait unless the connections were closed here."""
+        if not self._ended.is_set():
+            self._has_failed.wait(NOTICE_SECONDS)
+        return self.failure
+
+    def on_failure(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Add a function that gets `failure` when it occurs, on the thread that watches; it must return soon.
+
+        The process then has `LISTENED_GRACE_SECONDS` to end by itself.
+
+        Returns:
+            A function that removes the callback.
+        """
+        with self._lock:
+            self._listeners.append(callback)
+
+        def remove() -> None:
+            with self._lock:
+                if callback in self._listeners:
+                    self._listeners.remove(callback)
+
+        return remove
+
+    def fail(self, reason: str) -> None:
+        """Tell the other ranks that this process cannot go on."""
+        data = reason.encode("utf-8", "replace")[:MAX_TEXT]
+        for peer in self._peers.values():
+            try:
+                peer.sendall(LENGTH.pack(len(data)) + data)
+            except OSError:
+                continue  # it ended already
+
+    def end(self) -> None:
+        """Tell the other ranks that this process ends as planned, and stop watching."""
+        for peer in self._peers.values():
+            try:
+                peer.sendall(CLEAN)
+            except OSError:
+                continue
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connections without a word, as the end of the process would."""
+        with self._lock:
+            self._ended.set()
+            for peer in self._peers.values():
+                peer.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the connections end, at most this long."""
+        self._thread.join(seconds)
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                for rank, peer in self._peers.items():
+                    selector.register(peer, selectors.EVENT_READ, rank)
+            while selector.get_map() and not self._ended.is_set():
+                for key, _ in selector.select(POLL_SECONDS):
+                    reason = self._read(key.data)
+                    with self._lock:
+                        if self._ended.is_set():
+                            return
+                        selector.unregister(key.fileobj)
+                    if reason is not None:
+                        self._lose(reason)
+                        return
+
+    def _read(self, rank: int) -> str | None:
+        """Return why a rank's connection ended; None if it ended as planned."""
+        peer = self._peers[rank]
+        try:
+            first = peer.recv(1)
+            if first == CLEAN:
+                return None
+            if first:
+                (length,) = LENGTH.unpack(first + _exactly(peer, LENGTH.size - 1))
+                text = _exactly(peer, min(length, MAX_TEXT)).decode("utf-8", "replace")
+                return f"rank {rank} failed: {text}"
+        except OSError:
+            pass
+        return f"rank {rank} ended without a word"
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            self.failure, listeners = reason, tuple(self._listeners)
+        self._has_failed.set()
+        self._release()
+        for listener in listeners:
+            listener(reason)
+        end = time.monotonic() + (LISTENED_GRACE_SECONDS if listeners else GRACE_SECONDS)
+        while time.monotonic() < end:
+            if self._ended.wait(POLL_SECONDS):
+                return
+            self._release()  # again: a pass may have begun after the last time
+        if not self.is_told and self._rank == 0 and sys.stderr is not None:
+            sys.stderr.write(harmless(f"error: {reason}; {ALONE}\n"))
+            sys.stderr.flush()
+        leave(FAILED)
+
+    def _release(self) -> None:
+        for release in self.releases:
+            release()
+
+
+def leave(status: int) -> None:
+    """End the process at once; a thread that waits in a collective operation may never end."""
+    os._exit(status)
+
+
+def _exactly(peer: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = peer.recv(count - len(data))
+        if not part:
+            raise ConnectionError("the connection ended")
+        data += part
+    return data
+
+
+# Messages from rank 0 to the other ranks: operations on slots as flat 64-bit integers.
+#
+# A message has a header of six numbers (`MAGIC`, `VERSION`, total length, number of the message, `Flag`, number of
+# operations) and then the operations of one round: the edits since the last pass, among them the commits that walks
+# decided, and the pass. Lists are a count and their values; ascending runs, such as the parents of a chain, are the
+# negative count and the first value.
+
+MAGIC = 0x647261667472
+VERSION = 1
+HEADER = 6
+"""Numbers of a header."""
+NUMBER_BYTES = 8
+MAX_NUMBERS = 1 << 26
+"""Upper bound of a message's length; a larger one is malformed."""
+
+
+class MessageError(RuntimeError):
+    """A malformed message, or one that does not continue the last one."""
+
+
+class Flag(IntEnum):
+    """Purpose of a message."""
+
+    WORK = 0
+    STOP = 1
+
+
+class _Code(IntEnum):
+    OPEN = 1
+    RESERVE = 2
+    COMMIT = 3
+    TRUNCATE = 4
+    FORK = 5
+    CLOSE = 6
+    RUN = 7
+    ASK = 8
+
+
+class Question(IntEnum):
+    """What all ranks compute together besides passes; rank 0 uses the result."""
+
+    INPUT_EMBEDDING = 1
+    OUTPUT_HEAD = 2
+    EMBEDDING_FACTS = 3
+    FINAL_NORM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open an empty slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Reserve memory; arguments of `LanguageModel.reserve`."""
+
+    num_slots: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run a pass, with `num_open` slots open."""
+
+    pass_: Pass
+    num_open: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Compute something together; `width` of a row for `Question.FINAL_NORM`."""
+
+    question: Question
+    width: int = 0
+
+
+Operation = Open | Reserve | Run | Ask | Edit
+
+
+class MessageWriter:
+    """The operations of the next message."""
+
+    def __init__(self) -> None:
+        self._numbers = array("q")
+        self._count = 0
+        self._sent = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def open(self) -> None:
+        """Add `Open`."""
+        self._add(_Code.OPEN)
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Add `Reserve`."""
+        self._add(_Code.RESERVE, num_slots, length)
+
+    def edits(self, edits: Sequence[Edit]) -> None:
+        """Add edits; before they are applied, because closed slots have no id."""
+        for edit in edits:
+            match edit:
+                case Commit(slot, path, keep):
+                    self._add(_Code.COMMIT, slot.id)
+                    self._list(path)
+                    self._list(keep)
+                case Truncate(slot, length):
+                    self._add(_Code.TRUNCATE, slot.id, length)
+                case Fork(slot, length):
+                    self._add(_Code.FORK, slot.id, length)
+                case Close(slot):
+                    self._add(_Code.CLOSE, slot.id)
+
+    def run(self, pass_: Pass, num_open: int) -> None:
+        """Add `Run`."""
+        self._add(_Code.RUN, num_open, len(pass_.jobs))
+        self._part(pass_.layers)
+        self._list(pass_.capture)
+        for job in pass_.jobs:
+            self._numbers.append(job.slot.id)
+            self._list(job.tokens)
+            self._list(job.parents)
+            self._numbers.append(job.logits_at is not None)
+            self._list(() if job.logits_at is None else job.logits_at)
+
+    def ask(self, ask: Ask) -> None:
+        """Add `Ask`."""
+        self._add(_Code.ASK, ask.question, ask.width)
+
+    def take(self, flag: Flag = Flag.WORK) -> bytes:
+        """Return the message, and begin the next one."""
+        header = array("q", (MAGIC, VERSION, HEADER + len(self._numbers), self._sent, flag, self._count))
+        message = header.tobytes() + self._numbers.tobytes()
+        self._sent += 1
+        self._numbers, self._count = array("q"), 0
+        return message
+
+    def _add(self, code: _Code, *values: int) -> None:
+        self._count += 1
+        self._numbers.extend((code, *values))
+
+    def _list(self, values: Sequence[int]) -> None:
+        numbers = array("q", values)
+        count = len(numbers)
+        if (
+            count > 1
+            and numbers[-1] - numbers[0] == count - 1
+            and list(numbers) == [*range(numbers[0], numbers[-1] + 1)]
+        ):
+            self._numbers.extend((-count, numbers[0]))
+        else:
+            self._numbers.append(count)
+            self._numbers.extend(numbers)
+
+    def _part(self, part: LayerSubset) -> None:
+        self._numbers.append(-1 if part.end is None else part.end)
+        self._list(sorted(part.attention))
+        self._list(sorted(part.mlp))
+
+
+class MessageReader:
+    """Reads messages in their order."""
+
+    def __init__(self) -> None:
+        self._received = 0
+        self._numbers: Sequence[int] = ()
+        self._at = 0
+
+    @staticmethod
+    def rest_of(header: bytes) -> int:
+        """Return the number of bytes after a header.
+
+        Raises:
+            MessageError: this is no header of this version.
+        """
+        magic, version, length, *_ = array("q", header)
+        if (magic, version) != (MAGIC, VERSION) or not HEADER <= length <= MAX_NUMBERS:
+            raise MessageError(
+                f"a message begins with {magic}, {version}, {length} and not with {MAGIC}, {VERSION} and a length: "
+                "all processes need the same version of Draftree"
+            )
+        return (length - HEADER) * NUMBER_BYTES
+
+    def read(self, header: bytes, rest: bytes, slots: Mapping[int, Slot]) -> tuple[Flag, Iterator[Operation]]:
+        """Return the flag of a message and its operations on these slots; a slot must exist when it is used.
+
+        Raises:
+            MessageError: the message is malformed or out of order; also while the operations are read.
+        """
+        *_, number, flag, count = array("q", header)
+        if number != self._received or flag not in (Flag.WORK, Flag.STOP):
+            raise MessageError(f"message {number} with flag {flag} came instead of message {self._received}")
+        self._received += 1
+        self._numbers, self._at = array("q", rest), 0
+        return Flag(flag), self._operations(count, slots)
+
+    def _operations(self, count: int, slots: Mapping[int, Slot]) -> Iterator[Operation]:
+        for _ in range(count):
+            yield self._operation(slots)
+        if self._at != len(self._numbers):
+            raise MessageError(f"a message has {len(self._numbers) - self._at} numbers after its last operation")
+
+    def _operation(self, slots: Mapping[int, Slot]) -> Operation:
+        code = self._next()
+        match code:
+            case _Code.OPEN:
+                return Open()
+            case _Code.RESERVE:
+                return Reserve(self._next(), self._next())
+            case _Code.COMMIT:
+                return Commit(self._slot(slots), self._list(), self._list())
+            case _Code.TRUNCATE:
+                return Truncate(self._slot(slots), self._next())
+            case _Code.FORK:
+                return Fork(self._slot(slots), self._next())
+            case _Code.CLOSE:
+                return Close(self._slot(slots))
+            case _Code.RUN:
+                num_open, jobs = self._next(), self._next()
+                part, capture = self._part(), tuple(self._list())
+                return Run(Pass([self._job(slots) for _ in range(jobs)], part, capture), num_open)
+            case _Code.ASK:
+                question, width = self._next(), self._next()
+                if question not in set(Question):
+                    raise MessageError(f"a message has the question {question}, which does not exist")
+                return Ask(Question(question), width)
+        raise MessageError(f"a message has the operation {code}, which does not exist")
+
+    def _job(self, slots: Mapping[int, Slot]) -> Extend:
+        slot, tokens, parents = self._slot(slots), self._list(), self._list()
+        is_listed, logits_at = self._next(), self._list()
+        return Extend(slot, tokens, parents, logits_at if is_listed else None)
+
+    def _part(self) -> LayerSubset:
+        end = self._next()
+        return LayerSubset(None if end < 0 else end, frozenset(self._list()), frozenset(self._list()))
+
+    def _slot(self, slots: Mapping[int, Slot]) -> Slot:
+        number = self._next()
+        if number not in slots:
+            raise MessageError(f"a message names slot {number}, which is not open")
+        return slots[number]
+
+    def _list(self) -> list[int]:
+        count = self._next()
+        if count < 0:
+            first = self._next()
+            return list(range(first, first - count))
+        if self._at + count > len(self._numbers):
+            raise MessageError(f"a message ends within a list of {count} numbers")
+        self._at += count
+        return list(self._numbers[self._at - count : self._at])
+
+    def _next(self) -> int:
+        if self._at >= len(self._numbers):
+            raise MessageError("a message ends within an operation")
+        self._at += 1
+        return self._numbers[self._at - 1]
+
 
 JOIN_SECONDS = 1800.0
 """Time for all processes to start; rank 0 may download the model meanwhile."""
 HELLO_SECONDS = 10.0
-POLL_SECONDS = 0.1
+STORE_POLL_SECONDS = 0.1
 PROBE_SECONDS = 10
 PROBES = 6
 """A silent connection is probed every `PROBE_SECONDS`; after this many probes without an answer it is lost."""
@@ -33,7 +476,6 @@ SECRET_BYTES = 16
 HELLO = struct.Struct(f"<{SECRET_BYTES}sqq")
 """Secret, rank, and kind of a connection."""
 MESSAGES, LIFELINE = 0, 1
-LENGTH = struct.Struct("<q")
 MAX_REPORT = 1 << 40
 
 
@@ -95,8 +537,8 @@ class Leader:
         found = []
         for peer in self._peers.values():
             try:
-                (length,) = LENGTH.unpack(_exactly(peer, LENGTH.size))
-                found.append(_exactly(peer, min(length, MAX_REPORT)))
+                (length,) = LENGTH.unpack(_received_exactly(peer, LENGTH.size))
+                found.append(_received_exactly(peer, min(length, MAX_REPORT)))
             except OSError as error:
                 self.give_up(error)
         return found
@@ -108,7 +550,7 @@ class Leader:
             RankError: always.
         """
         if self._peers and self.lifelines.failure is None:
-            self.lifelines.wait(POLL_SECONDS * 5)  # the reason may still be on its way
+            self.lifelines.wait(STORE_POLL_SECONDS * 5)  # the reason may still be on its way
         reason = self.lifelines.failure
         if reason is None:
             reason = "the other ranks were stopped" if cause is None else f"rank 0 failed: {cause}"
@@ -149,7 +591,7 @@ class Member:
         while not world.store.check([key]):  # short waits, so that signals are handled
             if time.monotonic() > end:
                 raise RankError(f"rank {world.rank} waited {join_seconds:.0f} s for rank 0: start all processes again")
-            time.sleep(POLL_SECONDS)
+            time.sleep(STORE_POLL_SECONDS)
         host, port, secret = world.store.get(key).decode().split()
         self.rank = world.rank
         self._messages = _connected(host, int(port), HELLO.pack(bytes.fromhex(secret), world.rank, MESSAGES))
@@ -163,8 +605,8 @@ class Member:
             RankError: rank 0 ended.
         """
         try:
-            header = _exactly(self._messages, HEADER * NUMBER_BYTES)
-            return header, _exactly(self._messages, MessageReader.rest_of(header))
+            header = _received_exactly(self._messages, HEADER * NUMBER_BYTES)
+            return header, _received_exactly(self._messages, MessageReader.rest_of(header))
         except OSError as error:
             raise RankError(f"rank 0 ended, so rank {self.rank} ends") from error
 
@@ -202,7 +644,7 @@ def _accepted(listener: socket.socket, secret: bytes, ranks: range, end: float) 
             raise RankError(f"ranks {missing} did not connect: start all processes with the same options") from error
         peer.settimeout(HELLO_SECONDS)
         try:
-            known, rank, kind = HELLO.unpack(_exactly(peer, HELLO.size))
+            known, rank, kind = HELLO.unpack(_received_exactly(peer, HELLO.size))
         except OSError:
             peer.close()
             continue
@@ -236,7 +678,7 @@ def _settled(peer: socket.socket) -> socket.socket:
     return peer
 
 
-def _exactly(peer: socket.socket, count: int) -> bytes:
+def _received_exactly(peer: socket.socket, count: int) -> bytes:
     data = bytearray(count)
     view, at = memoryview(data), 0
     while at < count:

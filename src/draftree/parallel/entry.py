@@ -38,7 +38,7 @@ def load_divided(
     if not division.is_parallel:
         return load(model, **settings)
     from draftree.parallel.load import load_together
-    from draftree.parallel.settings import LoadSettings
+    from draftree.parallel.options import LoadSettings
 
     return load_together(model, division, LoadSettings(**settings))
 
@@ -67,7 +67,7 @@ def leave_to_rank_zero(
     if own_rank(division) == 0:
         return
     from draftree.parallel.load import load_together
-    from draftree.parallel.settings import LoadSettings
+    from draftree.parallel.options import LoadSettings
 
     if threads is not None:
         import torch

@@ -8,26 +8,533 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
-from draftree.core.errors import ConfigurationError, DraftreeError, RankError, UnsupportedModelError
-from draftree.loading.load import LoadedModel
-from draftree.loading.reading import first_line
-from draftree.models.check import EXACT_LENGTHS, NATIVE_LENGTHS, check, rounds_alike
-from draftree.models.torch.identity import fingerprint_of
-from draftree.parallel.channel import Leader, Member
-from draftree.parallel.follow import follow, signals_ignored
-from draftree.parallel.lifeline import FAILED, GRACE_SECONDS
-from draftree.parallel.model import ParallelModel
-from draftree.parallel.options import ParallelOptions
-from draftree.parallel.settings import LoadSettings
-from draftree.parallel.shares import LoadedShare, load_share
-from draftree.parallel.world import World, current_world
+import torch
+from torch import Tensor
 
-__all__ = ["attend", "lead", "load_together"]
+from draftree.core.errors import ConfigurationError, DraftreeError, RankError, UnsupportedModelError, require_extra
+from draftree.core.files import code_named_in
+from draftree.loading.choices import require_known, resolve_dtype
+from draftree.loading.encoder_decoder import is_encoder_decoder
+from draftree.loading.endings import eos_ids_in
+from draftree.loading.load import LoadedModel
+from draftree.loading.packed_reference import ROUNDED_TOLERANCE, whole_reference
+from draftree.loading.reading import first_line, read_model
+from draftree.loading.resolve import resolve_model
+from draftree.loading.upcast import in_float32
+from draftree.loading.wrapping import row_buckets
+from draftree.models.check import (
+    EXACT_LENGTHS,
+    NATIVE_LENGTHS,
+    QUANTIZED_TOLERANCE,
+    ReferenceLogits,
+    check,
+    reference_logits,
+    rounds_alike,
+)
+from draftree.models.kv.slotted import SlottedModel
+from draftree.models.memory import Footprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.model import NativeModel
+from draftree.models.native.shares import TeamMemory, divide
+from draftree.models.native.weights import ModelWeights
+from draftree.models.torch.attention import ProbePass
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.identity import fingerprint_of, samples_of
+from draftree.models.torch.static.buckets import Shapes
+from draftree.parallel.channel import FAILED, GRACE_SECONDS, Leader, Member
+from draftree.parallel.model import ParallelModel, follow, signals_ignored
+from draftree.parallel.options import LoadSettings, ParallelOptions
+from draftree.parallel.world import World, current_world, local_device, require_group
+
+# Tensor-parallel plans for the modules of one stage.
+#
+# transformers resolves the plan of the whole model and applies it after a pipeline has replaced the layers of other
+# stages; version 5.23 then fails at the first module that is not there. Here the plan is reduced to the modules of the
+# stage before it is applied.
+
+REPLACED = "PipelineIdentityLayer"
+"""Class of transformers that stands for a module of another stage."""
+APPLY = "apply_tensor_parallelism"
+
+
+def own_part(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
+    """Return the entries of a plan whose modules or parameters this process has.
+
+    Args:
+        model: a model whose other stages are replaced.
+        plan: style by name of a module or parameter of the whole model.
+    """
+    modules = {name for name, module in model.named_modules() if type(module).__name__ != REPLACED}
+    known = modules | {name for name, _ in model.named_parameters()}
+    return {name: style for name, style in plan.items() if name in known}
+
+
+@contextmanager
+def plans_of_stages() -> Iterator[None]:
+    """Let models that are loaded inside have tensor-parallel stages.
+
+    Raises:
+        ConfigurationError: the installed transformers applies plans in another way.
+    """
+    import transformers
+    from transformers.distributed import mixin
+
+    apply = getattr(mixin, APPLY, None)
+    if apply is None:
+        raise ConfigurationError(
+            f"tp and pp together are not known to work with transformers {transformers.__version__}: use tp or pp "
+            "alone, or transformers 5.23"
+        )
+
+    def apply_own(model: Any, mesh: Any, plan: Mapping[str, str]) -> Any:
+        return apply(model, mesh, own_part(model, plan))
+
+    setattr(mixin, APPLY, apply_own)
+    try:
+        yield
+    finally:
+        setattr(mixin, APPLY, apply)
+
+
+# Stages of a pipeline: each runs its layers, and only the last one the head.
+#
+# transformers divides the layers and wraps the model's forward so that the last stage sends all logits to the others.
+# Here rank 0 has the last stage, so logits stay where they are read, and hidden states are all that is sent. The
+# division is private in transformers: with a version that is not known, its own forward runs, and the logits are sent.
 
 logger = logging.getLogger(__name__)
+
+KNOWN_VERSIONS = ("5.23.", "5.24.")
+"""Versions of transformers whose division of layers is known."""
+PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_size")
+
+
+class Stage:
+    """Forward passes through the layers of one stage.
+
+    Args:
+        model: a `…ForCausalLM` whose layers transformers has divided.
+        version: of transformers.
+
+    Attributes:
+        is_own: whether the passes are ours; if not, transformers' own forward runs, which sends the logits.
+    """
+
+    def __init__(self, model: Any, version: str) -> None:
+        self._model = model
+        self._stage: Any = getattr(model, "_pp_stage", None)
+        self._whole: Any = getattr(model.forward, "__wrapped__", None)
+        is_complete = self._whole is not None and all(hasattr(self._stage, name) for name in PARTS)
+        self.is_own = version.startswith(KNOWN_VERSIONS) and is_complete
+        if not self.is_own:
+            logger.info("stages of transformers %s are not known: every pass sends its logits", version)
+
+    @property
+    def sends_logits(self) -> bool:
+        """Whether this process gets logits from a pass."""
+        return not self.is_own or bool(self._stage.pp_is_last_stage)
+
+    def logits(self, **arguments: Any) -> Tensor | None:
+        """Run one pass through all stages.
+
+        Args:
+            **arguments: of the model's forward: `input_ids`, `position_ids` and others.
+
+        Returns:
+            The logits; None where they are not computed.
+        """
+        if not self.is_own:
+            found: Tensor = self._model(**arguments).logits
+            return found
+        stage, model = self._stage, self._model
+        parameter = next(model.parameters())
+        place = {"device": parameter.device, "dtype": parameter.dtype}
+        if not stage.pp_is_first_stage:
+            tokens = arguments.pop("input_ids")
+            shape = (*tokens.shape[:2], model.config.get_text_config().hidden_size)
+            arguments["inputs_embeds"] = stage.communicate("recv_forward", shape=shape, **place)
+        if stage.pp_is_last_stage:
+            own: Tensor = self._whole(**arguments).logits
+            return own
+        arguments.pop("logits_to_keep", None)
+        hidden = getattr(model, model.base_model_prefix)(**arguments).last_hidden_state
+        stage.communicate("send_forward", tensor=hidden, **place)
+        return None
+
+
+# Sums of partial products in the order of the ranks.
+#
+# An all-reduce adds the ranks' parts in an order that depends on the size of the message, so with more than two ranks
+# the sum of a row depends on how many rows a pass has. Here every rank gathers the parts, in the dtype of the weights,
+# and adds them in float32 from rank 0 up. The cost is tp times the bytes of the parts.
+
+ORDERED = ("rowwise", "rowwise_rep", "rowwise_split_input")
+"""Styles of transformers whose sums are replaced."""
+WITHOUT_SUMS = (
+    "colwise",
+    "colwise_rep",
+    "colwise_gather_output",
+    "packed_colwise",
+    "replicated_with_grad_allreduce",
+    "replicate",
+    "local_params",
+    "embedding_rowwise",
+    "embedding_colwise",
+)
+"""Styles that add nothing, or one number and zeros."""
+
+
+def ordered_sum(part: Tensor, group: Any) -> Tensor:
+    """Return the sum of all ranks' parts, added in float32 in the order of the ranks, in the dtype of the parts.
+
+    Args:
+        part: of this rank; the same shape on all ranks.
+        group: process group of the ranks.
+    """
+    import torch.distributed as dist
+
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    wide = torch.float64 if part.dtype == torch.float64 else torch.float32
+    total = parts[0].to(wide)
+    for other in parts[1:]:
+        total = total + other.to(wide)
+    return total.to(part.dtype)
+
+
+def require_ordered(styles: Iterator[str] | list[str], kind: str) -> None:
+    """Check that all sums of a plan can be ordered.
+
+    Raises:
+        UnsupportedModelError: the plan has other sums, such as those of experts.
+    """
+    strange = sorted(set(styles) - set(ORDERED) - set(WITHOUT_SUMS))
+    if strange:
+        raise UnsupportedModelError(
+            f"strict_sums cannot order the sums of '{kind}' (style {strange[0]}): leave strict_sums out"
+        )
+
+
+@contextmanager
+def ordered_sums() -> Iterator[None]:
+    """Let models that are loaded inside add their partial products in the order of the ranks."""
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+    from transformers.distributed.tensor_parallel import RowwiseParallel
+
+    class Ordered(RowwiseParallel):
+        def transform_output_post_forward(self, module: Any, output: Tensor, mesh: Any) -> Tensor:
+            found = ordered_sum(output, mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp"))
+            bias = module._parameters.get("bias")
+            return found if bias is None else found + (bias.to_local() if hasattr(bias, "to_local") else bias)
+
+    before = {name: ALL_PARALLEL_STYLES[name] for name in ORDERED}
+    for name, style in before.items():
+        ALL_PARALLEL_STYLES[name] = Ordered(input_layouts=style.input_layouts)
+    try:
+        yield
+    finally:
+        for name in before:
+            del ALL_PARALLEL_STYLES[name]
+
+
+def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
+    """Check that the heads and layers of a model can be divided; loads nothing.
+
+    Args:
+        name: name of the model in messages.
+        config: its configuration.
+        options: the division.
+
+    Raises:
+        ConfigurationError: heads or layers cannot be divided, or transformers has no plan for the architecture.
+    """
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+    plan = getattr(text, "base_model_tp_plan", None)
+    if options.tp > 1 and not plan:
+        raise ConfigurationError(
+            f"transformers has no tensor-parallel plan for '{name}' of type '{text.model_type}': use tp=1"
+        )
+    for what, count in (("key-value heads", kv_heads), ("attention heads", heads)):
+        if count % options.tp:
+            possible = [size for size in range(1, kv_heads + 1) if not kv_heads % size and not heads % size]
+            raise ConfigurationError(
+                f"'{name}' has {count} {what}, which cannot be divided evenly among tp={options.tp} processes: "
+                f"use tp of {', '.join(map(str, possible))}"
+            )
+    if options.pp > 1 and not getattr(text, "base_model_pp_plan", None):
+        raise ConfigurationError(
+            f"transformers cannot divide the layers of '{name}' of type '{text.model_type}' into stages: use pp=1"
+        )
+    if options.pp > int(text.num_hidden_layers):
+        raise ConfigurationError(
+            f"'{name}' has {text.num_hidden_layers} layers, fewer than pp={options.pp} stages: use a smaller pp"
+        )
+    if options.strict_sums:
+        require_ordered(list((plan or {}).values()), name)
+
+
+class ShardedReader:
+    """Reads a process's share of a model, in place of a class of transformers.
+
+    Args:
+        options: the division.
+    """
+
+    def __init__(self, options: ParallelOptions) -> None:
+        self._options = options
+
+    def from_pretrained(self, folder: Any, *, trust_remote_code: bool = False, **settings: Any) -> Any:
+        """Load the share; arguments and result are those of `AutoModelForCausalLM.from_pretrained`."""
+        from transformers import AutoModelForCausalLM
+        from transformers.distributed import DistributedConfig
+
+        division = DistributedConfig(tp_size=self._options.tp, pp_size=self._options.pp)
+        loader: Any = AutoModelForCausalLM
+        with ExitStack() as changes:
+            if self._options.strict_sums:
+                changes.enter_context(ordered_sums())
+            if self._options.tp > 1 and self._options.pp > 1:
+                changes.enter_context(plans_of_stages())
+            return loader.from_pretrained(
+                folder, distributed_config=division, trust_remote_code=trust_remote_code, **settings
+            )
+
+
+class ShardedModel(HFModel):
+    """Share of a transformers model as a `LanguageModel`; its passes are those of all processes together.
+
+    Args:
+        model: the share.
+        options: the division.
+        row_buckets: as for `HFModel`.
+        shapes: as for `HFModel`.
+
+    Raises:
+        UnsupportedModelError: as for `HFModel`.
+    """
+
+    def __init__(
+        self, model: Any, options: ParallelOptions, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None
+    ) -> None:
+        import transformers
+
+        self._stage = Stage(model, transformers.__version__) if options.pp > 1 else None
+        super().__init__(model, row_buckets=row_buckets, shapes=shapes)
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of this share in bytes."""
+        local = (getattr(weight, "to_local", lambda weight=weight: weight)() for weight in self.model.parameters())
+        return replace(super().footprint, weights=sum(one.numel() * one.element_size() for one in local))
+
+    def _require_calls(self, probe: ProbePass, num_layers: int) -> None:
+        if self._stage is None:
+            super()._require_calls(probe, num_layers)
+            return
+        if not probe.shapes or not probe.windows_of_calls <= probe.windows_of_masks:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} calls the registered attention in none of the layers of a stage, or with "
+                "other windows than its masks have"
+            )
+
+    def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
+        if self._stage is None:
+            return super()._forward(tokens, positions, rows)
+        arguments: dict[str, Any] = {
+            "input_ids": tokens.to(self.device),
+            "position_ids": positions.to(self.device),
+            "use_cache": False,
+        }
+        if rows is not None and self._rows_keyword:
+            arguments["logits_to_keep"] = rows.to(self.device)
+        logits = self._stage.logits(**arguments)
+        if logits is None:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        found = logits[0]
+        if rows is not None and not self._rows_keyword:
+            found = found[rows.to(self.device)]
+        return found if found.dtype == torch.float64 else found.float()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedShare:
+    """Share of a model in this process.
+
+    Attributes:
+        model: the share.
+        folder: folder of the model's files.
+        reference: logits of the self-check.
+        facts: what rank 0 needs to know of this share: "max_length", and "samples" of its weights in hexadecimal
+            digits if the fingerprint has to be put together.
+        eos_ids: tokens that end a text.
+        is_fixed: whether passes run in C or have fixed shapes, so that rows may have the same bits in every pass.
+        kernels: name of the kernels.
+        quantization: of the weights.
+        tolerance: of the self-check; None for that of the dtype.
+        releases: functions that let a pass return that waits for an ended process.
+    """
+
+    model: SlottedModel
+    folder: Path
+    reference: ReferenceLogits
+    facts: dict[str, Any]
+    eos_ids: tuple[int, ...]
+    is_fixed: bool
+    kernels: str
+    quantization: str | None = None
+    tolerance: float | None = None
+    releases: tuple[Callable[[], None], ...] = ()
+
+    @property
+    def is_native(self) -> bool:
+        """Whether passes run in C."""
+        return isinstance(self.model, NativeModel)
+
+
+def load_share(
+    world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings
+) -> LoadedShare:
+    """Load this process's share; all processes call it.
+
+    Raises:
+        DraftreeError: as `load_together`.
+    """
+    require_possible(world, options, settings)
+    device = local_device(settings.device, world)
+    folder = resolve_model(name, reason="processes that share a model read plain weights")
+    if is_encoder_decoder(folder):
+        raise ConfigurationError(f"'{name}' is an encoder-decoder model, which one process runs: leave {options} out")
+    if settings.kernels in ("auto", "native") and device.type == "cpu":
+        try:
+            return _load_native(world, folder, options, settings, device)
+        except NativeUnavailableError as reason:
+            if settings.kernels == "native" or settings.quantization is not None:
+                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {reason}") from reason
+            logger.info("%s: passes run through torch: %s", name, reason)
+    return _load_torch(world, name, folder, options, settings, device)
+
+
+def _load_native(
+    world: World, folder: Path, options: ParallelOptions, settings: LoadSettings, device: torch.device
+) -> LoadedShare:
+    """Load this process's share of a model whose passes run in C.
+
+    Raises:
+        NativeUnavailableError: the model, the division or this machine has no native kernels.
+    """
+    if options.pp > 1:
+        raise NativeUnavailableError("passes in C have no stages: use tp")
+    if not world.is_one_machine:
+        raise NativeUnavailableError("passes in C share memory, and the processes run on several machines")
+    dtype = resolve_dtype(settings.dtype, device)
+    if settings.trust_remote_code and code_named_in(folder):
+        raise NativeUnavailableError("it runs code of its own")
+    model = read_model(folder, dtype, device, trust_remote_code=settings.trust_remote_code)
+    model.eval().requires_grad_(False)
+    with in_float32(model):  # as for one process
+        reference = reference_logits(model)
+    blueprint, eos_ids = plan_lowering(HFModel(model)), eos_ids_in(model)
+    memory = team_memory(world)
+    share = divide(blueprint, world.rank, world.size, memory)
+    tolerance = QUANTIZED_TOLERANCE.get(settings.quantization or "")
+    if settings.quantization == "int4" and world.rank == 0:
+        reference, tolerance = whole_reference(model, blueprint, reference), ROUNDED_TOLERANCE
+    ours = NativeModel(blueprint, ModelWeights(model), quantization=settings.quantization, share=share)
+    facts = {"max_length": ours.max_length}
+    kernels = f"native ({ours.instructions})"
+    how = (True, kernels, settings.quantization, tolerance, (memory.release,))
+    return LoadedShare(ours, folder, reference, facts, eos_ids, *how)
+
+
+def team_memory(world: World) -> TeamMemory:
+    """Return memory that all processes of this machine share; all processes call it.
+
+    Raises:
+        NativeUnavailableError: the system has none.
+    """
+    TeamMemory.require_possible()
+    key = world.next_name("memory")
+    if world.rank == 0:
+        memory = TeamMemory.create()
+        world.store.set(key, memory.path)
+        return memory
+    return TeamMemory.opened(world.store.get(key).decode())
+
+
+def require_possible(world: World, options: ParallelOptions, settings: LoadSettings) -> None:
+    """Check the options before anything is loaded.
+
+    Raises:
+        ConfigurationError: they do not fit together, or to the number of processes.
+    """
+    require_known(settings.kernels, settings.quantization)
+    if world.size != options.num_processes:
+        raise ConfigurationError(
+            f"{options} needs {options.num_processes} processes, and {world.size} were started: start torchrun with "
+            f"--nproc-per-node {options.num_processes}, or change tp and pp so that their product is {world.size}"
+        )
+    if settings.kernels == "graphs" and options.pp > 1:
+        raise ConfigurationError("kernels 'graphs' have no stages: use pp=1, or other kernels")
+
+
+def _load_torch(
+    world: World,
+    name: str | os.PathLike[str],
+    folder: Path,
+    options: ParallelOptions,
+    settings: LoadSettings,
+    device: torch.device,
+) -> LoadedShare:
+    from transformers import AutoConfig
+
+    if settings.kernels == "graphs" and device.type == "cuda":
+        raise ConfigurationError("kernels 'graphs' do not capture exchanges between GPUs: use tp=1, or other kernels")
+    require_extra("parallel", "models divided among processes need", error=ConfigurationError)
+    require_distributed()
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=settings.trust_remote_code)
+    require_divisible(str(name), config, options)
+    require_group(world, options, device)
+    dtype = resolve_dtype(settings.dtype, device)
+    model = read_model(
+        folder, dtype, device, trust_remote_code=settings.trust_remote_code, reader=ShardedReader(options)
+    )
+    model.eval().requires_grad_(False)
+    reference = reference_logits(model)  # before the attention is replaced
+    shapes = Shapes() if settings.kernels == "graphs" else None
+    ours = ShardedModel(model, options, row_buckets=row_buckets(model), shapes=shapes)
+    facts: dict[str, Any] = {"max_length": ours.max_length}
+    if options.pp > 1:
+        facts["samples"] = {key: value.hex() for key, value in samples_of(model).items()}
+    return LoadedShare(ours, folder, reference, facts, eos_ids_in(model), shapes is not None, "torch")
+
+
+def require_distributed() -> None:
+    """Raise if the installed transformers cannot divide models.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    import transformers
+
+    try:
+        from transformers.distributed import DistributedConfig
+    except ImportError:
+        DistributedConfig = None  # type: ignore[assignment,misc]
+    fields = getattr(DistributedConfig, "__dataclass_fields__", {})
+    if not {"tp_size", "pp_size"} <= set(fields):
+        raise ConfigurationError(
+            f"transformers {transformers.__version__} cannot divide a model into tp and pp: install transformers 5.23 "
+            "or newer"
+        )
 
 
 def load_together(name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings) -> LoadedModel:

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlsplit
 
-from draftree.core.errors import ConfigurationError, suggestion
+from draftree.core.errors import ConfigurationError, DraftreeError, GenerationError, suggestion
 from draftree.core.host import is_loopback
-
-__all__ = ["PREFIX", "RemoteAddress", "is_remote"]
 
 PREFIX = "remote:"
 FORM = "write remote:http://HOST:PORT or remote:https://HOST"
@@ -161,3 +159,40 @@ def _split(name: str, options: Mapping[str, str]) -> int:
             "such as weights=smollm2-135m-instruct"
         )
     return int(given)
+
+
+class FrameError(DraftreeError):
+    """A frame that cannot be read.
+
+    Attributes:
+        code: machine-readable reason.
+    """
+
+    def __init__(self, message: str, *, code: str = "bad_frame") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ConnectionLostError(DraftreeError):
+    """A connection ended or timed out; the same frame can be sent again over a new one."""
+
+
+class UnreachableError(GenerationError):
+    """The server did not answer for as long as the client waits."""
+
+
+class RefusedError(GenerationError):
+    """The server refuses a request, and would refuse it again.
+
+    Attributes:
+        code: the server's machine-readable reason.
+        retry_ms: milliseconds after which the server may accept it; None if it will not.
+    """
+
+    def __init__(self, message: str, *, code: str, retry_ms: int | None = None) -> None:
+        super().__init__(message)
+        self.code, self.retry_ms = code, retry_ms
+
+
+class SessionLostError(DraftreeError):
+    """The server does not know the session, or a text of it, any more: texts have to be opened again."""

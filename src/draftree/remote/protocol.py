@@ -17,41 +17,78 @@ extension types are refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 
+from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.tree import ROOT, TokenTree, is_chain
-from draftree.remote.errors import FrameError
-from draftree.remote.fields import (
-    MAX_TOKENS,
-    Check,
-    read_flag,
-    read_number,
-    read_numbers,
-    read_params,
-    read_seed,
-    read_token,
-    read_values,
-)
+from draftree.remote.address import FrameError, RefusedError
+from draftree.sampling.params import SamplingParams
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "MAX_TEXTS",
-    "MAX_TOKENS",
-    "VERSION",
-    "DraftedText",
-    "WalkedText",
-    "decode",
-    "encode",
-    "pack_draft",
-    "pack_walk",
-    "read_request",
-    "unpack_draft",
-    "unpack_walk",
-]
+Check = Callable[[str, Any], Any]
+"""Returns the checked value of a field with this name."""
+MAX_TOKENS = 1 << 18
+"""Most entries of any list in a frame."""
+MAX_ID = 2**53
+MAX_NAME = 256
+
+
+def read_number(name: str, value: Any) -> int:
+    """Return a whole number from 0 on."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ID:
+        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number from 0 to {MAX_ID}")
+    return value
+
+
+def read_seed(name: str, value: Any) -> int:
+    """Return a whole number of at most 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
+        raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number of at most 64 bits")
+    return value
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """Return a truth value."""
+    if not isinstance(value, bool):
+        raise FrameError(f"'{name}' is {value!r:.60}: it must be true or false")
+    return value
+
+
+def read_token(name: str, value: Any) -> str | None:
+    """Return a short text, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > MAX_NAME:
+        raise FrameError(f"'{name}' must be a text of at most {MAX_NAME} characters, or nothing")
+    return value
+
+
+def read_numbers(name: str, value: Any) -> tuple[int, ...]:
+    """Return whole numbers from 0 on."""
+    if not isinstance(value, list):
+        raise FrameError(f"'{name}' must be a list of whole numbers")
+    if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_ID for item in value):
+        raise FrameError(f"'{name}' must be a list of whole numbers of at least 0")
+    return tuple(value)
+
+
+def read_values(name: str, value: Any, length: int) -> Sequence[Any]:
+    """Return a list of this many values."""
+    if not isinstance(value, list) or len(value) != length:
+        raise FrameError(f"'{name}' must be a list of {length} values")
+    return value
+
+
+def params_field(name: str, value: Any) -> dict[str, Any]:
+    """Return a map of sampling parameters, unchecked."""
+    if not isinstance(value, dict):
+        raise FrameError(f"'{name}' must be a map of sampling parameters")
+    return value
+
 
 VERSION = 1
 """Version of the protocol; both sides must have the same."""
@@ -236,7 +273,7 @@ REQUESTS: dict[str, dict[str, Check]] = {
         "text": read_number,
         "prompt": read_numbers,
         "output": read_numbers,
-        "params": read_params,
+        "params": params_field,
         "seed": read_seed,
         "limit": read_number,
         "plain": read_flag,
@@ -248,3 +285,74 @@ REQUESTS: dict[str, dict[str, Check]] = {
     "bye": {"id": read_number},
 }
 """Fields of every request, each with its check; `s`, the session's token, is in frames over POST."""
+
+
+def results_of(reply: Mapping[str, Any]) -> list[Any]:
+    """Return the results of a reply.
+
+    Raises:
+        RefusedError: it has none.
+    """
+    found = reply.get("x")
+    if not isinstance(found, list):
+        raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
+    return found
+
+
+def times_of(reply: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the server's seconds before the pass and in it.
+
+    Raises:
+        FrameError: the reply has no such numbers.
+    """
+    values = reply.get("us")
+    if not isinstance(values, list) or len(values) != 2 or not all(isinstance(value, int) for value in values):
+        raise FrameError("the server's reply has no times")
+    return values[0] * 1e-6, values[1] * 1e-6
+
+
+LOCAL = frozenset(
+    {"n", "seed", "max_tokens", "prediction", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "detokenize"}
+)
+"""Parameters that the device applies, or that the request has in fields of its own."""
+SENT = tuple(field.name for field in dataclasses.fields(SamplingParams) if field.name not in LOCAL)
+"""Parameters on which the text depends."""
+
+
+def sendable_params(params: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that differ from the defaults; mappings as lists of pairs."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(SamplingParams):
+        value = getattr(params, field.name)
+        if field.name in LOCAL or value == field.default or value is None:
+            continue
+        if isinstance(value, Mapping):
+            value = [[key, item] for key, item in value.items()]
+        found[field.name] = list(value) if isinstance(value, tuple) else value
+    return found
+
+
+def read_params(given: Mapping[str, Any], *, seed: int, max_tokens: int) -> SamplingParams:
+    """Return the parameters of a request, checked as those of any request.
+
+    Args:
+        given: as returned by `sendable_params`.
+        seed: of the text.
+        max_tokens: most tokens of the text, those that are written already included.
+
+    Raises:
+        InvalidRequestError: an unknown parameter, or a wrong value.
+    """
+    values = dict(given)
+    for name in values:
+        if name not in SENT:
+            raise InvalidRequestError(f"parameter {name[:60]!r} cannot be sent: {suggestion(name[:60], SENT)}")
+    bias = values.get("logit_bias")
+    if isinstance(bias, list):
+        if not all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int) for pair in bias):
+            raise InvalidRequestError("logit_bias must be a list of pairs of token id and number", param="logit_bias")
+        values["logit_bias"] = dict(bias)
+    try:
+        return SamplingParams(**values, seed=seed, max_tokens=max_tokens)
+    except (TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"the parameters cannot be read ({type(error).__name__})") from error

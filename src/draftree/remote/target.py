@@ -8,6 +8,7 @@ drafter is written by the server alone and read in pieces, so that its speed doe
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,15 +32,53 @@ from draftree.models.base import (
     SlotRequest,
     Truncate,
 )
-from draftree.remote.errors import RefusedError, SessionLostError, UnreachableError
+from draftree.remote.address import RefusedError, SessionLostError, UnreachableError
 from draftree.remote.link import Link
-from draftree.remote.protocol import DraftedText, WalkedText, pack_draft, unpack_walk
-from draftree.remote.replies import results_of, times_of
-from draftree.remote.requests import sendable_params
-from draftree.remote.slots import RemoteSlot, crc_of
+from draftree.remote.protocol import (
+    DraftedText,
+    WalkedText,
+    pack_draft,
+    results_of,
+    sendable_params,
+    times_of,
+    unpack_walk,
+)
+from draftree.sampling.history import History
 from draftree.sampling.logits import PickedRows
 
-__all__ = ["RemoteModel"]
+
+def crc_of(history: History) -> int:
+    """Return the CRC-32 of the tokens of prompt and text as little-endian 32-bit integers."""
+    return zlib.crc32(history.tokens.astype("<i4").tobytes())
+
+
+@final
+class RemoteSlot(Slot):
+    """The device's part of a text on the server. Mutated by `RemoteModel` only."""
+
+    def __init__(self, number: int, text: int, request: SlotRequest) -> None:
+        self._id, self.length_, self.tentative = number, 0, 0
+        self.text, self.request = text, request
+        self.is_done = False
+        """Whether the text has ended on the server."""
+        self.unread: list[int] = []
+        """Tokens that the server wrote alone and the engine has not taken."""
+
+    @property
+    def id(self) -> int:
+        """Lowest free number when the slot was opened."""
+        return self._id
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self.length_
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+        return self.tentative
+
 
 MAX_REOPENED = 3
 """Attempts of one pass whose texts the server lost."""

@@ -17,8 +17,7 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketExce
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import expanded
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import ConnectionLostError, RefusedError
+from draftree.remote.address import ConnectionLostError, RefusedError, RemoteAddress
 from draftree.remote.protocol import MAX_REPLY_BYTES
 
 __all__ = ["PATH", "SILENCE", "PostTransport", "Transport", "WebSocketTransport", "fetch", "open_transport"]

@@ -25,7 +25,7 @@ from draftree.core.errors import (
     RankError,
     UnsatisfiableError,
 )
-from draftree.remote.errors import UnreachableError
+from draftree.remote.address import UnreachableError
 from draftree.serve.json_text import JsonResponse
 from draftree.serve.records import record_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.train.data.texts import Text, TopRows
+from draftree.train.data.shards import Text, TopRows
 
 __all__ = ["Batch", "Layout", "collate", "cut", "first_chain", "is_usable", "pack"]
 

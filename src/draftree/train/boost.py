@@ -20,15 +20,14 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import read_json
-from draftree.train.acceptance import condensed, coupled_acceptance
 from draftree.train.batches import Batch
+from draftree.train.evaluate import CANDIDATES, judge
 from draftree.train.finishing import RECIPE, write
 from draftree.train.head import HeadOptions, HeadResult, start, train_head
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.judging import CANDIDATES, judge
-from draftree.train.losses import MOST_TOKENS
+from draftree.train.loop import Progress
+from draftree.train.losses import MOST_TOKENS, condensed, coupled_acceptance
 from draftree.train.preparing import Prepared, TrainingJob, prepare
-from draftree.train.run_state import Progress
 from draftree.train.settings import TrainSettings
 
 __all__ = ["Boosting", "UnionCounts", "train_boosted"]

@@ -9,27 +9,290 @@ Sources: DistillSpec, arXiv 2310.08461; acceptance losses as for heads (`train/l
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftree.core.errors import ConfigurationError
 from draftree.heads.vocabulary import DraftVocabulary
+from draftree.loading.resolve import resolve_model
+from draftree.text.retokenize import Lexicon, compare_vocabularies, lexicon_of, read_specials
+from draftree.text.tokenizer import Tokenizer
 from draftree.train.batches import Batch
 from draftree.train.evaluate import Evaluation
 from draftree.train.finishing import finish
 from draftree.train.head import HeadResult
 from draftree.train.head_trainee import TextTrainee
-from draftree.train.loop import TrainingRun
+from draftree.train.loop import Progress, TrainingRun
 from draftree.train.preparing import Prepared, TrainingJob, prepare
-from draftree.train.run_state import Progress
 from draftree.train.settings import TrainSettings
-from draftree.train.student import StudentOptions, new_student
 
-__all__ = ["train_student"]
+# Another vocabulary for a model: its embeddings and its output head are rewritten for the tokens of a target.
+#
+# A token that the model has too keeps its row; any other token starts as the mean of the rows of the tokens that spell
+# it. Frequent tokens of two vocabularies are mostly the same words, so the model still writes fluent text, and training
+# has to learn the remaining rows only.
+#
+# Source: mean of subwords as first embeddings: Gee et al., "Fast Vocabulary Transfer for Language Model Compression",
+# 2022 (arXiv 2402.09977).
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The tokens of a target in the tokens of another model.
+
+    Attributes:
+        pieces: for each id of the target the model's ids; empty for an id without text.
+        shared: number of the target's tokens that the model has too.
+    """
+
+    pieces: Sequence[tuple[int, ...]]
+    shared: int
+
+
+def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
+    """Return the spelling of a target's vocabulary.
+
+    Args:
+        target: the target's lexicon.
+        own: the lexicon of the other model.
+        size: number of ids of the target's output head.
+
+    Raises:
+        ConfigurationError: the vocabularies have no token in common.
+    """
+    specials = read_specials(target, own)
+    pieces: list[tuple[int, ...]] = [()] * size
+    shared = 0
+    for token in range(min(size, len(target.bytes_of))):
+        data = target.bytes_of[token]
+        if data and target.ids_of[data] == token:
+            pieces[token] = (own.ids_of[data],) if data in own.ids_of else tuple(own.read(data, begins=False))
+            shared += data in own.ids_of
+        elif token == target.bos_id and own.bos_id is not None:
+            pieces[token] = (own.bos_id,)
+        elif token in specials:
+            given = specials[token]
+            pieces[token] = tuple(own.read(given, begins=False)) if isinstance(given, bytes) else given
+    if not shared:
+        raise ConfigurationError(
+            f"{own.name} and {target.name} have no token in common, so the first cannot start a student of the second: "
+            "choose another model, or leave out --from for a new one"
+        )
+    return Spelling(pieces, shared)
+
+
+@torch.no_grad()
+def transplant(model: Any, spelling: Spelling) -> None:
+    """Give a transformers model the vocabulary of a spelling, in place; tied embeddings stay tied."""
+    embedding = mean_rows(model.get_input_embeddings().weight, spelling.pieces)
+    output = mean_rows(model.get_output_embeddings().weight, spelling.pieces)
+    model.resize_token_embeddings(len(spelling.pieces), mean_resizing=False)
+    model.get_input_embeddings().weight.copy_(embedding)
+    model.get_output_embeddings().weight.copy_(output)
+
+
+def mean_rows(rows: Tensor, pieces: Sequence[tuple[int, ...]]) -> Tensor:
+    """Return the mean of some rows for each token; the mean of all rows where there are none, shape (tokens, width)."""
+    owners = torch.tensor([token for token, ids in enumerate(pieces) for _ in ids], dtype=torch.int64)
+    chosen = torch.tensor([one for ids in pieces for one in ids], dtype=torch.int64)
+    counts = torch.tensor([len(ids) for ids in pieces])
+    found = rows.new_zeros(len(pieces), rows.shape[1]).index_add_(0, owners, rows[chosen])
+    found /= counts.clamp_min(1)[:, None]
+    found[counts == 0] = rows.mean(dim=0)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StudentOptions:
+    """Options of a student.
+
+    Attributes:
+        start: name of a model that training starts from; None for a new one of the sizes below.
+        hidden: width.
+        layers: number of layers.
+        heads: number of attention heads.
+        intermediate: inner width of perceptrons; None for 8/3 of the width, rounded up to 32.
+        kept_layers: number of layers of the given model that stay; None for all.
+    """
+
+    start: str | None = None
+    hidden: int = 256
+    layers: int = 4
+    heads: int = 4
+    intermediate: int | None = None
+    kept_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "intermediate", "kept_layers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+        if self.kept_layers is not None and self.start is None:
+            raise ConfigurationError(
+                f"kept_layers is {self.kept_layers}, but no model is given to keep layers of: give --from, or --layers "
+                "for a new model"
+            )
+        if self.hidden % (2 * self.heads):
+            raise ConfigurationError(
+                f"hidden is {self.hidden} and heads is {self.heads}: each head must have an even width, so hidden must "
+                "be a multiple of twice the heads"
+            )
+
+
+def new_student(
+    prepared: Prepared,
+    settings: TrainSettings,
+    options: StudentOptions,
+    *,
+    note: Callable[[str], None] = lambda text: None,
+) -> Any:
+    """Return the student before training, in the dtype of computation.
+
+    Its context is the longest text that it is trained on, or that of the given model if it is longer: distances of
+    rotary positions that were never trained on are not reliable. In longer texts, drafter `model` reads the last part.
+
+    Args:
+        prepared: the inputs of the run.
+        settings: its settings.
+        options: the student.
+        note: called with lines about decisions.
+
+    Raises:
+        ConfigurationError: a given model cannot get the target's vocabulary, or has fewer layers than are to be kept.
+    """
+    context = longest_text(prepared, settings.max_length)
+    if options.start is None:
+        student = fresh_student(prepared, settings.seed, options, context)
+    else:
+        student = started_student(prepared, options.start, note)
+        if options.kept_layers is not None:
+            keep_layers(student, options.kept_layers)
+        context = extend_context(student, options.start, context)
+    note(f"the student reads up to {context:,} tokens at a time, and the last part of longer texts")
+    return student.to(device=prepared.processes.device, dtype=prepared.dtype)
+
+
+def extend_context(student: Any, name: str, wanted: int) -> int:
+    """Let a given model read at least so many tokens; return how many it reads.
+
+    Raises:
+        ConfigurationError: it reads fewer, and its positions are not rotary.
+    """
+    own = int(getattr(student.config, "max_position_embeddings", wanted))
+    if own >= wanted:
+        return own
+    if not getattr(student.config, "rope_parameters", None):
+        raise ConfigurationError(
+            f"'{name}' reads {own} tokens, and the longest text of the data has {wanted}: cut the texts with "
+            f"--max-length {own}, or choose a model with rotary positions"
+        )
+    student.config.max_position_embeddings = wanted
+    return wanted
+
+
+def longest_text(prepared: Prepared, max_length: int | None) -> int:
+    """Return the number of tokens of the longest text of the data, after the cut to `max_length`."""
+    longest = max(len(prepared.data[number].tokens) for number in (*prepared.seen, *prepared.unseen))
+    return longest if max_length is None else min(longest, max_length)
+
+
+def fresh_student(prepared: Prepared, seed: int, options: StudentOptions, context: int) -> Any:
+    """Return a llama of the given sizes with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = prepared.config
+    torch.manual_seed(seed)
+    rope = getattr(config, "rope_parameters", None) or {}
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=prepared.parts.vocab_size,
+            hidden_size=options.hidden,
+            num_hidden_layers=options.layers,
+            num_attention_heads=options.heads,
+            num_key_value_heads=options.heads,
+            intermediate_size=options.intermediate or 32 * -(-8 * options.hidden // 96),
+            max_position_embeddings=context,
+            rope_parameters={"rope_type": "default", "rope_theta": float(rope.get("rope_theta", 10000.0))},
+            tie_word_embeddings=True,
+            **special_ids(config),
+        )
+    )
+
+
+def special_ids(config: Any) -> dict[str, Any]:
+    """Return the special tokens of a configuration."""
+    return {name: getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def started_student(prepared: Prepared, start: str, note: Callable[[str], None]) -> Any:
+    """Return a given model with the target's vocabulary, in float32.
+
+    Raises:
+        ConfigurationError: the vocabularies differ and cannot be compared.
+    """
+    from transformers import AutoModelForCausalLM
+
+    folder = resolve_model(start)
+    student: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+    adopt_vocabulary(student, start, folder, prepared, note)
+    return student
+
+
+def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, note: Callable[[str], None]) -> None:
+    """Give a model the target's vocabulary if it has another one.
+
+    Raises:
+        ConfigurationError: it has another one, and a tokenizer is missing.
+    """
+    width, wanted = student.get_output_embeddings().weight.shape[0], prepared.parts.vocab_size
+    assert prepared.loaded.folder is not None, "checked when its configuration was read"
+    own, target = Tokenizer.load(folder), Tokenizer.load(prepared.loaded.folder)
+    if own is None or target is None:
+        if width != wanted:
+            raise ConfigurationError(
+                f"'{name}' has {width} tokens and the target {wanted}, and there are no two tokenizers to compare: "
+                "choose a model with the target's tokens, or leave out --from for a new one"
+            )
+        return
+    if width == wanted and compare_vocabularies(target.vocabulary(), own.vocabulary()).same:
+        return
+    spelling = spell_vocabulary(lexicon_of(target), lexicon_of(own), size=wanted)
+    transplant(student, spelling)
+    for key, value in special_ids(prepared.config).items():
+        setattr(student.config, key, value)
+    note(
+        f"'{name}' has other tokens: {spelling.shared:,} of the target's {wanted:,} keep its weights, the others start "
+        "as means of the tokens that spell them"
+    )
+
+
+def keep_layers(student: Any, count: int) -> None:
+    """Keep some layers of a model, evenly spaced and with the first and the last, in place.
+
+    Raises:
+        ConfigurationError: the model has fewer layers, or its layers cannot be removed.
+    """
+    decoder = student.get_decoder()
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ConfigurationError(f"the layers of a '{student.config.model_type}' model cannot be removed: keep all")
+    if count > len(layers):
+        raise ConfigurationError(f"kept_layers is {count}, but the given model has {len(layers)} layers")
+    last = len(layers) - 1
+    chosen = [round(place * last / max(1, count - 1)) for place in range(count)]
+    decoder.layers = nn.ModuleList(layers[place] for place in chosen)
+    for place, layer in enumerate(decoder.layers):
+        layer.self_attn.layer_idx = place
+    student.config.num_hidden_layers = count
+    kinds = getattr(student.config, "layer_types", None)
+    if kinds is not None:
+        student.config.layer_types = [kinds[place] for place in chosen]
+
 
 TOKENIZER_FILES = (
     "tokenizer.json",

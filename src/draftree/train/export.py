@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from draftree.core.errors import ModelLoadError
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.core.files import JsonError, read_json
-from draftree.heads.folders import is_head, read_head
+from draftree.heads.base import Head, TargetParts
+from draftree.heads.calibration import CONFIDENCE
+from draftree.heads.folders import is_head, packed, read_head
+from draftree.heads.layouts import CONFIG, SAFE, speculators
+from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
+from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
-from draftree.loading.load import load_model
+from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.resolve import resolve_model
+from draftree.train.finishing import CARD, RECIPE, card, write
+from draftree.weights.catalogue import CATALOGUE
 
 MODEL_TOKENS = 4
 """Tokens that a whole model drafts in a round, in the printed flags."""
@@ -87,3 +99,155 @@ def _export_model(folder: Path, *, to: str, target: str, output: Path) -> list[s
         f"--speculative-draft-model-path {output} --speculative-num-steps {MODEL_TOKENS} "
         f"--speculative-eagle-topk 1 --speculative-num-draft-tokens {MODEL_TOKENS + 1}"
     ]
+
+
+# The folder of a head as this package ships it: small, with a manifest that names the target, recipe and model card.
+#
+# What equals the target's own rows (embedding, output head) is not stored. Matrices can be stored in 8 bits.
+
+NAME = "package"
+
+
+def ship_head(
+    folder: Path,
+    *,
+    target: str,
+    output: Path,
+    licence: str | None = None,
+    int8: bool = False,
+    kind: str = "EAGLE-3 head",
+) -> list[str]:
+    """Write a trained head into a folder for `src/draftree/heads/shipped`.
+
+    Args:
+        folder: the folder of 'draftree train head', with its recipe.
+        target: the target: a catalogue name, folder or hub id.
+        output: new or empty folder, named after the target.
+        licence: of the head's weights; None for that of the target in the catalogue.
+        int8: whether matrices are stored in 8 bits, with a scale for each row.
+        kind: noun for the head on its card.
+
+    Returns:
+        Lines that describe the result.
+
+    Raises:
+        ConfigurationError: the head was trained for other weights, the folder is too large or not empty, or the licence
+            is unknown.
+        ModelError: the head or the target cannot be loaded.
+    """
+    licence = _licence(licence, target)
+    _require_empty(output)
+    recipe = _recipe(folder)
+    head = read_head(folder, dtype=torch.bfloat16)
+    loaded = load_model(target, dtype="bfloat16", device="cpu", kernels="torch")
+    _require_target(recipe, loaded, folder)
+    tensors, left_out = own_tensors(head, TargetParts.of(loaded.model))
+    config = head.config.changed(
+        own_embedding=EMBEDDING in tensors, own_output=OUTPUT in tensors, target_name=Path(target).name
+    )
+    values = speculators.values(config) | {"torch_dtype": "bfloat16"}
+    assert loaded.folder is not None, "it was loaded by name"
+    manifest = manifest_json(loaded.model.fingerprint, config_facts(loaded.folder), licence)
+    output.mkdir(parents=True, exist_ok=True)
+    _write_weights(output / SAFE, tensors, int8=int8)
+    write(output / CONFIG, _json(values))
+    write(output / MANIFEST, _json(manifest))
+    facts = recipe | {"target": config.target_name}
+    write(output / RECIPE, _json(facts))
+    write(output / CARD, card(facts, kind, f"head:{output.name}") + _licence_section(licence))
+    if (folder / CONFIDENCE).is_file():
+        shutil.copyfile(folder / CONFIDENCE, output / CONFIDENCE)
+    return _report(output, left_out)
+
+
+def own_tensors(head: Head, parts: TargetParts) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors that a folder must hold, with the map of a reduced vocabulary, and the names of the others.
+
+    Args:
+        head: the head, in bfloat16.
+        parts: of its target; rows that are equal to these in bfloat16 are left out.
+    """
+    tensors = {name: tensor.detach().cpu() for name, tensor in head.state_dict().items()}
+    rows = {EMBEDDING: parts.embedding, OUTPUT: parts.output[head.vocabulary.ids]}
+    left_out = [
+        name
+        for name, own in rows.items()
+        if name in tensors and torch.equal(tensors[name].bfloat16(), own.cpu().bfloat16())
+    ]
+    for name in left_out:
+        del tensors[name]
+    return tensors | {name: tensor.cpu() for name, tensor in maps_of(head.vocabulary).items()}, left_out
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the size of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _write_weights(path: Path, tensors: Mapping[str, Tensor], *, int8: bool) -> None:
+    from safetensors.torch import save_file
+
+    stored = dict(_stored(tensors, int8=int8))
+    save_file({name: tensor.contiguous().clone() for name, tensor in stored.items()}, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+
+
+def _stored(tensors: Mapping[str, Tensor], *, int8: bool) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        if int8 and tensor.is_floating_point() and tensor.dim() == 2:
+            yield from packed(name, tensor).items()
+        else:
+            yield name, tensor
+
+
+def _report(output: Path, left_out: list[str]) -> list[str]:
+    size = folder_bytes(output)
+    if size > MAX_BYTES:
+        shutil.rmtree(output)
+        raise ConfigurationError(
+            f"the head takes {size / 1e6:.1f} MB, and {MAX_BYTES / 1e6:.0f} MB are allowed: store it in 8 bits "
+            "(--int8), train it without --train-output, or with a smaller --draft-vocab or --intermediate"
+        )
+    taken = f", without {' and '.join(left_out)}, which are the target's" if left_out else ""
+    return [f"{output}: {size / 1e6:.1f} MB{taken}", *sorted(path.name for path in output.iterdir())]
+
+
+def _require_target(recipe: Mapping[str, Any], loaded: LoadedModel, folder: Path) -> None:
+    if recipe.get("fingerprint") != loaded.model.fingerprint:
+        raise ConfigurationError(
+            f"the head in '{folder}' was trained for other weights ('{recipe.get('target')}') than '{loaded.name}': "
+            "name its target"
+        )
+
+
+def _require_empty(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigurationError(f"'{output}' already exists and is not an empty folder: choose another path")
+
+
+def _recipe(folder: Path) -> dict[str, Any]:
+    try:
+        return read_json(folder / RECIPE)
+    except (FileNotFoundError, JsonError) as error:
+        raise ConfigurationError(
+            f"'{folder}' has no readable '{RECIPE}' ({error}): give the folder that 'draftree train head' wrote"
+        ) from error
+
+
+def _licence(given: str | None, target: str) -> str:
+    if given is not None:
+        return given
+    if target in CATALOGUE:
+        return CATALOGUE[target].licence
+    raise ConfigurationError(f"the licence of '{target}' is not known: give that of the head with --licence")
+
+
+def _licence_section(licence: str) -> str:
+    return (
+        f"\n## Licence\n\nThe weights in this folder are under {licence}. They were trained on answers of the target, "
+        "whose licence applies to them.\n"
+    )
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, indent=1) + "\n"

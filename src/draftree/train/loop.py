@@ -6,28 +6,340 @@ a limit in minutes depends on the machine.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor, nn
 
-from draftree.core.errors import is_out_of_memory
-from draftree.core.files import MALFORMED
+from draftree.core.errors import ConfigurationError, import_extra, is_out_of_memory
+from draftree.core.files import MALFORMED, JsonError, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint, require_same_run, save_checkpoint
 from draftree.train.errors import TrainingError
+from draftree.train.evaluate import Evaluation
 from draftree.train.losses import Loss, loss_named
-from draftree.train.optimizer import MasterOptimizer, learning_rate
-from draftree.train.processes import Processes
-from draftree.train.run_state import Progress, RunState, Trainee, append_line, trim_log
-from draftree.train.settings import TrainSettings
+from draftree.train.settings import ADAMW, TrainSettings
 from draftree.train.unroll import StepTotals
 
-__all__ = ["BEST", "CHECKPOINT", "LOG", "TrainingRun"]
+
+class Trainee(Protocol):
+    """A drafter in training, and its data."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module whose parameters are trained."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of each text of training."""
+
+    def count(self, texts: Sequence[int]) -> int:
+        """Return the number of predictions of texts of training that the loss counts."""
+
+    def gradients(self, texts: Sequence[int], *, total: float, loss: Loss, levels: int) -> list[StepTotals]:
+        """Add the gradients of texts, given by index, and return sums by level; the loss is divided by `total`."""
+
+    def check(self, texts: Sequence[int]) -> None:
+        """Raise TrainingError if the data of these texts is damaged."""
+
+    def evaluate(self, limit: int | None) -> Evaluation:
+        """Return the acceptance on unseen texts, at most `limit` of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """Progress of a run, as stored in checkpoints.
+
+    Attributes:
+        step: updates so far, skipped ones included.
+        tokens: predictions so far.
+        seconds: duration so far.
+        epoch: number of the current epoch.
+        batch: batches of the epoch that are used up.
+        splits: parts into which a batch is cut to fit in memory.
+        skips: updates in a row that were skipped.
+        best_score: best score of an evaluation; -1 before the first.
+        best_step: its step.
+        stale: evaluations since then.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    epoch: int = 0
+    batch: int = 0
+    splits: int = 1
+    skips: int = 0
+    best_score: float = -1.0
+    best_step: int = 0
+    stale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Report of an update or an evaluation.
+
+    Attributes:
+        step: number of the update, from 1.
+        share: used share of the budget.
+        tokens: predictions so far.
+        tokens_per_second: of the run so far.
+        minutes_left: estimate; None before the first update.
+        loss: name of the loss.
+        losses: mean loss by level.
+        acceptance: mean of sum min(p, q) by level.
+        score: score of the evaluation; None for an update.
+        note: one line about an event; empty if there is none.
+    """
+
+    step: int
+    share: float
+    tokens: int
+    tokens_per_second: float
+    minutes_left: float | None
+    loss: str = ""
+    losses: tuple[float, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    score: float | None = None
+    note: str = ""
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a log; an unfinished last line is left out."""
+    return list(_lines(path)) if path.exists() else []
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(JsonError):
+            if isinstance(value := parse_json(line), dict) and isinstance(value.get("step"), int):
+                yield value
+
+
+def append_line(path: Path, state: RunState, facts: dict[str, Any]) -> None:
+    """Add a line to a log."""
+    line = {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)} | facts
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def trim_log(path: Path, state: RunState) -> None:
+    """Create a log, or drop its lines that are newer than a state."""
+    kept = [line for line in read_log(path) if line["step"] <= state.step] if state.step else []
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+class Processes(Protocol):
+    """The processes that train one drafter together. Each reads its part of every batch; gradients are summed."""
+
+    index: int
+    count: int
+    device: torch.device
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor over all processes."""
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+
+
+class Alone:
+    """One process.
+
+    Args:
+        device: where it trains.
+    """
+
+    index = 0
+    count = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the tensor."""
+        return value
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+
+class Accelerated:
+    """Processes of `accelerate launch`.
+
+    Args:
+        accelerator: of this process.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+        self.index: int = accelerator.process_index
+        self.count: int = accelerator.num_processes
+        self.device: torch.device = accelerator.device
+
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum over all processes."""
+        found: Tensor = self._accelerator.reduce(value, reduction="sum")
+        return found
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        self._accelerator.wait_for_everyone()
+
+
+def find_processes(device: torch.device) -> Processes:
+    """Return the processes of this run: those of `accelerate launch`, or this one alone.
+
+    Args:
+        device: device of a process alone. With several processes, `accelerate` places them; they use the processor
+            if this device is the processor.
+
+    Raises:
+        ConfigurationError: several processes were started, and `accelerate` is not installed.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return Alone(device)
+    accelerate = import_extra("train", "several processes need", error=ConfigurationError)
+    return Accelerated(accelerate.Accelerator(cpu=device.type == "cpu"))
+
+
+# Optimizers in float32 for weights of any dtype, with a learning rate that depends on the used share of the budget.
+#
+# In bfloat16, an update is smaller than the distance of two numbers for most weights. Updates are therefore made on
+# float32 copies, and the rounded result is used by the passes.
+#
+# Sources: AdamW, arXiv 1711.05101; Muon, arXiv 2502.16982, whose updates are scaled to the size of those of AdamW.
+
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+WEIGHT = "weight"
+TABLES = ("lm_head", "embed", "markov")
+"""Parts of the names of matrices with one row or column for each token."""
+
+
+def learning_rate(settings: TrainSettings, step: int, progress: float) -> float:
+    """Return the learning rate of an update: a linear warm-up, then a cosine to 0."""
+    rising = min(1.0, (step + 1) / settings.warm_up) if settings.warm_up else 1.0
+    return settings.learning_rate * rising * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+class MasterOptimizer:
+    """AdamW or Muon on float32 copies of the trainable weights.
+
+    Muon updates the matrices of layers. Gains, embeddings and output heads are updated by AdamW in any case.
+
+    Args:
+        module: its parameters with `requires_grad` are trained.
+        settings: rates and limits.
+
+    Raises:
+        ConfigurationError: this torch does not have the optimizer.
+    """
+
+    def __init__(self, module: nn.Module, settings: TrainSettings) -> None:
+        self._settings = settings
+        self._used = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._master = {name: p.detach().float().clone() for name, p in self._used.items()}
+        orthogonal = [] if settings.optimizer == ADAMW else [n for n in self._master if self._is_layer_matrix(n)]
+        others = [master for name, master in self._master.items() if name not in orthogonal]
+        decayed, plain = [one for one in others if one.dim() > 1], [one for one in others if one.dim() <= 1]
+        rate, decay = settings.learning_rate, settings.weight_decay
+        groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if groups:
+            self._optimizers.append(torch.optim.AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON))
+        if orthogonal:
+            if not hasattr(torch.optim, "Muon"):
+                raise ConfigurationError("optimizer 'muon' needs torch 2.9 or later: choose 'adamw'")
+            matrices = [self._master[name] for name in orthogonal]
+            self._optimizers.append(
+                torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+            )
+
+    def _is_layer_matrix(self, name: str) -> bool:
+        return self._master[name].dim() == 2 and not any(part in name for part in TABLES)
+
+    @property
+    def num_weights(self) -> int:
+        """Number of trainable weights."""
+        return sum(master.numel() for master in self._master.values())
+
+    def clear(self) -> None:
+        """Drop all gradients."""
+        for parameter in self._used.values():
+            parameter.grad = None
+
+    def update(self, rate: float, reduce: Callable[[Tensor], Tensor]) -> float:
+        """Update the weights by their gradients; return the norm of the gradients before clipping.
+
+        Nothing is updated if the norm is not finite.
+
+        Args:
+            rate: the learning rate.
+            reduce: sums a gradient over processes.
+        """
+        for name, parameter in self._used.items():
+            gradient = torch.zeros_like(self._master[name]) if parameter.grad is None else parameter.grad.float()
+            self._master[name].grad = reduce(gradient)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._master.values(), self._settings.clip))
+        if math.isfinite(norm):
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+            self._spread()
+        for master in self._master.values():
+            master.grad = None
+        self.clear()
+        return norm
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the float32 weights and the moments, by name; tensors are shared."""
+        found = {f"{WEIGHT}/{name}": master for name, master in self._master.items()}
+        for name, master in self._master.items():
+            for optimizer in self._optimizers:
+                for key, value in optimizer.state.get(master, {}).items():
+                    found[f"{key}/{name}"] = value
+        return found
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Set weights and moments from `state`.
+
+        Raises:
+            KeyError: a weight is missing.
+        """
+        moments: dict[str, dict[str, Tensor]] = {}
+        for path, value in state.items():
+            key, _, name = path.partition("/")
+            if key != WEIGHT:
+                moments.setdefault(name, {})[key] = value
+        names = {id(master): name for name, master in self._master.items()}
+        for name, master in self._master.items():
+            master.copy_(state[f"{WEIGHT}/{name}"])
+        for optimizer in self._optimizers:
+            for master in (one for group in optimizer.param_groups for one in group["params"]):
+                # the counter stays on the host, moments are on the weight's device
+                found = moments.get(names[id(master)], {}).items()
+                if found:
+                    optimizer.state[master] = {
+                        key: value.to("cpu" if key == "step" else master.device).clone() for key, value in found
+                    }
+        self._spread()
+
+    @torch.no_grad()
+    def _spread(self) -> None:
+        for name, parameter in self._used.items():
+            parameter.copy_(self._master[name])
+
 
 CHECKPOINT, BEST, LOG = "checkpoint.safetensors", "best.safetensors", "log.jsonl"
 SECONDS_BETWEEN_CHECKPOINTS = 120.0

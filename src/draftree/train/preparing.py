@@ -16,8 +16,8 @@ from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel, load_model
-from draftree.train.data.reading import UNSEEN_SHARE, TrainingData
-from draftree.train.processes import Processes, find_processes
+from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
+from draftree.train.loop import Processes, find_processes
 
 __all__ = ["Prepared", "TrainingJob", "answer_vocabulary", "prepare"]
 

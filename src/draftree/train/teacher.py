@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from draftree.train.acceptance import LEAST_LOG
-from draftree.train.losses import Rows
-
-__all__ = ["FullTeacher", "LogProbsAt", "Teacher", "TopTeacher"]
+from draftree.core.files import MALFORMED
+from draftree.heads.base import TargetParts
+from draftree.heads.vocabulary import DraftVocabulary
+from draftree.train.batches import first_chain
+from draftree.train.checkpoints import load_checkpoint, save_checkpoint
+from draftree.train.data.shards import Text, TopRows
+from draftree.train.errors import TrainingError
+from draftree.train.losses import LEAST_LOG, Rows
 
 
 class Teacher(Protocol):
@@ -134,3 +142,170 @@ def _log_complement(log_probs: Tensor) -> Tensor:
     """Return log(1 - sum of probabilities), shape (rows, 1), bounded from below."""
     mass = log_probs.double().exp().sum(dim=-1, keepdim=True)
     return (1 - mass).clamp_min(1e-9).log().to(log_probs.dtype)
+
+
+CHUNK_TOKENS = 8192
+KEPT_TOKENS = 64
+"""Most likely tokens that are kept for a row; at temperature 0.8 all others have under 1% of the mass of most rows."""
+MOST_EXACT = 256
+"""Largest draft vocabulary that is kept as a whole."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeptRows:
+    """Distributions after the tokens of a text.
+
+    Attributes:
+        ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k), int32; None for all in order.
+        log_p: log-probabilities of these tokens, shape (rows, k).
+        log_outside: log of the mass outside the draft vocabulary, shape (rows,).
+    """
+
+    ids: Tensor | None
+    log_p: Tensor
+    log_outside: Tensor
+
+
+class TargetRows:
+    """Distributions of the target on a draft vocabulary.
+
+    They are computed once for each text, always in the same way, and kept: of a large draft vocabulary the
+    `KEPT_TOKENS` most likely tokens, 6 bytes each, and the mass outside. Products inside are computed in float32: their
+    rounding in bfloat16 would be a tenth of a nat.
+
+    Args:
+        parts: the target's parts, on the device of training.
+        vocabulary: the draft vocabulary.
+        temperature: at which distributions are compared, above 0.
+    """
+
+    def __init__(self, parts: TargetParts, vocabulary: DraftVocabulary, temperature: float) -> None:
+        self._parts, self._vocabulary, self._temperature = parts, vocabulary, temperature
+        is_inside = vocabulary.mask().to(parts.output.device)
+        self._inside, self._outside = (flags.nonzero()[:, 0] for flags in (is_inside, ~is_inside))
+        self._inside_rows = parts.output[self._inside].float()
+        self._outside_rows = parts.output[self._outside]
+        self._kept: dict[int, KeptRows] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def has(self, keys: Sequence[int]) -> bool:
+        """Return whether the distributions of all these texts are kept."""
+        return self._kept.keys() >= set(keys)
+
+    def save(self, path: Path, keys: range) -> None:
+        """Write the kept distributions of those texts whose keys are in a range; an interruption leaves no file."""
+        tensors = {
+            f"{key - keys.start}/{name}": value
+            for key, kept in self._kept.items()
+            if key in keys
+            for name in ("ids", "log_p", "log_outside")
+            if (value := getattr(kept, name)) is not None
+        }
+        save_checkpoint(path, tensors, {})
+
+    def load(self, path: Path, first: int) -> None:
+        """Read distributions that `save` wrote, for texts whose keys begin at `first`.
+
+        Raises:
+            TrainingError: the file is damaged.
+        """
+        found: dict[int, dict[str, Tensor]] = {}
+        try:
+            for name, value in load_checkpoint(path)[0].items():
+                key, _, field = name.partition("/")
+                found.setdefault(int(key), {})[field] = value
+            for number, one in found.items():
+                self._kept[first + number] = KeptRows(one.get("ids"), one["log_p"], one["log_outside"])
+        except MALFORMED as error:
+            raise TrainingError(f"{path} is damaged ({error!r}): delete it") from None
+
+    def digest(self) -> str:
+        """Return a hash of what the distributions depend on besides the texts."""
+        facts = hashlib.blake2b(digest_size=8)
+        facts.update(repr((self._temperature, KEPT_TOKENS, MOST_EXACT, str(self._parts.output.dtype))).encode())
+        facts.update(self._inside.cpu().numpy().tobytes())
+        return facts.hexdigest()
+
+    def of(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
+        """Return the distributions after each token that starts a chain.
+
+        Args:
+            texts: the texts of a batch.
+            keys: a number for each text, under which its distributions are kept.
+
+        Raises:
+            TrainingError: the texts have neither hidden states of the last layer nor most likely tokens.
+        """
+        if all(text.last is not None for text in texts):
+            return self._full(texts, keys)
+        tops = [text.top for text in texts if text.top is not None]
+        if len(tops) == len(texts):
+            return self._top(texts, tops)
+        raise TrainingError(
+            "the data has neither the last layer's states nor the most likely tokens: make it with "
+            "'draftree train data'"
+        )
+
+    def _full(self, texts: Sequence[Text], keys: Sequence[int]) -> Teacher:
+        device = self._inside_rows.device
+        for text, key in zip(texts, keys, strict=True):
+            if key not in self._kept:
+                self._kept[key] = self._distributions(text)
+        found = [self._kept[key] for key in keys]
+        log_p, outside = (
+            torch.cat([getattr(one, name) for one in found]).to(device).float() for name in ("log_p", "log_outside")
+        )
+        if found[0].ids is None:
+            return FullTeacher(log_p, outside, self._temperature)
+        ids = torch.cat([one.ids for one in found if one.ids is not None]).to(device=device, dtype=torch.int64)
+        return TopTeacher(ids, log_p, outside, self._temperature)
+
+    def _distributions(self, text: Text) -> KeptRows:
+        """Compute the distributions after all tokens of a text that start a chain."""
+        assert text.last is not None, "checked by the caller"
+        device, dtype = self._inside_rows.device, self._parts.output.dtype
+        states = self._parts.finish(text.last[first_chain(text) :].to(device=device, dtype=dtype))
+        logits = self._logits(states.float(), self._inside_rows, self._inside)
+        outside = self._outside_total(states)
+        total = torch.logaddexp(logits.logsumexp(dim=-1), outside)
+        log_outside = (outside - total).clamp_min(LEAST_LOG).cpu()
+        if logits.shape[-1] <= MOST_EXACT:
+            return KeptRows(None, (logits - total[:, None]).clamp_min(LEAST_LOG).cpu(), log_outside)
+        values, ids = logits.topk(KEPT_TOKENS, dim=-1)
+        log_p = (values - total[:, None]).clamp_min(LEAST_LOG)
+        return KeptRows(ids.to(torch.int32).cpu(), log_p.half().cpu(), log_outside)
+
+    def _outside_total(self, states: Tensor) -> Tensor:
+        if not len(self._outside):
+            return torch.full((len(states),), -math.inf)
+        pairs = zip(self._outside_rows.split(CHUNK_TOKENS), self._outside.split(CHUNK_TOKENS), strict=True)
+        return torch.stack([self._logits(states, *pair).logsumexp(dim=-1) for pair in pairs]).logsumexp(dim=0)
+
+    def _logits(self, states: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+        """Return logits over the temperature of some rows of the output head, float32."""
+        facts = self._parts.facts
+        products = (states.to(output.dtype) @ output.T).float()
+        if facts.bias is not None:
+            products = products + facts.bias[ids.to(facts.bias.device)].to(products.device)
+        return facts.capped(products) / self._temperature
+
+    def _top(self, texts: Sequence[Text], tops: Sequence[TopRows]) -> Teacher:
+        device = self._inside_rows.device
+        ids, log_probs = [], []
+        for text, top in zip(texts, tops, strict=True):
+            first = first_chain(text)
+            ids.append(self._vocabulary.places(top.ids[first:].to(device)))
+            log_probs.append(self._tempered(top.logits[first:].to(device)))
+        return TopTeacher(torch.cat(ids), torch.cat(log_probs), temperature=self._temperature)
+
+    def _tempered(self, log_p: Tensor) -> Tensor:
+        """Return log-probabilities at the temperature, from those at 1; other tokens count as equally likely."""
+        if self._temperature == 1.0:
+            return log_p
+        count = max(1, self._parts.vocab_size - log_p.shape[1])
+        rest = (1 - log_p.double().exp().sum(dim=-1)).clamp_min(1e-9).log().float()
+        tail = math.log(count) + (rest - math.log(count)) / self._temperature
+        scaled = log_p / self._temperature
+        return scaled - torch.logaddexp(scaled.logsumexp(dim=-1), tail)[:, None]

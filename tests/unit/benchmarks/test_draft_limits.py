@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmark_scripts import script
-from draftree.train.acceptance import coupled_acceptance, overlap
 from draftree.train.head_trainee import HeadTrainee
+from draftree.train.losses import coupled_acceptance, overlap
 from train_samples import perturbed, settings, target_parts, texts, tiny_head
 
 limits = script("draft_limits")

@@ -12,7 +12,7 @@ import pytest
 from cli_samples import save_tiny_model
 from draftree.cli.main import run
 from draftree.engine.engine import Engine
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.shards import TrainingData
 
 OPTIONS = ["--max-tokens", "10", "--batch", "4", "--seed", "3"]
 
@@ -53,7 +53,7 @@ def test_named_prompts_and_other_options(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     some = sorted(distributions(), key=lambda one: str(one.metadata["Name"]).lower())[:30]
-    monkeypatch.setattr("draftree.train.data.packages.distributions", lambda: some)  # all of them take seconds
+    monkeypatch.setattr("draftree.train.data.prompts.distributions", lambda: some)  # all of them take seconds
     folder = str(tmp_path / "data")
     own = ["--prompts", "shipped", "--prompts", "expanded:50", "--prompts", "packages:20"]
     others = ["--limit-tokens", "300", "--temperature", "0.5", "--teacher", "top-k:5", "--features", "1,-1", "--raw"]

@@ -23,9 +23,9 @@ from draftree.lab.fleet.measured import Measurements
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.models.native.library_files import why_unusable
 from draftree.train.checkpoints import load_checkpoint
-from draftree.train.data.manifest import Manifest
+from draftree.train.data.shards import Manifest
 from draftree.train.finishing import RECIPE, earlier_runs
-from draftree.train.run_state import read_log
+from draftree.train.loop import read_log
 from draftree.weights.cache import Cache
 from draftree.weights.folder_check import check_model_folder
 from draftree.weights.packed_scheme import quantization_of

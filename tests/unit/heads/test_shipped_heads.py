@@ -19,7 +19,7 @@ from draftree.heads import shipped as catalogue
 from draftree.heads.folders import expanded, packed, read_head, write_head
 from draftree.heads.shipped import MAX_BYTES, config_facts, head_folder, shipped_heads
 from draftree.loading.load import load_model
-from draftree.train.shipping import folder_bytes, ship_head
+from draftree.train.export import folder_bytes, ship_head
 from families import VOCAB_SIZE, drafter_folder
 
 WIDTH, DRAFTED = 64, 60
@@ -205,7 +205,7 @@ def test_the_command_writes_the_folder_and_refuses_options_of_others(
 def test_a_folder_that_is_too_large_is_refused(
     target: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.train.shipping.MAX_BYTES", 5000)
+    monkeypatch.setattr("draftree.train.export.MAX_BYTES", 5000)
     with pytest.raises(ConfigurationError, match="store it in 8 bits"):
         ship_head(trained, target=str(target), output=tmp_path / "out", licence="MIT")
     assert not (tmp_path / "out").exists()

@@ -19,17 +19,12 @@ from draftree.cli.main import TERMINATED, leave, run
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.models.native.shares import TeamMemory
 from draftree.models.torch.hf import HFModel
-from draftree.parallel import lifeline, load
+from draftree.parallel import channel, load
+from draftree.parallel.channel import Lifelines
 from draftree.parallel.entry import leave_to_rank_zero
-from draftree.parallel.groups import group_rank
-from draftree.parallel.lifeline import Lifelines
-from draftree.parallel.options import SINGLE, ParallelOptions
-from draftree.parallel.plans import own_part
-from draftree.parallel.settings import LoadSettings
-from draftree.parallel.sharded import require_divisible
-from draftree.parallel.shares import require_possible
-from draftree.parallel.stages import Stage
-from draftree.parallel.world import VARIABLES, World, own_rank
+from draftree.parallel.load import Stage, own_part, require_divisible, require_possible
+from draftree.parallel.options import SINGLE, LoadSettings, ParallelOptions
+from draftree.parallel.world import VARIABLES, World, group_rank, own_rank
 from families import COMMON, EXPERTS, fresh
 
 
@@ -176,7 +171,7 @@ def test_a_released_team_does_not_wait() -> None:
 @pytest.fixture
 def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     """The other end of the connection to rank 1; this process is rank 0."""
-    monkeypatch.setattr(lifeline, "GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(channel, "GRACE_SECONDS", 3600.0)
     near, far = socket.socketpair()
     with near, far:
         watched = Lifelines(0, {1: near})
@@ -188,7 +183,7 @@ def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 def test_a_signal_after_the_end_of_a_rank_names_the_rank(
     peer: socket.socket, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifeline, "NOTICE_SECONDS", 60.0)
+    monkeypatch.setattr(channel, "NOTICE_SECONDS", 60.0)
     peer.close()
     assert leave(SystemExit(TERMINATED)) == 1
     assert capsys.readouterr().err.startswith("error: rank 1 ended without a word; this process ends")
@@ -200,8 +195,8 @@ def test_a_signal_while_all_ranks_live_is_a_signal(peer: socket.socket, capsys: 
 
 
 def test_a_signal_after_the_job_is_a_signal(peer: socket.socket, capsys: pytest.CaptureFixture[str]) -> None:
-    assert lifeline._current is not None
-    lifeline._current.drop()
+    assert channel._current is not None
+    channel._current.drop()
     assert leave(SystemExit(TERMINATED)) == TERMINATED
     assert capsys.readouterr().err == "terminated\n"
 
@@ -220,8 +215,8 @@ def test_an_error_that_the_end_of_rank_zero_causes_is_no_failure_of_this_rank(
     def broken(*_: Any) -> None:
         raise RuntimeError("connection closed by peer")
 
-    monkeypatch.setattr(lifeline, "GRACE_SECONDS", 3600.0)
-    monkeypatch.setattr(lifeline, "NOTICE_SECONDS", 60.0)
+    monkeypatch.setattr(channel, "GRACE_SECONDS", 3600.0)
+    monkeypatch.setattr(channel, "NOTICE_SECONDS", 60.0)
     monkeypatch.setattr(load, "_leave", leave_now)
     monkeypatch.setattr(load, "load_share", broken)
     near, far = socket.socketpair()

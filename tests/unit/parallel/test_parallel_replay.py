@@ -21,15 +21,15 @@ from draftree.core.errors import ConfigurationError, RankError, UnsupportedModel
 from draftree.models.base import ALL_LAYERS, Close, Commit, Extend, Fork, LayerSubset, Pass, Truncate
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
-from draftree.parallel import lifeline
-from draftree.parallel.channel import Leader, Member
-from draftree.parallel.follow import follow
-from draftree.parallel.messages import (
+from draftree.parallel import channel
+from draftree.parallel.channel import (
     HEADER,
     NUMBER_BYTES,
     VERSION,
     Ask,
     Flag,
+    Leader,
+    Member,
     MessageError,
     MessageReader,
     MessageWriter,
@@ -38,7 +38,7 @@ from draftree.parallel.messages import (
     Reserve,
     Run,
 )
-from draftree.parallel.model import ParallelModel
+from draftree.parallel.model import ParallelModel, follow
 from draftree.parallel.world import World
 from families import fresh
 
@@ -76,7 +76,7 @@ class Pair:
 @pytest.fixture(autouse=True)
 def no_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ends live in this process, which must not end with one of them."""
-    monkeypatch.setattr(lifeline, "leave", lambda status: None)
+    monkeypatch.setattr(channel, "leave", lambda status: None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from draftree.cli.verify_server import device_address
 from draftree.core.errors import ConfigurationError
 from draftree.remote.address import RemoteAddress, is_remote
-from draftree.remote.latency import Latency
+from draftree.remote.link import Latency
 from planned_tables import Table
 
 PASSES = {1: 0.030, 8: 0.031, 64: 0.037}

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.tree import TokenTree
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError
+from draftree.remote.address import FrameError, RemoteAddress
 from draftree.remote.protocol import (
     REQUESTS,
     DraftedText,
@@ -27,9 +26,15 @@ from draftree.remote.protocol import (
     unpack_draft,
     unpack_walk,
 )
-from draftree.remote.split.messages import SPLIT_REQUESTS, RowsEdit, SentRows, pack_rows, probe_tokens
-from draftree.remote.split.sampling import text_free_params
-from draftree.remote.split.states import StateFormat
+from draftree.remote.split.messages import (
+    SPLIT_REQUESTS,
+    RowsEdit,
+    SentRows,
+    StateFormat,
+    pack_rows,
+    probe_tokens,
+    text_free_params,
+)
 from draftree.sampling.params import SamplingParams
 
 

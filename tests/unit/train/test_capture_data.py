@@ -15,11 +15,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.engine.engine import Engine
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.table import TableLM, hashed
-from draftree.train.data.jobs import DataPrompt, PromptSet
-from draftree.train.data.reading import TrainingData, is_unseen
-from draftree.train.data.settings import CaptureSettings
-from draftree.train.data.sizing import estimate, require_disk
-from draftree.train.data.texts import Text
+from draftree.train.data.capture import CaptureSettings, estimate, require_disk
+from draftree.train.data.prompts import DataPrompt, PromptSet
+from draftree.train.data.shards import Text, TrainingData, is_unseen
 from native_samples import lowered
 
 SMALL: dict[str, Any] = {"shard_megabytes": 1, "max_tokens": 40}
@@ -238,7 +236,7 @@ def test_an_interrupted_capture_continues_with_the_same_bytes(
 ) -> None:
     settings: dict[str, Any] = {**SMALL, "limit_tokens": limit, "temperatures": (0.0, 0.7, 1.0)}
     rows = 95  # of a shard: several shards
-    monkeypatch.setattr("draftree.train.data.settings.MEGABYTE", rows * capture_of(**settings).row_bytes)
+    monkeypatch.setattr("draftree.train.data.capture.MEGABYTE", rows * capture_of(**settings).row_bytes)
     monkeypatch.setattr("draftree.train.data.capture.MEGABYTE", rows * capture_of(**settings).row_bytes)
     capture_of(**settings).run(tmp_path / "whole")
     wanted = contents(tmp_path / "whole")
@@ -273,13 +271,13 @@ def test_a_kill_while_a_file_is_written_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
     """The process ends at every call of a step of writing: nothing after it runs."""
-    import draftree.train.data.writing as writing
+    from draftree.train.data import shards
 
     monkeypatch.setattr("draftree.train.data.capture.MEGABYTE", 95 * capture_of().row_bytes)
     monkeypatch.setattr("draftree.train.data.capture.SAVE_SECONDS", 0.0)
     settings: dict[str, Any] = {"max_tokens": 30, "shard_megabytes": 1}
     capture_of(**settings).run(tmp_path / "whole")
-    wanted, original = contents(tmp_path / "whole"), getattr(writing, victim)
+    wanted, original = contents(tmp_path / "whole"), getattr(shards, victim)
     for when in (0, 1, 2, 5):
         folder, left = tmp_path / f"cut {when}", [None] * when
 
@@ -289,10 +287,10 @@ def test_a_kill_while_a_file_is_written_is_survived(
             left.pop()
             return original(*args)
 
-        monkeypatch.setattr(writing, victim, dying)
+        monkeypatch.setattr(shards, victim, dying)
         with pytest.raises(Killed):
             capture_of(**settings).run(folder)
-        monkeypatch.setattr(writing, victim, original)
+        monkeypatch.setattr(shards, victim, original)
         (folder / "shard-00000.safetensors.part").write_bytes(b"left over")
         assert TrainingData(folder).folders[0].manifest.num_texts >= 0, "what is there is sound"
         capture_of(**settings).run(folder)

@@ -11,8 +11,7 @@ import torch
 from draftree.core.errors import ModelLoadError
 from draftree.heads.calibration import CONFIDENCE, Calibration, read_calibration, write_calibration
 from draftree.train.batches import collate
-from draftree.train.confidence import ConfidenceFit, calibration_error
-from draftree.train.judging import JudgedStep
+from draftree.train.evaluate import ConfidenceFit, JudgedStep, calibration_error
 from train_samples import texts
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from draftree.cli.main import run
 from draftree.cli.prompt_files import read_prompts
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.loading.load import LoadedModel
-from draftree.train.data.magpie import MIN_TOKENS, MessageSettings, magpie_prompts, user_turn
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.prompts import MIN_TOKENS, MessageSettings, magpie_prompts, user_turn
+from draftree.train.data.shards import TrainingData
 from text_backends import CHAT_TEMPLATE, byte_level
 
 END = "<|im_end|>"

@@ -13,9 +13,7 @@ import pytest
 from draftree.cli.prompt_files import json_prompt
 from draftree.cli.train_data import is_own
 from draftree.core.errors import ConfigurationError
-from draftree.train.data.packages import licence_of, package_prompts
-from draftree.train.data.shipped.expansion import SLOT, Template, expanded
-from draftree.train.data.sources import prompt_set, shipped
+from draftree.train.data.prompts import SLOT, Template, expanded, licence_of, package_prompts, prompt_set, shipped
 
 NAME = "samplepack"
 SOURCE = '''"""A module with a long description that says what it is for, in several words and in more than one line.
@@ -102,7 +100,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, text in zip(names, (SOURCE, "def broken(:\n", SOURCE.replace("add_all", "test_it")), strict=True):
         (tmp_path / name).write_text(text)
     distribution: Distribution = PathDistribution(folder)
-    monkeypatch.setattr("draftree.train.data.packages.distributions", lambda: [distribution])
+    monkeypatch.setattr("draftree.train.data.prompts.distributions", lambda: [distribution])
     return distribution
 
 
@@ -136,7 +134,7 @@ def test_real_packages_give_the_same_prompts_twice(monkeypatch: pytest.MonkeyPat
     """Some of the installed packages, draftree among them: all of them take seconds."""
     installed = {str(one.metadata["Name"]).lower(): one for one in distributions()}
     some = {"draftree", *sorted(installed)[:30]}
-    monkeypatch.setattr("draftree.train.data.packages.distributions", lambda: [installed[name] for name in some])
+    monkeypatch.setattr("draftree.train.data.prompts.distributions", lambda: [installed[name] for name in some])
     first, names = package_prompts(60)
     assert len(first) == 60
     assert len(names) >= 10

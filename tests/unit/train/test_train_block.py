@@ -14,11 +14,9 @@ from torch import Tensor
 from draftree.heads.base import BlockRows, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.train.batches import collate
-from draftree.train.block import BlockTrainee, fresh_block_head
-from draftree.train.block_start import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, seed_block
-from draftree.train.fresh_head import HeadShape, head_config
-from draftree.train.loop import TrainingRun
-from draftree.train.processes import Alone
+from draftree.train.block import GAIN_SIZE, OUTPUT_SIZE, OUTPUTS, BlockTrainee, fresh_block_head, seed_block
+from draftree.train.head import HeadShape, head_config
+from draftree.train.loop import Alone, TrainingRun
 from draftree.train.settings import Limits
 from train_samples import (
     FEATURES,

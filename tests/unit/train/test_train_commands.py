@@ -17,9 +17,9 @@ from draftree.heads.folders import read_config, read_head
 from draftree.loading.load import load_model
 from draftree.loading.trained import trained_for
 from draftree.train.block import BlockOptions, train_block
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.shards import TrainingData
+from draftree.train.loop import read_log
 from draftree.train.preparing import TrainingJob
-from draftree.train.run_state import read_log
 from draftree.train.settings import Limits, TrainSettings
 from families import fresh
 from train_folders import DEPTH, lengths_of_unseen, write_data

@@ -8,10 +8,8 @@ from torch import Tensor
 
 from draftree.core.noise import Noise, gumbel
 from draftree.train.batches import Batch, collate
-from draftree.train.counts import DepthCounts, runs_of, walk
 from draftree.train.errors import TrainingError
-from draftree.train.evaluate import ALL, Evaluation, evaluate, table
-from draftree.train.judging import judge
+from draftree.train.evaluate import ALL, DepthCounts, Evaluation, evaluate, judge, runs_of, table, walk
 from train_samples import ANSWER, PROMPT, VOCAB, perturbed, settings, texts, tiny_head, trainee
 
 CPU = torch.device("cpu")

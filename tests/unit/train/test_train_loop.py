@@ -14,8 +14,7 @@ import torch
 from draftree.train.checkpoints import load_checkpoint, save_checkpoint
 from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import HeadTrainee
-from draftree.train.loop import BEST, CHECKPOINT, LOG
-from draftree.train.run_state import Progress, read_log
+from draftree.train.loop import BEST, CHECKPOINT, LOG, Progress, read_log
 from draftree.train.settings import OPTIMIZERS, Limits
 from train_samples import settings, shorter, texts, tiny_head, trainee
 from training_runs import started, weights_of

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.noise import Noise, gumbel
-from draftree.train.acceptance import LEAST_LOG, condensed, coupled_acceptance, overlap
-from draftree.train.losses import LOSSES, Rows, loss_named
+from draftree.train.losses import LEAST_LOG, LOSSES, Rows, condensed, coupled_acceptance, loss_named, overlap
 from draftree.train.teacher import FullTeacher, LogProbsAt, TopTeacher
 
 VOCAB = 20

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from draftree.core.errors import ConfigurationError
-from draftree.train.optimizer import MasterOptimizer, learning_rate
+from draftree.train.loop import MasterOptimizer, learning_rate
 from draftree.train.settings import Limits
 from train_samples import settings
 

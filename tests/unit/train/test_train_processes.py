@@ -14,13 +14,12 @@ import pytest
 import torch
 import torch.distributed
 
-import draftree.train.loop
 import forked
 from draftree.core.errors import ConfigurationError
+from draftree.train import loop
 from draftree.train.batches import pack
 from draftree.train.checkpoints import load_checkpoint
-from draftree.train.loop import CHECKPOINT, TrainingRun
-from draftree.train.processes import Alone, find_processes
+from draftree.train.loop import CHECKPOINT, Alone, TrainingRun, find_processes
 from draftree.train.settings import Limits, TrainSettings
 from parallel_jobs import ended, environment
 from train_folders import learnable_model, write_data
@@ -82,7 +81,7 @@ def test_two_processes_make_the_updates_of_one(tmp_path: Path, monkeypatch: pyte
         pairs = (batches[start : start + COUNT] for start in range(0, len(batches), COUNT))
         return [[text for batch in pair for text in batch] for pair in pairs]
 
-    monkeypatch.setattr(draftree.train.loop, "pack", joined)
+    monkeypatch.setattr(loop, "pack", joined)
     own = trainee(tiny_head(seed=0), chosen(), data=texts(50))
     state = TrainingRun(own, chosen(), tmp_path / "alone", Alone(torch.device("cpu"))).run()
     assert [part["tokens"] for part in parts] == [state.tokens] * COUNT

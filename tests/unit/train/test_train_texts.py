@@ -12,7 +12,7 @@ import pytest
 
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
-from draftree.train.data.reading import TrainingData
+from draftree.train.data.shards import TrainingData
 from draftree.train.errors import TrainingError
 from draftree.train.head_trainee import DISTRIBUTIONS
 from draftree.train.preparing import TrainingJob, first_texts
@@ -105,7 +105,7 @@ def test_distributions_of_a_part_are_completed_by_a_run_on_all_texts(
     assert train(model, data, tmp_path / "all", *start) == 0
     assert list((data / DISTRIBUTIONS).iterdir()) == [path]
     assert kept(path) == set(seen) > part
-    monkeypatch.setattr("draftree.train.target_rows.TargetRows._distributions", refuse)
+    monkeypatch.setattr("draftree.train.teacher.TargetRows._distributions", refuse)
     assert train(model, data, tmp_path / "again", *start) == 0
     assert weights(tmp_path / "again") == weights(tmp_path / "all")
     # boosting reads those of the earlier head as well

@@ -14,13 +14,11 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.tree_builder.head_stepper import HeadStepper
 from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.passes import TorchPasses
-from draftree.train.acceptance import overlap
 from draftree.train.batches import Batch, collate, cut, is_usable, pack
-from draftree.train.data.texts import Text
-from draftree.train.head_trainee import HeadTrainee
-from draftree.train.losses import LOSSES
-from draftree.train.scaling import ScaledTexts, feature_sizes, fold, sizes_for, unfold
-from draftree.train.target_rows import TargetRows
+from draftree.train.data.shards import Text
+from draftree.train.head_trainee import HeadTrainee, ScaledTexts, feature_sizes, fold, sizes_for, unfold
+from draftree.train.losses import LOSSES, overlap
+from draftree.train.teacher import TargetRows
 from draftree.train.unroll import StepWeights, backward, unroll
 from head_samples import head_config, random_head, random_parts
 from head_texts import HeadText, hidden_states
@@ -179,8 +177,8 @@ def test_kept_tokens_of_a_large_vocabulary_are_its_most_likely(monkeypatch: pyte
     head, batch = tiny_head(draft_vocab=40), mixed_batch()
     logits = torch.randn(batch.num_chains, 40, generator=torch.Generator().manual_seed(3))
     full = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0, 1, 2]).rows(logits)
-    monkeypatch.setattr("draftree.train.target_rows.MOST_EXACT", 8)
-    monkeypatch.setattr("draftree.train.target_rows.KEPT_TOKENS", 8)
+    monkeypatch.setattr("draftree.train.teacher.MOST_EXACT", 8)
+    monkeypatch.setattr("draftree.train.teacher.KEPT_TOKENS", 8)
     kept = TargetRows(target_parts(), head.vocabulary, 1.0).of(batch.texts, [0, 1, 2]).rows(logits)
     values, ids = full.log_p.topk(8, dim=-1)
     assert kept.log_p[:, :8].allclose(values, atol=2e-3)

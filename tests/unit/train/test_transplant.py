@@ -13,8 +13,7 @@ import spelling
 from draftree.core.errors import ConfigurationError
 from draftree.models.torch.cache_argument import cache_name
 from draftree.text.retokenize import Lexicon, lexicon_of
-from draftree.train.student import StudentOptions, keep_layers
-from draftree.train.transplant import mean_rows, spell_vocabulary, transplant
+from draftree.train.distill import StudentOptions, keep_layers, mean_rows, spell_vocabulary, transplant
 
 WIDTH = 8
 
@@ -109,7 +108,7 @@ def test_a_transplanted_model_computes_the_same_for_common_tokens(tied: bool) ->
 
 
 def spell_like(pieces: list[tuple[int, ...]]) -> object:
-    from draftree.train.transplant import Spelling
+    from draftree.train.distill import Spelling
 
     return Spelling(pieces, 5)
 

@@ -2,26 +2,290 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from draftree.core.errors import GenerationError
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError, RefusedError, SessionLostError
+from draftree.core.errors import GenerationError, ModelLoadError
+from draftree.core.tree import ROOT
+from draftree.models.base import Extend, LanguageModel, Pass, Slot, SlotRequest
+from draftree.models.kv.slotted import SlottedModel
+from draftree.remote.address import FrameError, RefusedError, RemoteAddress, SessionLostError
 from draftree.remote.link import Link
-from draftree.remote.protocol import MAX_FRAME_BYTES
-from draftree.remote.replies import results_of, times_of
-from draftree.remote.split.messages import RowsEdit, SentRows, pack_rows
-from draftree.remote.split.probe import Probe
-from draftree.remote.split.sampling import text_free_params
-from draftree.remote.split.slots import SplitSlot
-from draftree.remote.split.states import StateFormat
+from draftree.remote.protocol import MAX_FRAME_BYTES, results_of, times_of
+from draftree.remote.split.messages import (
+    PROBE_TOKENS,
+    RowsEdit,
+    SentRows,
+    StateFormat,
+    pack_rows,
+    probe_tokens,
+    text_free_params,
+)
 
-__all__ = ["Exchange", "Turn"]
+
+@final
+class SplitSlot(Slot):
+    """One text. Mutated by `SplitModel` only.
+
+    Args:
+        local: slot of the first layers.
+        row_bytes: bytes of a packed state.
+        request: what the server needs to pick; None if the device picks.
+
+    Attributes:
+        text: number of the text on the server; 0 if it is not there.
+        was_open: whether it has been there.
+        used: number of the last pass with it.
+        limit: tokens for which the server has room.
+        sent: packed states of the committed tokens.
+        parents: of the tentative nodes.
+        nodes: for each tentative node its node in the local slot.
+        packed: packed states of the tentative nodes.
+        edit: of the server's slot, not sent yet; None for none.
+        num_read: nodes of the last pass before its root, until they are committed; None after a pass of a prompt only.
+    """
+
+    def __init__(self, local: Slot, row_bytes: int, request: SlotRequest | None) -> None:
+        self.local, self.request, self._row_bytes = local, request, row_bytes
+        self.text, self.was_open, self.used, self.limit = 0, False, 0, 0
+        self.sent = bytearray()
+        self.parents: list[int] = []
+        self.nodes: list[int] = []
+        self.packed: list[bytes] = []
+        self.edit: RowsEdit | None = None
+        self.num_read: int | None = None
+        self._places: dict[tuple[int, int], int] = {}
+        self._states: list[Tensor] = []
+
+    @property
+    def id(self) -> int:
+        """Lowest free number when the slot was opened."""
+        return self.local.id
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return len(self.sent) // self._row_bytes
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+        return len(self.parents)
+
+    @property
+    def num_local(self) -> int:
+        """Nodes in the local slot, those of drafts included."""
+        return len(self._states)
+
+    def note_local(self, tokens: Sequence[int], parents: Sequence[int], states: Tensor) -> None:
+        """Add nodes of the local slot, with the output of the first layers, shape (nodes, hidden)."""
+        for token, parent, state in zip(tokens, parents, states, strict=True):
+            self._places.setdefault((parent, int(token)), len(self._states))
+            self._states.append(state)
+
+    def find(
+        self, tokens: Sequence[int], parents: Sequence[int], *, is_new: bool = False
+    ) -> tuple[list[int], list[int]]:
+        """Return for each new tentative node its node in the local slot, and which are not there yet.
+
+        Nodes that are not there are numbered as if they were appended in order; with `is_new` none is.
+        """
+        used, found = set(self.nodes), list(self.nodes)
+        missing: list[int] = []
+        for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            above = ROOT if parent == ROOT else found[parent]
+            node = self._places.get((above, int(token)))
+            if is_new or node is None or node in used:
+                node = self.num_local + len(missing)
+                missing.append(place)
+            used.add(node)
+            found.append(node)
+        return found[len(self.nodes) :], missing
+
+    def states_of(self, nodes: Sequence[int]) -> Tensor:
+        """Return the states of nodes of the local slot, shape (nodes, hidden)."""
+        return torch.stack([self._states[node] for node in nodes])
+
+    def append(self, parents: Sequence[int], nodes: Sequence[int], packed: np.ndarray) -> None:
+        """Add tentative nodes, with their nodes in the local slot and their packed states."""
+        self.parents += parents
+        self.nodes += nodes
+        self.packed += [row.tobytes() for row in packed]
+
+    def drop_local(self) -> None:
+        """Forget all nodes of the local slot."""
+        self._places.clear()
+        self._states.clear()
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Move a path into the prefix; returns path and kept nodes, ascending, of the local slot."""
+        local_path, local_keep = [self.nodes[node] for node in path], [self.nodes[node] for node in keep]
+        self._note_edit(tuple(path), tuple(keep))
+        for node in path:
+            self.sent += self.packed[node]
+        order = sorted(local_keep)
+        last = path[-1] if path else ROOT
+        places = {node: place for place, node in enumerate(keep)} | {last: ROOT}
+        self.parents = [places[self.parents[node]] for node in keep]
+        self.packed = [self.packed[node] for node in keep]
+        self.nodes = [order.index(node) for node in local_keep]
+        states = [self._states[node] for node in order]
+        self.drop_local()
+        self._states = states
+        return local_path, order
+
+    def _note_edit(self, path: tuple[int, ...], keep: tuple[int, ...]) -> None:
+        """Join an edit with those that the server does not have yet."""
+        before = self.edit
+        if before is None:
+            self.edit = RowsEdit(path, keep)
+        else:
+            self.edit = RowsEdit(
+                before.path + tuple(before.keep[node] for node in path), tuple(before.keep[node] for node in keep)
+            )
+
+    def truncate(self, length: int) -> None:
+        """Keep only the first tokens, and no tree."""
+        if self.parents or length < self.length:
+            self._note_edit((), ())
+        del self.sent[length * self._row_bytes :]
+        self.parents, self.nodes, self.packed = [], [], []
+        self.drop_local()
+
+    def rows(self, start: int, stop: int) -> bytes:
+        """Return the packed states of committed tokens."""
+        return bytes(self.sent[start * self._row_bytes : stop * self._row_bytes])
+
+
+def split_slot(slot: Slot) -> SplitSlot:
+    """Return a slot as `SplitSlot`."""
+    assert isinstance(slot, SplitSlot), "a split target has slots of its own"
+    return slot
+
+
+MAX_HIDDEN = 1 << 16
+ACCEPTED = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+"""Largest difference of states that is rounding, by the dtype of the weights."""
+LARGEST = 0.95
+"""Larger values of a row, by share of its values, do not count: a few of them are many times as large as all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a comparison found.
+
+    Attributes:
+        is_same: whether all states and logits have the same bits.
+        is_lossless: whether the states of both sides are unchanged by the format.
+    """
+
+    is_same: bool
+    is_lossless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """States of a few tokens.
+
+    Attributes:
+        middle: output of the device's layers, shape (tokens, hidden), float32.
+        last: output of the last layer, shape (tokens, hidden), float32.
+        best: largest logit of each token, shape (tokens,), float32.
+    """
+
+    middle: Tensor
+    last: Tensor
+    best: Tensor
+
+    @property
+    def hidden(self) -> int:
+        """Values of a state."""
+        return self.middle.shape[1]
+
+    @classmethod
+    def of_whole(cls, model: LanguageModel, split: int) -> Probe:
+        """Return the states of a model with all layers."""
+        hidden, logits = _run(model, (split, model.num_layers))
+        return cls(hidden[:, 0], hidden[:, 1], logits.amax(dim=-1))
+
+    def fields(self, kind: StateFormat) -> dict[str, Any]:
+        """Return the fields of a reply, in float32, and whether the format keeps the server's states."""
+        names = {"middle": self.middle, "last": self.last, "best": self.best}
+        content = {name: value.numpy().astype("<f4").tobytes() for name, value in names.items()}
+        return {**content, "lossless": kind.keeps(self.last)}
+
+    @classmethod
+    def read(cls, reply: Mapping[str, Any], hidden: int) -> Probe:
+        """Return the states of a reply.
+
+        Raises:
+            FrameError: a field is missing, or of another size.
+        """
+        if not 0 < hidden <= MAX_HIDDEN:
+            raise FrameError("the server's states have a size that no model has")
+        rows = StateFormat("float32", hidden)
+        each = {name: reply.get(name) for name in ("middle", "last", "best")}
+        if not all(isinstance(value, bytes) for value in each.values()):
+            raise FrameError("the server's reply has no states to compare")
+        best = StateFormat("float32", 1).unpack(each["best"] or b"", PROBE_TOKENS)[:, 0]
+        return cls(
+            rows.unpack(each["middle"] or b"", PROBE_TOKENS), rows.unpack(each["last"] or b"", PROBE_TOKENS), best
+        )
+
+    def compare(self, local: SlottedModel, kind: StateFormat, *, reads_out: bool) -> ProbeResult:
+        """Compare these states with those of a device's layers, and the output head with the device's.
+
+        Args:
+            local: the first layers, with final norm and head.
+            kind: format of states.
+            reads_out: whether the device computes logits.
+
+        Raises:
+            ModelLoadError: other weights.
+        """
+        hidden, _ = _run(local, (local.num_layers,))
+        accepted, mine = ACCEPTED[local.dtype], hidden[:, 0]
+        error = _difference(mine, self.middle)
+        is_same, is_lossless = torch.equal(mine, self.middle), kind.keeps(mine)
+        if reads_out and error <= accepted:
+            best = local.read_out(self.last).tensor().float().amax(dim=-1).cpu()
+            error = float((best - self.best).abs().max()) / (float(self.best.abs().max()) or 1.0)
+            is_same = is_same and torch.equal(best, self.best)
+        if not error <= accepted:
+            raise ModelLoadError(
+                f"the first {local.num_layers} layers or the output head of this device are not those of the server's "
+                f"model (they differ by {error:.1e} of their size, and rounding by at most {accepted:.0e}): name the "
+                "same weights as the server's, and the same dtype and quantization"
+            )
+        return ProbeResult(is_same, is_lossless)
+
+
+@torch.inference_mode()
+def _run(model: LanguageModel, capture: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return captured states, shape (tokens, layers, hidden), and logits of the probe's tokens."""
+    tokens = probe_tokens(model.vocab_size)
+    slot = model.open_probe()
+    try:
+        result = model.run(Pass([Extend(slot, tokens, range(-1, len(tokens) - 1))], capture=capture))
+        assert result.hidden is not None, "states were captured"
+        return result.hidden.float().cpu().clone(), result.logits.tensor().float().cpu().clone()
+    finally:
+        model.close(slot)
+
+
+def _difference(found: Tensor, wanted: Tensor) -> float:
+    """Return the relative difference of states in the row where it is largest, without the largest values."""
+    if found.shape != wanted.shape:
+        return float("inf")
+    counts = wanted.abs() <= wanted.abs().quantile(LARGEST, dim=-1, keepdim=True)
+    error, size = ((found - wanted) * counts).norm(dim=-1), (wanted * counts).norm(dim=-1)
+    return float((error / size.clamp(min=1e-30)).amax())
+
 
 MAX_REOPENED = 3
 """Attempts of one exchange whose texts the server lost."""

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError, VocabularyMismatchError
 from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.core.tree import ROOT
 from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
     Edit,
+    Extend,
     Fork,
     LanguageModel,
     LayerSubset,
@@ -37,16 +39,156 @@ from draftree.models.base import (
 from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
-from draftree.remote.address import RemoteAddress
-from draftree.remote.errors import FrameError, RefusedError
+from draftree.remote.address import FrameError, RefusedError, RemoteAddress
 from draftree.remote.link import Link
-from draftree.remote.split.exchange import Exchange
-from draftree.remote.split.results import joined_states, picked_rows, read_out
-from draftree.remote.split.sampling import text_free_params
-from draftree.remote.split.slots import SplitSlot, split_slot
-from draftree.remote.split.turns import captured_states, make_turns, note_pass
+from draftree.remote.split.exchange import Exchange, SplitSlot, Turn, split_slot
+from draftree.remote.split.messages import StateFormat, text_free_params
+from draftree.sampling.logits import Logits, PickedRows, TensorLogits
 
-__all__ = ["SplitModel"]
+
+def rows_of(job: Extend) -> Sequence[int]:
+    """Return the nodes of a job whose logits are requested, ascending."""
+    return range(len(job.tokens)) if job.logits_at is None else job.logits_at
+
+
+def joined_states(parts: Sequence[Tensor], num_layers: int, hidden: int) -> Tensor:
+    """Return the states of successive parts of a text, shape (nodes, layers, hidden)."""
+    return torch.cat(list(parts)) if parts else torch.empty(0, num_layers, hidden)
+
+
+def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:
+    """Return the logits of the requested nodes.
+
+    Args:
+        local: model with the final norm and the output head.
+        jobs: of the pass.
+        states: for each job the outputs of the last layer of its last nodes, shape (nodes, hidden).
+    """
+    rows: list[Tensor] = []
+    for job, own in zip(jobs, states, strict=True):
+        first = len(job.tokens) - len(own)
+        rows += [own[row - first] for row in rows_of(job)]
+    if not rows:
+        return TensorLogits(torch.empty(0, local.vocab_size))
+    return local.read_out(torch.stack(rows))
+
+
+def picked_rows(jobs: Sequence[Extend], results: Sequence[Sequence[Any]], vocab: int) -> PickedRows:
+    """Return the server's picks at the requested nodes.
+
+    Args:
+        jobs: of the pass.
+        results: for each job its picks, in parts.
+        vocab: tokens of the vocabulary.
+
+    Raises:
+        RefusedError: a pick is no token.
+    """
+    found: list[int] = []
+    for job, parts in zip(jobs, results, strict=True):
+        picks = [pick for part in parts for pick in part]
+        if not all(0 <= pick < vocab for pick in picks):
+            raise RefusedError("the server picked a token beyond the vocabulary", code="bad_reply")
+        first = len(job.tokens) - len(picks)
+        found += [picks[row - first] for row in rows_of(job)]
+    return PickedRows(found, vocab)
+
+
+def make_turns(
+    local: LanguageModel, form: StateFormat, jobs: Sequence[Extend], *, capture: Sequence[int]
+) -> list[tuple[Turn, list[int]]]:
+    """Return for each job what is sent, and its nodes in the local slot.
+
+    Args:
+        local: the first layers.
+        form: format of states.
+        jobs: of a whole pass, on slots of the split.
+        capture: as for `Pass`, of the whole model; if there is any, all nodes have results, else those from the first
+            with logits on.
+    """
+    lower = tuple(layer for layer in capture if layer < local.num_layers)
+    found: list[tuple[SplitSlot, Extend, list[int]]] = []
+    late: list[tuple[SplitSlot, Extend]] = []
+    for job in jobs:
+        slot = split_slot(job.slot)
+        # nodes of drafts have no states of lower layers
+        nodes, missing = slot.find(job.tokens, job.parents, is_new=bool(lower))
+        found.append((slot, job, nodes))
+        if missing:
+            known = [*slot.nodes, *nodes]
+            above = [ROOT if job.parents[place] == ROOT else known[job.parents[place]] for place in missing]
+            late.append((slot, Extend(slot.local, [job.tokens[place] for place in missing], above, logits_at=())))
+    below: dict[int, Tensor] = {}
+    if late:
+        result = local.run(Pass([extend for _, extend in late], capture=(*lower, local.num_layers)))
+        for index, (slot, extend) in enumerate(late):
+            slot.note_local(extend.tokens, extend.parents, result.hidden_of(index)[:, -1])
+            below[id(slot)] = result.hidden_of(index)[:, :-1]
+    turns = []
+    for slot, job, nodes in found:
+        wanted = len(nodes) if capture else len(nodes) - min(rows_of(job), default=len(nodes))
+        packed = form.pack(slot.states_of(nodes))
+        turn = Turn(slot, tuple(job.parents), packed, wanted, below[id(slot)].float().cpu() if lower else None)
+        turns.append((turn, nodes))
+    return turns
+
+
+def captured_states(
+    capture: Sequence[int],
+    turns: Sequence[tuple[Turn, list[int]]],
+    *,
+    split: int,
+    returned: Mapping[int, Tensor],
+) -> Tensor:
+    """Return captured states of all nodes, shape (nodes, captured layers, hidden), float32.
+
+    Args:
+        capture: as for `Pass`.
+        turns: what was sent, as returned by `make_turns` with the same `capture`.
+        split: layers of the device.
+        returned: states from the server by layer, shape (nodes, hidden).
+    """
+    each = dict(returned)
+    lower = [layer for layer in capture if layer < split]
+    if lower:
+        below = torch.cat([turn.lower for turn, _ in turns if turn.lower is not None])
+        each |= {layer: below[:, place] for place, layer in enumerate(lower)}
+    if split in capture:
+        each[split] = torch.cat([turn.slot.states_of(nodes) for turn, nodes in turns]).float().cpu()
+    return torch.stack([each[layer] for layer in capture], dim=1)
+
+
+def note_pass(
+    link: Link,
+    turns: Sequence[tuple[Turn, list[int]]],
+    jobs: Sequence[Extend],
+    *,
+    row_bytes: int,
+    times: tuple[float, float, float],
+) -> None:
+    """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count.
+
+    Args:
+        link: the connection.
+        turns: what was sent.
+        jobs: of the pass.
+        row_bytes: of a packed state.
+        times: seconds of the pass, of the server's queue, and of the server's pass.
+    """
+    up, down = link.traffic()
+    latency, read = link.latency, [min(rows_of(job), default=len(job.tokens)) for job in jobs]
+    for (turn, _), job, count in zip(turns, jobs, read, strict=True):
+        turn.slot.num_read = count if job.num_logits else None
+    num_decoding = sum(bool(job.num_logits) for job in jobs)
+    prompts = sum(read) * row_bytes
+    latency.prompt_bytes += prompts if num_decoding else up
+    if not num_decoding:
+        return
+    latency.bytes_up += max(0, up - prompts)
+    latency.bytes_down += down
+    seconds, queue, passed = times
+    latency.seconds += seconds
+    latency.note_round(seconds, queue=queue, passed=passed, texts=num_decoding, tokens=0)
 
 
 @final

@@ -20,13 +20,10 @@ from draftree.models.base import Extend, LayerSubset
 from draftree.models.kv.pool import kv_slot
 from draftree.models.kv.slots import CLOSED, KVSlot
 from draftree.models.kv.slotted import SlottedModel
-from draftree.remote.address import PICKS, STATES
-from draftree.remote.errors import FrameError
-from draftree.remote.requests import read_params
-from draftree.remote.split.messages import RowsEdit, SentRows
-from draftree.remote.split.probe import Probe
-from draftree.remote.split.sampling import require_sendable
-from draftree.remote.split.states import StateFormat
+from draftree.remote.address import PICKS, STATES, FrameError
+from draftree.remote.protocol import read_params
+from draftree.remote.split.exchange import Probe
+from draftree.remote.split.messages import RowsEdit, SentRows, StateFormat, require_sendable
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History

@@ -14,9 +14,8 @@ from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
 from draftree.engine.given import GivenTrees
 from draftree.models.source import EncoderDecoder
-from draftree.remote.errors import FrameError
-from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_request
-from draftree.remote.requests import read_params
+from draftree.remote.address import FrameError
+from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
 from draftree.remote.split.messages import SPLIT_REQUESTS
 from draftree.remote.tokenizers import tokenizer_fingerprint
 from draftree.serve.errors import ApiError, api_error, closed_error

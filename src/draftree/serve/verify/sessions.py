@@ -15,9 +15,9 @@ from draftree.core.errors import EngineClosedError, GenerationError
 from draftree.core.tree import TokenTree, depths, is_chain
 from draftree.core.types import SequenceRecord
 from draftree.engine.sequence import FinishReason, WritingSequence
-from draftree.remote.errors import FrameError
+from draftree.remote.address import FrameError
 from draftree.remote.protocol import DraftedText, WalkedText
-from draftree.remote.slots import crc_of
+from draftree.remote.target import crc_of
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import ApiKey

@@ -7,32 +7,189 @@ end, so that an interrupted capture continues with the same bytes if the target'
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import final
 
 import torch
+from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.host import single_threaded
 from draftree.engine.engine import Engine, Limits
 from draftree.engine.sequence import WritingSequence
+from draftree.engine.sinks import StateRows, StateSink
 from draftree.llm import LLM
 from draftree.loading.load import LoadedModel
 from draftree.loading.targets import require_layers
 from draftree.models.base import LanguageModel
 from draftree.sampling.params import SamplingParams
-from draftree.train.data.collecting import StateCollector
-from draftree.train.data.jobs import Job, PromptSet, jobs_of
-from draftree.train.data.manifest import Manifest, Recipe
-from draftree.train.data.settings import MEGABYTE, CaptureSettings
-from draftree.train.data.teachers import TopTeacher, top_k_of
-from draftree.train.data.texts import Text
-from draftree.train.data.writing import ShardWriter, continued
+from draftree.train.data.prompts import Job, PromptSet, jobs_of
+from draftree.train.data.shards import (
+    HIDDEN,
+    TOP_K,
+    Manifest,
+    Recipe,
+    ShardWriter,
+    Text,
+    TopTeacher,
+    continued,
+    top_k_of,
+)
+
+
+@dataclass(slots=True)
+class _States:
+    pieces: list[Tensor] = field(default_factory=list)
+    length: int = 0
+
+
+@final
+class StateCollector(StateSink):
+    """Collects states of running texts in the dtype of the target, in host memory.
+
+    Args:
+        layers: captured layers.
+        dtype: dtype of the collected states.
+    """
+
+    def __init__(self, layers: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.layers = layers
+        self._dtype = dtype
+        self._texts: dict[WritingSequence, _States] = {}
+
+    def take(self, hidden: Tensor, texts: Sequence[StateRows]) -> None:
+        """Convert the states of a pass at once, and keep views of them by text.
+
+        Args:
+            hidden: shape (rows, layers, hidden).
+            texts: rows of each sequence in `hidden`.
+        """
+        with single_threaded():  # workers that spin after a copy would slow down the next pass
+            states = hidden.to("cpu", self._dtype, copy=True)
+        for text in texts:
+            own = self._texts.setdefault(text.sequence, _States())
+            if text.start < own.length:  # read again
+                own.pieces = [torch.cat(own.pieces)[: text.start]]
+            else:
+                assert text.start == own.length, "every token is read"
+            rows = text.rows
+            is_run = not rows or rows[-1] - rows[0] + 1 == len(rows)
+            own.pieces.append(states[rows[0] : rows[-1] + 1] if is_run and rows else states[list(rows)])
+            own.length = text.start + len(rows)
+
+    def pop(self, sequence: WritingSequence) -> Tensor:
+        """Return the states of a finished text, shape (tokens - 1, layers, hidden), and forget them."""
+        own = self._texts.pop(sequence)
+        assert own.length == len(sequence.history) - 1, "every token but the last was read"
+        with single_threaded():
+            return torch.cat(own.pieces)
+
+    def drop(self, sequence: WritingSequence) -> None:
+        """Forget the states of a text that failed."""
+        self._texts.pop(sequence, None)
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        self._texts.clear()
+
+
+AUTO, NONE = "auto", "none"
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureSettings:
+    """Settings of a capture.
+
+    Attributes:
+        features: captured layers, such as "2,15,27"; "auto" is 2, n // 2 and n - 3 of n layers; "none" is for whole
+            models, which read tokens only. Index l is the input of layer l; n, or -1, is the output of the last layer.
+        teacher: "hidden" stores outputs of the last layer, "top-k:K" the K most likely next tokens.
+        chat: whether prompts are messages of a chat; None if the target has a chat template.
+        temperatures: temperatures that texts take in turn.
+        max_tokens: maximum number of new tokens of a text.
+        max_prompt_tokens: longer prompts are skipped.
+        limit_tokens: rows after which the capture ends; None for all prompts.
+        seed: seed of the order of prompts and of the texts.
+        batch: number of texts that are generated at a time.
+        shard_megabytes: size at which a shard is closed.
+
+    Raises:
+        ConfigurationError: a value out of range.
+    """
+
+    features: str = AUTO
+    teacher: str = HIDDEN
+    chat: bool | None = None
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    max_tokens: int = 200
+    max_prompt_tokens: int = 800
+    limit_tokens: int | None = None
+    seed: int = 0
+    batch: int = 64
+    shard_megabytes: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_prompt_tokens", "batch", "shard_megabytes"):
+            self._require_positive(name, getattr(self, name))
+        if self.limit_tokens is not None:
+            self._require_positive("limit_tokens", self.limit_tokens)
+        if not self.temperatures or any(not math.isfinite(t) or t < 0 for t in self.temperatures):
+            raise ConfigurationError(
+                f"temperatures are {list(self.temperatures)}: give one or several numbers of at least 0"
+            )
+        if self.teacher != HIDDEN and not self.teacher.startswith(f"{TOP_K}:"):
+            raise ConfigurationError(f"teacher is '{self.teacher}': give 'hidden' or 'top-k:K', such as top-k:64")
+        if self.features not in (AUTO, NONE):
+            _numbers(self.features)
+
+    @staticmethod
+    def _require_positive(name: str, value: int) -> None:
+        if value < 1:
+            raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the captured layers of a target of `num_layers` layers, counted from 0.
+
+        Raises:
+            ConfigurationError: a layer that the target does not have, or one that is named twice.
+        """
+        if self.features == NONE:
+            return ()
+        if self.features == AUTO:
+            low = min(2, num_layers // 3)  # small targets have other layers, so that all three are different
+            middle = max(low + 1, num_layers // 2)
+            high = max(middle + 1, num_layers - 3)
+            return tuple(layer for layer in (low, middle, high) if layer <= num_layers)
+        named = _numbers(self.features)
+        found = tuple(layer if layer >= 0 else num_layers + 1 + layer for layer in named)
+        strange = [given for given, layer in zip(named, found, strict=True) if not 0 <= layer <= num_layers]
+        if strange:
+            raise ConfigurationError(
+                f"features name layer {strange[0]}, but the target has {num_layers} layers: choose from 0 to "
+                f"{num_layers}, where {num_layers} is the output of the last one"
+            )
+        if len(set(found)) < len(found):
+            raise ConfigurationError(f"features are '{self.features}': name each layer once")
+        return found
+
+
+def _numbers(features: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in features.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"features are '{features}': give 'auto', 'none', or layers with commas between them, such as 2,15,27"
+        ) from None
+
 
 SAVE_SECONDS = 60.0
 """Time after which the unfinished shard is written."""
@@ -272,3 +429,118 @@ def _uses_chat(llm: LLM, chat: bool | None) -> bool:
 
 def _width(model: LanguageModel) -> int:
     return int(model.output_head().shape[1])
+
+
+SAMPLE = 100
+"""Prompts whose length is measured."""
+PROBE_PASSES = 12
+PROBE_SECONDS = 10.0
+"""Limits of the measurement."""
+DISK_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Size of a capture whose texts are all as long as allowed.
+
+    Attributes:
+        texts: number of texts if all of them are as long as allowed; with a limit of tokens there are more if some end
+            early.
+        tokens: number of rows.
+        num_bytes: size on disk.
+        seconds: duration.
+        tokens_per_second: measured new tokens per second of a whole batch.
+    """
+
+    texts: int
+    tokens: int
+    num_bytes: int
+    seconds: float
+    tokens_per_second: float
+
+    def __str__(self) -> str:
+        minutes = self.seconds / 60
+        duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{self.seconds:.0f} seconds"
+        return (
+            f"{self.texts:,} texts of full length: at most {self.tokens:,} tokens, {self.num_bytes / 1e6:,.0f} MB, "
+            f"about {duration} ({self.tokens_per_second:,.0f} new tokens/s measured)"
+        )
+
+
+def estimate(
+    capture: Capture,
+    settings: CaptureSettings,
+    *,
+    done_prompts: int = 0,
+    done_tokens: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Estimate:
+    """Estimate the rest of a capture by generating a few tokens of its next texts, which are not stored.
+
+    Args:
+        capture: the capture.
+        settings: its settings.
+        done_prompts: prompts that are done.
+        done_tokens: rows that are stored.
+        clock: returns seconds.
+    """
+    jobs = capture.jobs[done_prompts:]
+    lengths = [len(found.history) for found in _sequences(capture, done_prompts, SAMPLE)]
+    if not lengths:
+        return Estimate(0, 0, 0, 0.0, 0.0)
+    prompt = sum(lengths) / len(lengths)
+    rows = prompt + settings.max_tokens - 1
+    texts, tokens = len(jobs), round(len(jobs) * rows)
+    if settings.limit_tokens is not None:
+        tokens = min(tokens, max(0, settings.limit_tokens - done_tokens))
+        texts = min(texts, -(-tokens // round(rows)))
+    if not texts:
+        return Estimate(0, 0, 0, 0.0, 0.0)
+    read_seconds, pass_seconds, batch = _probe(capture, _sequences(capture, done_prompts, settings.batch), clock)
+    speed = batch / pass_seconds
+    seconds = texts * (prompt * read_seconds + settings.max_tokens / speed)
+    return Estimate(texts, tokens, tokens * capture.row_bytes, seconds, speed)
+
+
+def _sequences(capture: Capture, first: int, count: int) -> list[WritingSequence]:
+    found = (capture.sequence(job) for job in islice(capture.jobs, first, None))
+    return list(islice((sequence for sequence in found if not isinstance(sequence, str)), count))
+
+
+def _probe(capture: Capture, sequences: list[WritingSequence], clock: Callable[[], float]) -> tuple[float, float, int]:
+    """Return seconds per prompt token, seconds per pass over one token of each text, and the number of texts."""
+    _, engine = capture.engine()
+    prompt_tokens = sum(len(sequence.history) for sequence in sequences)
+    engine.add(*sequences)
+    try:
+        start = clock()
+        while not all(sequence.counts.rounds or sequence.is_finished for sequence in sequences):
+            engine.step()
+        read = clock() - start
+        start, passes, tokens = clock(), 0, 0
+        while not engine.is_idle and passes < PROBE_PASSES and clock() - start < PROBE_SECONDS:
+            tokens += len(engine.running)
+            engine.step()
+            passes += 1
+        seconds = max(clock() - start, 1e-9)
+    finally:
+        engine.abort(sequences)
+    size = max(1, round(tokens / max(1, passes)))
+    return read / prompt_tokens, seconds / max(1, passes), size
+
+
+def require_disk(folder: Path, num_bytes: int) -> None:
+    """Refuse a capture that is larger than the free disk space.
+
+    Raises:
+        ConfigurationError: the message has both sizes.
+    """
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if num_bytes > DISK_SHARE * free:
+        raise ConfigurationError(
+            f"the data may take {num_bytes / 1e9:,.1f} GB, but '{place}' has {free / 1e9:,.1f} GB of free disk space: "
+            "lower limit_tokens, or choose another folder"
+        )
