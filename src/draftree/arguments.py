@@ -1,12 +1,11 @@
-"""Checks and normalization of the arguments of `LLM`: prompts, sampling parameters and counts."""
+"""Checks and normalization of the arguments of `LLM`: prompts and sampling parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError, blaming
-from draftree.engine.engine import Limits
+from draftree.core.errors import InvalidRequestError, blaming
 from draftree.sampling.params import SamplingParams
 from draftree.text.chat.messages import MESSAGE_KEYS, check_messages
 
@@ -142,31 +141,3 @@ def require_one_conversation(messages: object) -> None:
         )
     with blaming("messages"):
         check_messages(messages)
-
-
-def limits_of(
-    max_batch_size: int | None, *, prefill_chunk_size: int, prefix_cache_size: int, sequence_memory: int | None = None
-) -> Limits:
-    """Return the engine's limits.
-
-    Raises:
-        ConfigurationError: a limit is not a whole number, or too small.
-    """
-    if max_batch_size is not None:
-        require_count("max_batch_size", max_batch_size, least=1)
-    require_count("prefill_chunk_size", prefill_chunk_size, least=1)
-    require_count("prefix_cache_size", prefix_cache_size, least=0)
-    if sequence_memory is not None:
-        require_count("sequence_memory", sequence_memory, least=1)
-    return Limits(
-        max_batch_size,
-        prefill_chunk_size=prefill_chunk_size,
-        prefix_cache_size=prefix_cache_size,
-        memory=sequence_memory,
-    )
-
-
-def require_count(name: str, value: object, *, least: int) -> None:
-    """Raise unless the value is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")

@@ -19,7 +19,6 @@ from draftree.arguments import (
     Messages,
     Prompt,
     one_params,
-    require_count,
     require_one_conversation,
 )
 from draftree.async_beams import AsyncBeamSearching, BeamWork
@@ -31,6 +30,7 @@ from draftree.completion import Completion
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT
 from draftree.engine.embedding import Embedding
+from draftree.engine.engine import require_count
 from draftree.engine.given import GivenTrees
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import WritingSequence

@@ -19,7 +19,6 @@ from draftree.arguments import (
     Messages,
     Params,
     Prompt,
-    limits_of,
     params_for,
     prompt_list,
 )
@@ -29,7 +28,7 @@ from draftree.completion import Completion, completions_of
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
-from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine
+from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, Limits
 from draftree.engine.prefill import PREFILL_TOKENS_BUSY
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.sequence import Update
@@ -132,11 +131,11 @@ class LLM(BeamSearching, Streams, Transcribes):
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        limits = limits_of(
+        limits = Limits(
             max_batch_size,
             prefill_chunk_size=prefill_chunk_size,
             prefix_cache_size=prefix_cache_size,
-            sequence_memory=sequence_memory,
+            memory=sequence_memory,
         )
         require_source(generation_config)
         apply_threads(threads, affinity)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import draftree.assembly as assembly
 from draftree.drafters.base import LoadedDraftModel
 from draftree.models.process import ProcessModel, serve_model
 from draftree.models.table import TableLM, hashed, near
@@ -36,7 +35,7 @@ def piped_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
 
         return read
 
-    monkeypatch.setattr(assembly, "apart_reader", apart_reader)
+    monkeypatch.setattr("draftree.assembly.apart_reader", apart_reader)
     yield ends
     for end in ours:
         with suppress(OSError):

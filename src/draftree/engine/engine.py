@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-from draftree.core.errors import GenerationError, InvalidRequestError, RankError
+from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
 from draftree.engine.alternating import Alternation, alternation_of
 from draftree.engine.given import HeldSequences, is_held
@@ -44,6 +44,9 @@ class Limits:
         prefill_chunk_size: maximum prompt tokens per pass while any sequence is decoding.
         prefix_cache_size: maximum number of finished sequences whose slots are kept for prompts with a common prefix.
         memory: bytes that sequences may use; None for half of the free memory at construction.
+
+    Raises:
+        ConfigurationError: a limit is not a whole number, or too small.
     """
 
     max_batch_size: int | None = None
@@ -51,6 +54,23 @@ class Limits:
     prefill_chunk_size: int = PREFILL_TOKENS_BUSY
     prefix_cache_size: int = PREFIX_CACHE_SIZE
     memory: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("max_batch_size", self.max_batch_size, 1),
+            ("max_waiting", self.max_waiting, 0),
+            ("prefill_chunk_size", self.prefill_chunk_size, 1),
+            ("prefix_cache_size", self.prefix_cache_size, 0),
+            ("sequence_memory", self.memory, 1),
+        ):
+            if value is not None:
+                require_count(name, value, least=least)
+
+
+def require_count(name: str, value: object, *, least: int) -> None:
+    """Raise unless the value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}: it must be a whole number of at least {least}")
 
 
 class Engine:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-import draftree.llm
 from cli_samples import save_tiny_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
@@ -51,7 +50,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: object, **keywords: object) -> None:
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(draftree.llm, "load_target", load)
+    monkeypatch.setattr("draftree.llm.load_target", load)
     monkeypatch.setattr("draftree.execution.load_model", load)
 
 
@@ -118,7 +117,7 @@ def test_the_library_refuses_before_the_target_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     if model == "TINY":
-        monkeypatch.setattr(draftree.llm, "load_target", None)
+        monkeypatch.setattr("draftree.llm.load_target", None)
     without("gguf", "xgrammar")
     extra = "grammar" if draft == "grammar" else "gguf"
     with pytest.raises((WeightsError, ConfigurationError), match=rf"pip install 'draftree\[{extra}\]'"):
