@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from draftree.core.types import RoundRecord
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
 from draftree.llm import LLM
 from draftree.loading.load import load_model
 from draftree.loading.provenance import load_average, machine, now, versions
@@ -46,7 +46,9 @@ class Speed:
 
 def measure(capture: Capture, llm: LLM, batch: int, kind: str, *, repeat: int, passes: int) -> Speed:
     """Read the prompts of a batch, then time decode passes."""
-    engine = capture.engine()[1] if kind == "capture" else Engine(llm.engine.parts, Limits(batch, prefix_cache_size=0))
+    engine = (
+        capture.engine()[1] if kind == "capture" else Engine(llm.engine.parts, EngineLimits(batch, prefix_cache_size=0))
+    )
     records: list[RoundRecord] = []
     engine.on_round(records.append)
     found = (capture.sequence(job) for job in capture.jobs[:batch])

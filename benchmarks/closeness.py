@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
 from draftree.core.noise import Noise
-from draftree.execution import require_positive
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.methods import our_methods
 from draftree.lab.bench.records import FORMAT, DistributionRecord

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import LLM, Completion, SamplingParams
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
 from draftree.loading.provenance import machine, versions

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import LLM, SamplingParams
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.tree import follow
 from draftree.core.types import Budget
 from draftree.drafters.base import DraftContext, Drafter, LoadedDraftModel, SequenceView

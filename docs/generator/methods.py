@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.cli.methods import MethodCard, Option, cards
 from draftree.core.errors import ConfigurationError
 from draftree.core.registry import Registry

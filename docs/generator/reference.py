@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import draftree
-from draftree import requests as front
-from draftree.async_llm import AsyncLLM
-from draftree.async_prompts import AsyncPromptEncoder
+from draftree.async_llm import AsyncLLM, Submission
 from draftree.cli import main
 from draftree.cli.commands import COMMANDS
-from draftree.completion import Completion, CompletionStats
 from draftree.core import errors
 from draftree.core.types import RoundRecord, SequenceRecord
+from draftree.engine import requests
 from draftree.engine.prefix_cache import PrefixStats
+from draftree.engine.prompts import AsyncPromptEncoder
 from draftree.engine.sequence import Piece, TokenLogprob, Update
 from draftree.llm import LLM
+from draftree.outputs import Completion, CompletionStats
 from draftree.sampling.params import SamplingParams
-from draftree.submission import Submission
 from generator.docstrings import attributes, parse
 from generator.markdown import code, fence, page, table
 
@@ -130,7 +129,7 @@ def with_default(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def aliases() -> Iterator[str]:
-    for line in ast.parse(inspect.getsource(front)).body:
+    for line in ast.parse(inspect.getsource(requests)).body:
         if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) in ALIASES:
             yield ast.unparse(line)
 

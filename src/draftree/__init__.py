@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from draftree.beam.params import BeamSearchParams
     from draftree.beam.result import BeamResult, Hypothesis
     from draftree.beam.trie import TokenTrie
-    from draftree.completion import Completion, CompletionStats
     from draftree.dropin.generate import generate
     from draftree.llm import LLM
+    from draftree.outputs import Completion, CompletionStats
     from draftree.sampling.params import SamplingParams
 
 __all__ = [
@@ -39,8 +39,8 @@ _HOMES = {
     "Hypothesis": "draftree.beam.result",
     "TokenTrie": "draftree.beam.trie",
     "LLM": "draftree.llm",
-    "Completion": "draftree.completion",
-    "CompletionStats": "draftree.completion",
+    "Completion": "draftree.outputs",
+    "CompletionStats": "draftree.outputs",
     "SamplingParams": "draftree.sampling.params",
     "generate": "draftree.dropin.generate",
 }

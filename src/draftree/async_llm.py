@@ -1,47 +1,340 @@
-"""asyncio front end for concurrent requests: one engine on one thread, and coroutines that await their texts.
-
-Example:
-    >>> async with AsyncLLM("smollm2-135m-instruct", draft="ngram") as llm:  # doctest: +SKIP
-    ...     async for piece in llm.stream("Once upon a time"):
-    ...         print(piece, end="")
-"""
+"""asyncio front end for concurrent requests: one engine on one thread, and coroutines that await their texts."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Self, TypeVar, Unpack, final
 
-from draftree.arguments import (
-    Messages,
-    Prompt,
-    one_params,
-    require_one_conversation,
-)
-from draftree.async_beams import AsyncBeamSearching, BeamWork
-from draftree.async_given import AsyncGiven
-from draftree.async_prompts import AsyncPromptEncoder, is_long
-from draftree.async_speech import AsyncSpeech
-from draftree.async_streaming import AsyncStreams
-from draftree.completion import Completion
+import torch
+from torch import Tensor
+
+from draftree.beam.background import AsyncBeamSearching, BeamWork
+from draftree.build import costs_of
+from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT
-from draftree.engine.embedding import Embedding
+from draftree.engine.client_drafts import ClientDrafts
+from draftree.engine.driver import Driver, RequestHandle
 from draftree.engine.engine import require_count
-from draftree.engine.given import GivenTrees
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import WritingSequence
-from draftree.engine.serving.driver import Driver
-from draftree.engine.serving.listening import Request
+from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions, is_long
+from draftree.engine.sequence import FinishReason, Update, WritingSequence
 from draftree.llm import LLM
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.source import FeatureSource
+from draftree.options import Messages, Prompt, one_params, require_one_conversation, require_single, require_text
+from draftree.outputs import Completion, completions_of
 from draftree.parallel.entry import on_loss
-from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
-from draftree.submission import Submission
+from draftree.speech.transcriber import Detection, Speech
+from draftree.speech.windows import LongSpeech, first_window
+
+
+@final
+class Submission:
+    """A request in the engine: an async iterator of the updates of its n texts, in order of arrival.
+
+    The iteration ends when all texts are finished. A slow reader receives all unread output of a text in one update.
+    A text that fails alone has its error in `Update.sequence.error`; `completions` raises it. Leaving the context, or
+    `aclose`, aborts unfinished texts.
+
+    Args:
+        request: accepted by the engine.
+        leave: aborts the unfinished sequences of a request.
+    """
+
+    def __init__(self, request: RequestHandle, leave: Callable[[RequestHandle], None]) -> None:
+        self._request = request
+        self._leave = leave
+
+    @property
+    def request_id(self) -> str:
+        """The name of the request in records, errors and updates."""
+        return self.sequences[0].request_id
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Token ids of the prompt, after truncation."""
+        return self.sequences[0].prompt_ids
+
+    @property
+    def decoder_prompt_ids(self) -> tuple[int, ...]:
+        """Token ids that the text continues: those of the prompt, or the decoder's prompt if the prompt is a source."""
+        history = self.sequences[0].history
+        return tuple(history.tokens[: history.prompt_length].tolist())
+
+    @property
+    def sequences(self) -> tuple[WritingSequence, ...]:
+        """The n sequences; written on the engine's thread until they are finished."""
+        return self._request.sequences
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Update:
+        update = await self._request.next()
+        if update is None:
+            raise StopAsyncIteration
+        return update
+
+    def completions(self) -> list[Completion]:
+        """Return the n completions, in the order of their index; call it after the last update.
+
+        Raises:
+            GenerationError: the updates were not read to the end, or the request was aborted.
+            DraftreeError: as `AsyncLLM.generate`.
+        """
+        if not self._request.is_over or any(s.finish_reason is FinishReason.ABORT for s in self.sequences):
+            raise GenerationError(
+                f"request {self.request_id} is not finished, or was aborted: read its updates to the end first"
+            )
+        return completions_of([self.sequences])
+
+    async def aclose(self) -> None:
+        """Abort unfinished texts within one round; does not wait for it."""
+        self._leave(self._request)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+POOLINGS = ("mean", "last")
+CHUNK = 128
+"""Tokens of one step, which delays the next round of other requests."""
+
+
+@final
+class Embedding:
+    """Computes the embedding of one text in short steps, on the thread of the engine's passes. Mutated by `step`.
+
+    Args:
+        model: the model.
+        ids: token ids of the text, at least one.
+        pooling: "mean" of all tokens, or the "last" token.
+
+    Raises:
+        InvalidRequestError: an unknown pooling, a text that does not fit, or a model that does not return its states.
+    """
+
+    def __init__(self, model: LanguageModel, ids: Sequence[int], *, pooling: str) -> None:
+        if pooling not in POOLINGS:
+            raise InvalidRequestError(
+                f"pooling is {pooling!r}: use {' or '.join(map(repr, POOLINGS))}", param="pooling"
+            )
+        if not 0 < len(ids) <= model.max_length:
+            raise InvalidRequestError(
+                f"a text of {len(ids)} tokens was given: 1 to {model.max_length} can be embedded", param="prompt"
+            )
+        try:
+            if not model.num_layers:
+                raise UnsupportedModelError(f"{type(model).__name__} has no layers whose states could be returned")
+            model.require_capture((model.num_layers,))
+        except UnsupportedModelError as error:
+            raise InvalidRequestError(f"this model computes no embeddings: {error}", param="model") from error
+        self._model, self._ids, self._pooling = model, list(ids), pooling
+        self._slot: Slot | None = None
+        self._num_read = 0
+        self._sum: Tensor | None = None
+
+    def step(self) -> Tensor | None:
+        """Read the next tokens; return the embedding after the last ones, of length 1, shape (hidden,), float32."""
+        return self._model.lock.run(self._step)
+
+    def _step(self) -> Tensor | None:
+        model = self._model
+        if self._slot is None:
+            model.reserve(model.num_open + 1, len(self._ids))
+            self._slot = model.open()
+        tokens = self._ids[self._num_read : self._num_read + CHUNK]
+        job = Extend(self._slot, tokens, range(-1, len(tokens) - 1), logits_at=())
+        result = model.run(Pass([job], capture=(model.num_layers,)))
+        states = model.final_norm(result.hidden_of(0)[:, 0])
+        model.commit(self._slot, range(len(tokens)))
+        self._num_read += len(tokens)
+        if self._pooling == "last":
+            self._sum = states[-1]
+        else:
+            self._sum = states.sum(dim=0) if self._sum is None else self._sum + states.sum(dim=0)
+        if self._num_read < len(self._ids):
+            return None
+        return torch.nn.functional.normalize(self._sum.float(), dim=0).cpu()
+
+    def close(self) -> None:
+        """Free the slot."""
+        if self._slot is not None:
+            self._model.lock.between(partial(self._model.close, self._slot))
+            self._slot = None
+
+
+class AsyncStreams:
+    """The methods of `AsyncLLM` that stream one text."""
+
+    async def submit(
+        self,
+        prompt: Prompt | Messages | FeatureSource,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        request_id: str | None = None,
+        trace: bool = False,
+        owner: str | None = "",
+        **decoder: Unpack[DecoderOptions],
+    ) -> Submission:
+        """Queue a request."""
+        raise NotImplementedError
+
+    async def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
+    ) -> AsyncGenerator[str, None]:
+        """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
+
+        Args:
+            prompt: as for `submit`.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `submit`.
+            priority: as for `submit`.
+            wait: as for `submit`.
+            **decoder: as for `submit`.
+
+        Raises:
+            DraftreeError: as `generate`.
+        """
+        require_text(one_params(params))
+        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait, **decoder)
+        try:
+            async for update in updates:
+                text = "".join(piece.text for piece in update.pieces)
+                if text:
+                    yield text
+        finally:
+            await updates.aclose()
+
+    async def stream_updates(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
+    ) -> AsyncGenerator[Update, None]:
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished.
+
+        The last update's sequence is finished; `completion_of` converts it to a completion.
+        """
+        given = one_params(params)
+        require_single(given)
+        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait, **decoder) as submission:
+            async for update in submission:
+                if update.sequence.error is not None and update.is_last:
+                    raise update.sequence.error
+                yield update
+
+
+T = TypeVar("T")
+
+
+class AsyncGiven:
+    """The methods of `AsyncLLM` for submissions with `given` trees."""
+
+    _llm: LLM
+    _driver: Driver
+
+    async def give(self, submission: Submission, tree: TokenTree) -> None:
+        """Give a submission with `given` the tree of its next round."""
+        (sequence,), held = submission.sequences, self._llm.engine.held
+        arrived = held.gathering.clock()
+        await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))
+
+    async def park(self, submission: Submission) -> None:
+        """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
+        (sequence,) = submission.sequences
+        await self.between_steps(lambda: self._llm.engine.held.park(sequence))
+
+    async def between_steps(self, action: Callable[[], T]) -> T:
+        """Return the result of an action on the engine's thread, which may use the model, between two steps.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        found: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
+        return found
+
+    async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
+        model, gathering = self._llm.model, self._llm.engine.held.gathering
+
+        def measured() -> Mapping[int, float]:
+            costs = costs_of(model, max_rows=max_rows)
+            gathering.fixed = costs[min(costs)]
+            return costs
+
+        return await self.between_steps(measured)
+
+
+class AsyncSpeech:
+    """The methods of `AsyncLLM` for speech."""
+
+    _llm: LLM
+    _driver: Driver
+    _prompts: AsyncPromptEncoder
+
+    async def detect_speech(
+        self, audio: Any, speech: Speech, *, always: bool = False
+    ) -> tuple[FeatureSource, Detection | None]:
+        """Return the source of samples or features, for `submit`, and what the model detects in it.
+
+        Args:
+            audio: as for `LLM.transcribe`, one item.
+            speech: how it is transcribed.
+            always: ask the model although the language is known.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe`.
+        """
+        work = self._llm.transcriber
+        source = await asyncio.to_thread(work.source, audio)
+        if not always and not work.needs_language(speech):
+            return source, None
+        return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+
+    async def long_speech(self, audio: Any, speech: Speech) -> LongSpeech:
+        """Return the windows of samples or features of any length; their sources are for `submit`.
+
+        Args:
+            audio: as for `LLM.transcribe_long`, one item.
+            speech: how it is transcribed.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe_long`.
+        """
+        work = self._llm.transcriber
+        features = await asyncio.to_thread(work.features, audio)
+        source = first_window(work, features)
+        detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+        return await self._prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
+
 
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
@@ -137,7 +430,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
         request_id: str | None = None,
         trace: bool = False,
         owner: str | None = "",
-        given: GivenTrees | None = None,
+        given: ClientDrafts | None = None,
         written: Sequence[int] = (),
         **decoder: Unpack[DecoderOptions],
     ) -> Submission:
@@ -188,7 +481,7 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
             # on separate threads: a grammar may take long to compile
             await loop.run_in_executor(self._compiling, requests.compile_grammar, checked)
         # long prompts take long to encode: the event loop stays free
-        request = Request(await asyncio.to_thread(make), loop)
+        request = RequestHandle(await asyncio.to_thread(make), loop)
         try:
             self._driver.ask(request, wait=wait)
             await request.accepted()

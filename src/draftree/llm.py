@@ -1,52 +1,314 @@
-"""The front end: `LLM` combines a model, a drafter, a verifier and a planner, and generates texts.
-
-Example:
-    >>> from draftree import LLM, SamplingParams
-    >>> llm = LLM("smollm2-135m-instruct", draft="ngram")  # doctest: +SKIP
-    >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8, temperature=0))[0].text  # doctest: +SKIP
-    ', there was a young woman named Lily'
-"""
+"""The front end: `LLM` combines a model, a drafter, a verifier and a planner, and generates texts."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn, Unpack
+from types import TracebackType
+from typing import Any, NoReturn, Self, Unpack
 
-from draftree.arguments import (
-    Messages,
-    Params,
-    Prompt,
-    params_for,
-    prompt_list,
-)
-from draftree.beams import BeamSearching
-from draftree.choices import build_each, choose_each, decide_each, learning_of, store_of
-from draftree.completion import Completion, completions_of
+import numpy as np
+
+from draftree.beam.searcher import BeamSearching
+from draftree.build import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
-from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, Limits
-from draftree.engine.prefill import PREFILL_TOKENS_BUSY
+from draftree.engine.engine import PREFIX_CACHE_SIZE, Engine, EngineLimits
 from draftree.engine.prefix_cache import PrefixStats
-from draftree.engine.sequence import Update
+from draftree.engine.prompts import DecoderOptions, PromptEncoder, encoder_of
+from draftree.engine.requests import SequenceFactory
+from draftree.engine.scheduler import PREFILL_TOKENS_BUSY
+from draftree.engine.sequence import Update, WritingSequence
 from draftree.loading.generation_config import require_source, sampling_in, sampling_note
 from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
 from draftree.models.base import LanguageModel
+from draftree.options import Messages, Params, Prompt, one_params, params_for, prompt_list, require_single, require_text
+from draftree.outputs import Completion, completion_of, completions_of
 from draftree.parallel.entry import load_divided
 from draftree.parallel.options import ParallelOptions
 from draftree.planners.base import Planner
-from draftree.progress import write_all
-from draftree.prompts import DecoderOptions, PromptEncoder, encoder_of
-from draftree.requests import Requests
-from draftree.sampling.params import NEUTRAL
-from draftree.streaming import Streams
+from draftree.sampling.params import NEUTRAL, SamplingParams
+from draftree.speech.transcriber import Segment, Speech, Transcriber
+from draftree.speech.windows import Transcript, long_speech
 from draftree.text.tokenizer import Tokenizer
-from draftree.transcriber import Transcriber
-from draftree.transcription import Transcribes
 from draftree.verifiers.base import Guarantee
+
+
+class ProgressBar:
+    """Bar on standard error with the number of finished texts and of tokens.
+
+    Args:
+        total: number of texts.
+        shown: True or False; None shows it on a terminal if there are several texts.
+    """
+
+    def __init__(self, total: int, *, shown: bool | None) -> None:
+        self._progress: Any = None
+        self._total = total
+        self.is_shown = total > 1 and sys.stderr.isatty() if shown is None else shown
+
+    def __enter__(self) -> Self:
+        if self.is_shown:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("writing"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[tokens]} tokens"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("", total=self._total, tokens=0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, num_done: int, num_tokens: int) -> None:
+        """Update the number of finished texts and the total number of tokens."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=num_done, tokens=num_tokens)
+
+
+def write_all(
+    engine: Engine,
+    batch: Sequence[Sequence[WritingSequence]],
+    *,
+    on_update: Callable[[Update], None] | None,
+    progress: bool | None,
+) -> None:
+    """Queue requests and step the engine until all of them are finished; aborts them if a step raises.
+
+    Args:
+        engine: the engine; its other sequences advance as well, and keep their updates.
+        batch: the new sequences of each request.
+        on_update: called with every update of these sequences.
+        progress: whether to show a progress bar; None shows one on a terminal, for several texts without `on_update`.
+    """
+    sequences = [sequence for request in batch for sequence in request]
+
+    def observe() -> tuple[list[Update | None], list[WritingSequence]]:
+        updates = [] if on_update is None else [sequence.take_update() for sequence in going]
+        return updates, [sequence for sequence in going if not sequence.is_finished]
+
+    with ProgressBar(len(sequences), shown=False if progress is None and on_update else progress) as bar:
+        engine.add(*sequences)
+        going = list(sequences)
+        try:
+            while going:
+                if not all(sequence.is_finished for sequence in going):  # steps of other threads finish them too
+                    engine.step()
+                updates, going = engine.lock.between(observe)
+                for update in updates:
+                    if on_update is not None and update is not None:
+                        on_update(update)
+                if bar.is_shown:
+                    bar.show(len(sequences) - len(going), sum(s.history.num_output_tokens for s in sequences))
+        finally:
+            engine.abort(sequences)
+
+
+class Streams:
+    """The methods of `LLM` that stream one text."""
+
+    _prompts: PromptEncoder
+    _requests: SequenceFactory
+    _engine: Engine
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> Generator[str, None, Completion]:
+        """Generate one text and yield its pieces as they are verified; close the generator to stop early.
+
+        Streams that are read alternately are decoded as one batch.
+
+        Args:
+            prompt: a text, token ids, or the messages of a conversation.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `generate`.
+            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `generate`.
+
+        Returns:
+            The completion, as the value of the finished generator.
+        """
+        require_text(one_params(params))
+        with closing(self.stream_updates(prompt, params, draft=draft, **decoder)) as updates:
+            while True:
+                try:
+                    update = next(updates)
+                except StopIteration as end:
+                    done: Completion = end.value
+                    return done
+                for piece in update.pieces:
+                    yield piece.text
+
+    def stream_updates(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> Generator[Update, None, Completion]:
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished."""
+        given = one_params(params)
+        require_single(given)
+        start = self._prompts.encode_start(decoder)
+        ids = self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
+        (sequence,) = self._requests.sequences(ids, given, draft=draft, decoder_prompt=start)
+        yield from self._engine.stream(sequence)
+        if sequence.error is not None:
+            raise sequence.error
+        return completion_of(sequence, prompt_index=0)
+
+
+class Transcribes:
+    """The methods of `LLM` that transcribe speech."""
+
+    _transcriber: Transcriber
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """The parts of a transcription, for callers that submit requests themselves."""
+        return self._transcriber
+
+    def transcribe(
+        self,
+        audio: Any,
+        params: Params = None,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = False,
+        prompt: str | None = None,
+        draft: str | None = None,
+        on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Transcribe speech with a model that reads features of sound, such as Whisper.
+
+        Args:
+            audio: samples of shape (samples,), float, at the model's sampling rate; or features of shape (channels,
+                frames); or a list of either. At most what the model reads at once, 30 seconds for Whisper;
+                `transcribe_long` takes longer audio.
+            params: as for `generate`, but the temperature is 0 if it is not given; None is greedy to the end of the
+                text, without a limit of tokens.
+            language: code or English name of the spoken language, such as "en"; None detects it if the model knows
+                several.
+            task: "transcribe", or "translate" into English.
+            timestamps: whether the text has timestamps; `segments` reads them.
+            prompt: text before the audio, whose words and style the model continues.
+            draft: as for `generate`.
+            on_update: as for `generate`.
+            progress: as for `generate`.
+
+        Raises:
+            ConfigurationError: the model reads tokens, or samples are given and its folder has no feature extractor.
+            InvalidRequestError: audio of another shape or too long, or an unknown language or task, or timestamps or a
+                prompt for a model that has no tokens for them.
+        """
+        work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
+        found = [work.source(item) for item in _each(audio)]
+        starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
+        batch = [
+            work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
+            for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)
+        ]
+        write_all(work.engine, batch, on_update=on_update, progress=progress)
+        return completions_of(batch)
+
+    def transcribe_long(
+        self,
+        audio: Any,
+        params: Params = None,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        prompt: str | None = None,
+        condition_on_previous: bool = False,
+        draft: str | None = None,
+        on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
+    ) -> list[Transcript]:
+        """Transcribe speech of any length, in windows of what the model reads at once, with timestamps.
+
+        The text of a window ends at its last pair of timestamps, and the next window begins there. Windows of several
+        audios form batches. Greedy texts equal those of `generate` of transformers for the same features.
+
+        Args:
+            audio: as for `transcribe`, of any length.
+            params: as for `transcribe`; `max_tokens` holds for each window, and `n` is 1.
+            language: as for `transcribe`; detected in the first window.
+            task: as for `transcribe`.
+            prompt: text before each window, or before the first one with `condition_on_previous`.
+            condition_on_previous: whether a window continues the text of those before. Texts are more consistent, and
+                a repetition is continued more often.
+            draft: as for `generate`.
+            on_update: as for `generate`.
+            progress: as for `generate`.
+
+        Raises:
+            ConfigurationError: as for `transcribe`.
+            InvalidRequestError: as for `transcribe`; or the model writes no timestamps.
+        """
+        work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
+        given = _each(audio)
+        each_params = _params(params, len(given))
+        audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
+        while going := [pair for pair in zip(audios, each_params, strict=True) if not pair[0].is_done]:
+            batch = []
+            for one, own in going:
+                source, start = one.window()
+                own = one.params(own, start)
+                batch.append(work.requests.sequences(source, own, draft=draft, decoder_prompt=start))
+            write_all(work.engine, batch, on_update=on_update, progress=progress)
+            for (one, _), done in zip(going, completions_of(batch), strict=True):
+                one.take(done)
+        return [one.transcript() for one in audios]
+
+    def segments(self, completion: Completion, *, seconds: float | None = None) -> list[Segment]:
+        """Return the parts of a text with timestamps.
+
+        Args:
+            completion: a text of `transcribe`.
+            seconds: length of the audio, where a part without a timestamp at its end ends; None for the longest audio
+                that the model reads at once.
+
+        Raises:
+            InvalidRequestError: the model has no tokens of timestamps.
+        """
+        return self._transcriber.segments(completion.token_ids, seconds=seconds)
+
+
+def _params(params: Params, count: int) -> list[SamplingParams]:
+    """Return the parameters of each audio: greedy if none name a temperature, and without a limit if there are none."""
+    each = params_for(SamplingParams(max_tokens=None) if params is None else params, count)
+    return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
+
+
+def _each(audio: Any) -> list[Any]:
+    """Return the items of a list of audios, or the audio as the only item."""
+    several = isinstance(audio, (list, tuple)) and len(audio) > 0 and np.ndim(audio[0]) > 0
+    return list(audio) if several else [audio]
+
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +393,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         on_round: Callable[[RoundRecord], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        limits = Limits(
+        limits = EngineLimits(
             max_batch_size,
             prefill_chunk_size=prefill_chunk_size,
             prefix_cache_size=prefix_cache_size,
@@ -159,7 +421,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         if generation_config == "auto":
             defaults = loaded.sampling if loaded.folder is None else sampling_in(loaded.folder)
         self.sampling_note = sampling_note(defaults)
-        self._requests = Requests(
+        self._requests = SequenceFactory(
             self._parts,
             self._tokenizer,
             eos_ids=ends,
@@ -215,7 +477,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         return self._prompts
 
     @property
-    def requests(self) -> Requests:
+    def requests(self) -> SequenceFactory:
         """The factory of sequences from token ids and parameters, for the engine."""
         return self._requests
 

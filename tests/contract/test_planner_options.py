@@ -10,7 +10,7 @@ import pytest
 
 from drafter_rig import NAMES as DRAFTERS_BY_NAME
 from drafter_rig import PREDICTION, SPECS, TABLE, VOCAB, read_unread
-from draftree.assembly import Methods, build_parts, choose_methods
+from draftree.build import Methods, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.noise import Noise
 from draftree.core.tree import chain

@@ -16,9 +16,9 @@ from generator.docstrings import attributes
 from generator.methods import guarantee
 
 import draftree.planners
-from draftree.completion import CompletionStats
 from draftree.core.types import SequenceRecord
 from draftree.drafters import DRAFTERS
+from draftree.outputs import CompletionStats
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
 

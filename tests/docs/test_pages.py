@@ -25,7 +25,7 @@ from generator import methods
 import draftree.drafters
 import forked
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import DRAFTERS

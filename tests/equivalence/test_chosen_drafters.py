@@ -8,12 +8,12 @@ import pytest
 
 from async_samples import asynchronous
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.completion import completions_of
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed
+from draftree.outputs import completions_of
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Guarantee
 from engine_samples import run, text

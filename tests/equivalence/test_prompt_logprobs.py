@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftree import LLM, AsyncLLM, Completion, SamplingParams
 from draftree.core.errors import NonFiniteLogitsError
-from draftree.engine import logprobs
-from draftree.engine.engine import Limits
+from draftree.engine import round
+from draftree.engine.engine import EngineLimits
 from draftree.engine.sequence import TokenLogprob, WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
@@ -71,7 +71,7 @@ def passes_by(model: LanguageModel, prompt: Sequence[int]) -> Tensor:
 @in_c
 @pytest.mark.parametrize("draft", [None, "suffix,floor=0.05,k=4"])
 def test_passes_in_c_give_bit_identical_prompt_logprobs(draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", 13 * 4 * VOCAB_SIZE)
+    monkeypatch.setattr(round, "PROMPT_LOGIT_BYTES", 13 * 4 * VOCAB_SIZE)
     model, prompt = native("llama"), native_text(150)
     done = LLM(model, draft).generate(
         [prompt, native_text(60)], SamplingParams(max_tokens=5, temperature=0.7, seed=1, prompt_logprobs=2, logprobs=2)
@@ -102,7 +102,7 @@ def check_table(llm: LLM, sequence: Completion | WritingSequence, prompt: Sequen
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_batches_chunks_and_streams_give_the_same(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", rows * 4 * VOCAB)
+    monkeypatch.setattr(round, "PROMPT_LOGIT_BYTES", rows * 4 * VOCAB)
     llm = table_llm("ngram,min=1", prefill_chunk_size=8)
     batch = [[1 + i * i % 9 for i in range(length)] for length in (30, 1, 17, 2, 64)]
     params = [SamplingParams(max_tokens=6, seed=3, prompt_logprobs=count, n=n) for count, n in
@@ -117,7 +117,7 @@ def test_batches_chunks_and_streams_give_the_same(rows: int, monkeypatch: pytest
 
 
 def test_logits_of_a_pass_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "PROMPT_LOGIT_BYTES", 7 * 4 * VOCAB)
+    monkeypatch.setattr(round, "PROMPT_LOGIT_BYTES", 7 * 4 * VOCAB)
     llm, rows = table_llm(), []
     run = llm.model.run
 
@@ -146,7 +146,7 @@ def test_a_prefix_that_is_known_is_read_again_and_then_shared() -> None:
 
 def test_a_preempted_sequence_scores_no_token_twice() -> None:
     llm = table_llm()
-    engine = engine_of(llm, Limits(prefill_chunk_size=8, prefix_cache_size=4))
+    engine = engine_of(llm, EngineLimits(prefill_chunk_size=8, prefix_cache_size=4))
     prompt = [1 + i * i % 9 for i in range(60)]
     (writer,) = request(llm, [1, 2, 3], max_tokens=40, ignore_eos=True)
     (scored,) = request(llm, prompt, max_tokens=3, prompt_logprobs=1, seed=1)

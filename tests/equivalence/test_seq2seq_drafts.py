@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from draftree import LLM, SamplingParams
-from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError
+from draftree.outputs import Completion
 from seq2seq_samples import VOCAB, sample, sources
 from whispers import features, tokenizer, whisper
 

@@ -11,8 +11,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
-from draftree.long_speech import Transcript
 from draftree.sampling.decoding_rules import cut_window
+from draftree.speech.windows import Transcript
 from seq2seq_samples import sample
 from whispers import RATE, SHAPE, samples, saved, token, tokenizer, whisper
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.engine.costs import measure_costs
+from draftree.build import measure_costs
 from draftree.loading.load import wrap_model
 from draftree.models.base import Commit, Extend, Pass
 from draftree.models.torch.hf import HFModel

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from draftree import BeamResult, BeamSearchParams, TokenTrie
-from draftree.async_beams import BeamCounts
+from draftree.beam.background import BeamCounts
 from operated import held, num_calls, wait_for
 from serving import HTTP, NAME, Running, running_server, send, settings, tiny_llm
 

@@ -14,7 +14,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from draftree.assembly import build_parts, choose_methods
+from draftree.build import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel, SequenceView

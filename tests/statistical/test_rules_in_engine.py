@@ -23,16 +23,16 @@ import torch
 from scipy import stats
 
 from biased_rules import bonus_from_the_target
-from draftree.assembly import build_parts, choose_methods
+from draftree.build import build_parts, choose_methods
 from draftree.core.tree import TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel
-from draftree.engine import round as rounds
+from draftree.engine import round
 from draftree.engine.engine import Engine
-from draftree.engine.parts import Parts
+from draftree.engine.parts import EngineParts
+from draftree.engine.requests import SequenceFactory
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near
-from draftree.requests import Requests
 from draftree.sampling.distributions import DistributionRows
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers import token as token_rule
@@ -86,7 +86,7 @@ def text_distribution(temperature: float) -> np.ndarray:
     return distribution
 
 
-def parts_of(rule: str) -> Parts:
+def parts_of(rule: str) -> EngineParts:
     """A target, a drafter that steps a model, and a rule, as an `LLM` puts them together."""
     methods = choose_methods(RULES[rule], rule.split()[0], None)
     drafter = LoadedDraftModel(DRAFTER, None, "drafter")
@@ -96,10 +96,10 @@ def parts_of(rule: str) -> Parts:
     )  # fmt: skip
 
 
-def p_value(parts: Parts, temperature: float, *, texts: int = TEXTS) -> float:
+def p_value(parts: EngineParts, temperature: float, *, texts: int = TEXTS) -> float:
     engine = Engine(parts)
     params = SamplingParams(n=texts, max_tokens=LENGTH, temperature=temperature, seed=77, **CONTROLS)
-    sequences = Requests(parts, None, eos_ids=(), slot_room=100).sequences(PROMPT, params)
+    sequences = SequenceFactory(parts, None, eos_ids=(), slot_room=100).sequences(PROMPT, params)
     engine.add(*sequences)
     while not engine.is_idle:
         engine.step()
@@ -145,10 +145,10 @@ def test_a_variant_of_the_engine_without_ancestors_of_nodes_is_detected(
 ) -> None:
     """All nodes are penalised for what is written, none for what is drafted before it."""
 
-    def rows(turn: rounds.Turn) -> DistributionRows:
+    def rows(turn: round.SequenceRound) -> DistributionRows:
         return DistributionRows(turn.sequence.history, turn.sequence.controls, [()] * (1 + len(turn.tree)))
 
-    monkeypatch.setattr(rounds, "_rows", rows)
+    monkeypatch.setattr(round, "_rows", rows)
     assert p_value(parts_of(rule), 1.0, texts=500) < LEVEL
 
 

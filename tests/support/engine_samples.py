@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree import LLM, SamplingParams
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
 
@@ -21,7 +21,7 @@ def request(llm: LLM, ids: Sequence[int], *, priority: int = 0, **params: Any) -
     return llm.requests.sequences(list(ids), SamplingParams(**params), priority=priority)
 
 
-def engine_of(llm: LLM, limits: Limits) -> Engine:
+def engine_of(llm: LLM, limits: EngineLimits) -> Engine:
     """Another engine over the parts of an LLM, with limits that an LLM does not set."""
     return Engine(llm.engine.parts, limits)
 

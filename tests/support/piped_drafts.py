@@ -35,7 +35,7 @@ def piped_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
 
         return read
 
-    monkeypatch.setattr("draftree.assembly.apart_reader", apart_reader)
+    monkeypatch.setattr("draftree.build.apart_reader", apart_reader)
     yield ends
     for end in ours:
         with suppress(OSError):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import Draw
 

@@ -11,7 +11,7 @@ import pytest
 from async_samples import PROMPTS, alone, asked, asynchronous, held, opened, params
 from draftree import BeamSearchParams
 from draftree.core.errors import EngineClosedError, InvalidRequestError, NonFiniteLogitsError
-from draftree.engine.serving.background import TimeShare
+from draftree.engine.driver import TimeShare
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, table_llm
 

@@ -18,8 +18,8 @@ from draftree.core.errors import (
     RankError,
 )
 from draftree.core.types import RoundRecord
-from draftree.engine.serving import driver
-from draftree.engine.serving.listening import Request
+from draftree.engine import driver
+from draftree.engine.driver import RequestHandle
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB
 
@@ -151,7 +151,7 @@ def test_a_closed_event_loop_frees_its_slot() -> None:
 
     async def ask() -> None:
         sequences = llm.llm.requests.sequences([1], params(1, 4000))
-        llm._driver.ask(Request(sequences, asyncio.get_running_loop()), wait=True)
+        llm._driver.ask(RequestHandle(sequences, asyncio.get_running_loop()), wait=True)
         while not llm.num_running:
             await asyncio.sleep(0.001)
 

@@ -15,6 +15,7 @@ import pytest
 from async_samples import PROMPTS, Gate, alone, asked, asynchronous, opened, params
 from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM
+from draftree.async_llm import Submission
 from draftree.core.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -27,7 +28,6 @@ from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.engine.sequence import Update
 from draftree.models.table import TableLM, hashed
 from draftree.sampling.params import SamplingParams
-from draftree.submission import Submission
 from draftree.text.tokenizer import Tokenizer
 from engine_samples import VOCAB
 from families import target

@@ -8,7 +8,7 @@ import pytest
 
 from cli_samples import save_tiny_model
 from draftree import LLM, AsyncLLM, SamplingParams
-from draftree.choices import decide
+from draftree.build import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.dropin.inputs import Drafting
 from draftree.lab.bench.methods import our_methods
@@ -58,7 +58,7 @@ def test_a_verifier_without_a_drafter_decodes_plainly_with_the_reason(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = [AutoCandidate("suffix", None, "needs no training")]
-    monkeypatch.setattr("draftree.choices.auto_candidates", lambda target: (only, []))
+    monkeypatch.setattr("draftree.build.auto_candidates", lambda target: (only, []))
     llm = LLM(loaded, "auto", verify="token")
     assert llm.drafts == ()
     assert "draft auto: plain decoding (" in llm.draft_note

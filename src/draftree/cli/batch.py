@@ -24,11 +24,10 @@ from draftree.cli.runs import (
     report,
     save_learned,
 )
-from draftree.completion import Completion, completion_of
 from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.engine.sequence import FinishReason, WritingSequence
-from draftree.llm import LLM
-from draftree.progress import ProgressBar
+from draftree.llm import LLM, ProgressBar
+from draftree.outputs import Completion, completion_of
 
 __all__ = ["write_prompts"]
 

@@ -37,8 +37,8 @@ from draftree.loading.resolve import require_sound
 
 if TYPE_CHECKING:
     from draftree.beam.result import BeamResult
+    from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
-    from draftree.prompts import DecoderOptions
     from draftree.text.tokenizer import Tokenizer
 
 PANEL = "Search"

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftree.assembly import Methods
+from draftree.build import Methods
 from draftree.cli.options import require_new
 from draftree.cli.prompt import Task, fitted_to_context
 from draftree.cli.render import Style, decoding_line, note, resolve_with_bar, say, waiting
 from draftree.cli.runs import Run, Screen, Setup, dump, fetch_and_load, lossy_line, report
-from draftree.completion import Completion, CompletionStats, completion_of, stats_of
 from draftree.core.errors import (
     OUT_OF_MEMORY,
     ConfigurationError,
@@ -34,6 +33,7 @@ from draftree.engine.sequence import Update
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.tokenizers import load_tokenizer
+from draftree.outputs import Completion, CompletionStats, completion_of, stats_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer

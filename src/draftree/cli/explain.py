@@ -15,8 +15,8 @@ from draftree.core.errors import ConfigurationError
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftree.completion import CompletionStats
     from draftree.llm import LLM
+    from draftree.outputs import CompletionStats
 
 __all__ = ["explain"]
 

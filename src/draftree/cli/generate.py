@@ -36,7 +36,7 @@ from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.cli.runs import Screen, Setup
-    from draftree.prompts import DecoderOptions
+    from draftree.engine.prompts import DecoderOptions
 
 __all__ = ["generate"]
 

@@ -27,7 +27,7 @@ from draftree.weights.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from draftree.cli.runs import Setup
-    from draftree.prompts import DecoderOptions
+    from draftree.engine.prompts import DecoderOptions
 
 NEEDS_MODEL = "model"
 """The drafter whose name is completed together with its colon."""

@@ -14,8 +14,8 @@ from draftree.cli.render import is_terminal
 from draftree.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
-    from draftree.prompts import DecoderOptions
     from draftree.sampling.params import SamplingParams
 
 __all__ = ["Request", "Task", "fitted_to_context", "read_prompt"]
@@ -95,7 +95,7 @@ def fitted_to_context(
     params: SamplingParams, llm: LLM, ids: Sequence[int], decoder: DecoderOptions | None = None
 ) -> SamplingParams:
     """Return the parameters with `max_tokens` limited to the context after the prompt, or the decoder's prompt."""
-    from draftree.engine.openings import decoder_tokens
+    from draftree.engine.sequence import decoder_tokens
     from draftree.models.source import EncoderDecoder
 
     most = params.truncate_prompt_tokens or -1

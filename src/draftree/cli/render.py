@@ -20,8 +20,8 @@ from draftree.weights.progress import Step, steps
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from draftree.completion import CompletionStats
     from draftree.engine.sequence import Piece
+    from draftree.outputs import CompletionStats
 
 GREEN = "\x1b[32m"
 BOLD = "\x1b[1m"

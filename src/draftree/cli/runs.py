@@ -21,22 +21,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from draftree.assembly import Methods, choose_methods
-from draftree.choices import decide, learning_of
+from draftree.build import ExecutionSettings, Methods, choose_methods, decide, learning_of, load_named, require_positive
 from draftree.cli.prompt import Task
 from draftree.cli.render import Style, decode_rate, decoding_line, is_terminal, note, resolve_with_bar, say, waiting
-from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import shown_name
 from draftree.core.host import apply_threads, cpu_name, require_affinity, usable_cores
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
-from draftree.execution import ExecutionSettings, load_named, require_positive
 from draftree.llm import LLM
 from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.load import LoadedModel
 from draftree.models.base import LanguageModel
+from draftree.outputs import Completion
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import pieces_of

@@ -229,7 +229,7 @@ def fetch_and_replicate(settings: ServerSettings, keys: KeyRing, number: str) ->
 
 def model_names(settings: ServerSettings) -> Sequence[str]:
     """Return all models that have to be on this machine, those of drafters included; not those of verify servers."""
-    from draftree.assembly import choose_methods
+    from draftree.build import choose_methods
     from draftree.remote.address import is_remote
 
     drafters = {draft for choice in settings.models for draft in choice.drafts}

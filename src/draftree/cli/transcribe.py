@@ -19,10 +19,10 @@ from draftree.loading.resolve import require_sound
 from draftree.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftree.completion import Completion
     from draftree.llm import LLM
-    from draftree.long_speech import Transcript
-    from draftree.spoken import Segment
+    from draftree.outputs import Completion
+    from draftree.speech.transcriber import Segment
+    from draftree.speech.windows import Transcript
 
 __all__ = ["transcribe"]
 

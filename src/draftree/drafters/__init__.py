@@ -30,7 +30,7 @@ DRAFTERS: Registry[Drafter] = Registry("draftree.drafters", "draftree.drafters.b
 NO_DRAFT = "none"
 """Names of plain decoding in place of a drafter."""
 AUTO_DRAFT = "auto"
-"""Stands for a drafter that is chosen when the target is loaded: `draftree.choices.decide`."""
+"""Stands for a drafter that is chosen when the target is loaded: `draftree.build.decide`."""
 
 
 def drafts(draft: str | None) -> TypeGuard[str]:

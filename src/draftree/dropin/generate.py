@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from draftree.assembly import build_parts, choose_methods
-from draftree.completion import CompletionStats, stats_of
+from draftree.build import build_parts, choose_methods
 from draftree.core.errors import ConfigurationError, MissingTokenizerError
 from draftree.core.noise import Noise
 from draftree.drafters.base import LoadedDraftModel
@@ -40,13 +39,14 @@ from draftree.dropin.refusals import (
     refuse_unbound,
 )
 from draftree.dropin.steps import Callbacks, Row, Steps, StepwiseVerifier, callbacks_of, pad_id_of, scoped
-from draftree.engine.engine import Engine, Limits
-from draftree.engine.parts import Parts
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.loading.load import LoadedModel
 from draftree.models.source import EncoderDecoder, HiddenSource
 from draftree.models.torch.context import turning_length
+from draftree.outputs import CompletionStats, stats_of
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
@@ -294,7 +294,7 @@ def _rows(
 
 def _parts(
     drafting: Drafting, target: LoadedModel, tokenizer: Tokenizer | None, assistant: LoadedDraftModel | None
-) -> Parts:
+) -> EngineParts:
     drafting = drafting.decided(target)
     methods = choose_methods(drafting.draft, "coupled", drafting.plan)
     for reads, what in ((methods.traits.reads_predictions, "prediction"), (methods.traits.reads_grammars, "grammar")):
@@ -312,11 +312,11 @@ def _parts(
         raise MissingTokenizerError(f"{error}; {how_to_bind(*names)}") from error
 
 
-def _write(parts: Parts, steps: Steps, rows: Sequence[Row]) -> None:
+def _write(parts: EngineParts, steps: Steps, rows: Sequence[Row]) -> None:
     sequences = [row.sequence for row in rows]
     engine = Engine(
         replace(parts, verifier=StepwiseVerifier(steps, rows)),
-        Limits(max_batch_size=len(rows), prefix_cache_size=0),
+        EngineLimits(max_batch_size=len(rows), prefix_cache_size=0),
         together=steps.in_step,
         tries_again=False,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.choices import decide
+from draftree.build import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.drafters import AUTO_DRAFT
 from draftree.dropin.refusals import WITHOUT, refuse_cache

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 
-from draftree.assembly import build_parts, choose_methods
+from draftree.build import build_parts, choose_methods
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.core.tree import EMPTY, TokenTree, depths, follow
 from draftree.core.types import Budget, Verdict

@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, final
 
 from draftree.core.types import RoundRecord
-from draftree.engine.parts import Parts
-from draftree.engine.round import Chunk, finish_round, run_round
+from draftree.engine.parts import EngineParts
+from draftree.engine.round import Chunk, DraftedRound, draft_round, finish_round, run_round
 from draftree.engine.sequence import WritingSequence
-from draftree.engine.turns import DraftedTurns, draft_turns
 from draftree.engine.two_ways import TwoWays
 
 
@@ -41,7 +40,7 @@ class Half:
     sequences: tuple[WritingSequence, ...]
     marks: tuple[tuple[Any, int], ...]
     side: int
-    drafts: Future[DraftedTurns]
+    drafts: Future[DraftedRound]
 
     def fits(self, ready: Sequence[WritingSequence]) -> bool:
         """Whether all of them can take part in a pass and nothing changed since."""
@@ -61,7 +60,7 @@ class Alternation:
         ways: chooses between halves and whole batches by measured speed; None to alternate always.
     """
 
-    def __init__(self, parts: Parts, ways: TwoWays | None = None) -> None:
+    def __init__(self, parts: EngineParts, ways: TwoWays | None = None) -> None:
         self._parts, self._ways = parts, ways
         self._sides = tuple(replace(parts, planner=copy.deepcopy(parts.planner)) for _ in range(2))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="draftree-alternating")
@@ -96,7 +95,7 @@ class Alternation:
         if half is None or not half.fits(ready) or _is_uneven(len(half.sequences), len(ready)):
             middle = -(-len(ready) // 2)
             side, rest = 0, ready[middle:]
-            drafted = draft_turns(self._sides[side], ready[:middle])
+            drafted = draft_round(self._sides[side], ready[:middle])
         else:
             now = {id(sequence) for sequence in half.sequences}
             side, rest = half.side, [sequence for sequence in ready if id(sequence) not in now]
@@ -109,7 +108,7 @@ class Alternation:
     def _drafting(self, rest: Sequence[WritingSequence], side: int) -> Iterator[None]:
         """Draft for the other half in the thread; nothing else uses the drafter inside the block."""
         parts = self._sides[side]
-        job = self._pool.submit(draft_turns, parts, rest)
+        job = self._pool.submit(draft_round, parts, rest)
         try:
             yield
         except BaseException:
@@ -128,7 +127,7 @@ class Alternation:
         return record
 
 
-def alternation_of(parts: Parts) -> Alternation | None:
+def alternation_of(parts: EngineParts) -> Alternation | None:
     """Return the alternation of an engine whose drafter alternates, chosen by speed; None for other drafters."""
     return Alternation(parts, TwoWays("whole batches", "alternating batches")) if parts.traits.alternates else None
 

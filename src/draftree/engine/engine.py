@@ -1,8 +1,4 @@
-"""The engine: continuous batching of requests by rounds of speculative decoding.
-
-Requests join and leave between rounds. Prompts are prefilled in chunks, together with the rounds of decoding sequences.
-If a batch raises, each sequence is retried alone; only those that raise again fail.
-"""
+"""The engine: continuous batching of requests by rounds of speculative decoding."""
 
 from __future__ import annotations
 
@@ -14,15 +10,13 @@ from dataclasses import dataclass
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
 from draftree.engine.alternating import Alternation, alternation_of
-from draftree.engine.given import HeldSequences, is_held
-from draftree.engine.memory import slot_budget
-from draftree.engine.parts import Parts
-from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, reading_sizes
+from draftree.engine.client_drafts import PausedSequences, is_paused
+from draftree.engine.memory import SlotAllocator, slot_budget
+from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
-from draftree.engine.scheduler import Scheduler
+from draftree.engine.scheduler import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
 from draftree.engine.sequence import Update, WritingSequence
-from draftree.engine.slot_allocator import SlotAllocator
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +29,7 @@ PREFIX_CACHE_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """The limits of an engine.
 
     Attributes:
@@ -88,8 +82,8 @@ class Engine:
 
     def __init__(
         self,
-        parts: Parts,
-        limits: Limits | None = None,
+        parts: EngineParts,
+        limits: EngineLimits | None = None,
         *,
         on_round: Callable[[RoundRecord], None] | None = None,
         together: bool = False,
@@ -98,12 +92,12 @@ class Engine:
         self._parts = parts
         self.lock = parts.target.lock
         """Lock of the model; unfinished sequences are read under it."""
-        self._limits = limits or Limits()
+        self._limits = limits or EngineLimits()
         self._budget = slot_budget(parts, self._limits.memory)
         most = self._limits.max_batch_size or MAX_BATCH
         self._scheduler = Scheduler(min(most, parts.target.max_open or most), self._limits.max_waiting)
         self._allocator = SlotAllocator(parts, self._budget, keep=self._limits.prefix_cache_size, shares=not together)
-        self.held = HeldSequences(self._scheduler, self._allocator)
+        self.held = PausedSequences(self._scheduler, self._allocator)
         """Sequences whose trees come from clients."""
         # the model may outlive this engine: what is kept must not
         weakref.finalize(self, self.lock.later, self._allocator.prefixes.clear).atexit = False
@@ -113,7 +107,7 @@ class Engine:
         self.alternation: Alternation | None = alternation_of(parts)
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> EngineParts:
         """The parts of the engine."""
         return self._parts
 
@@ -282,7 +276,7 @@ class Engine:
         """Return the sequences that decode in the next pass, and the prompt chunks of the others."""
         running = [s for s in self._scheduler.running if s.slot is not None and not s.is_finished]
         writing = [s for s in running if s.num_pending <= PENDING_TOKENS_IN_ROUND and not s.scores_prompt]
-        writing = [s for s in writing if not is_held(s)]
+        writing = [s for s in writing if not is_paused(s)]
         reading = [s for s in running if s.num_pending > PENDING_TOKENS_IN_ROUND or s.scores_prompt]
         beside = any(s.counts.rounds for s in writing) and not self._together
         budget = self._limits.prefill_chunk_size if beside else PREFILL_TOKENS_IDLE

@@ -1,18 +1,22 @@
-"""Memory per sequence, and the number of sequences that fit into the free memory.
-
-A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and during a round the
-logits of its tree. Sequences may use half of the free memory: while slots are replaced by longer ones, old and new ones
-exist together. The memory of captured graphs is subtracted first. `draftree doctor` reports it.
-"""
+"""The memory of sequences: the number of slots that fit, and their opening, sharing and return."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from draftree.core.errors import ConfigurationError
+import numpy as np
+
+from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.types import MAX_NODES
-from draftree.engine.parts import Parts
+from draftree.engine.parts import EngineParts
+from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, DraftStates, PrefixCache, PrefixStats, common_length
+from draftree.engine.sequence import WritingSequence
+from draftree.models.base import Slot
 from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
+from draftree.models.source import EncoderDecoder
 
 SHARE = 0.5
 """Share of the free memory that sequences may use."""
@@ -60,7 +64,7 @@ class SlotBudget:
         return max(0, (self.sequence_bytes - self.round_bytes) // self.token_bytes - self.tree_size)
 
 
-def slot_budget(parts: Parts, sequence_bytes: int | None = None) -> SlotBudget:
+def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBudget:
     """The budget of an engine of these parts, whose weights lie in memory already.
 
     Args:
@@ -117,7 +121,7 @@ class SlotEstimate:
     num_slots: int
 
 
-def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
+def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
     """Estimate the room of an engine with these parts, created now.
 
     Args:
@@ -132,3 +136,262 @@ def estimate_slots(parts: Parts, length: int) -> SlotEstimate:
         slot_bytes=budget.slot_bytes(length),
         num_slots=budget.num_slots(length),
     )
+
+
+# The slots of sequences: opening, sharing, giving back, and whether there is memory for one more.
+#
+# Memory is counted by what the texts are now and a little ahead, not by what they may become: most end early. If they
+# grow into each other the youngest gives its slot back and reads again later.
+
+logger = logging.getLogger(__name__)
+
+AHEAD = 256
+"""Tokens that a sequence should be able to write before memory is counted again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The part of a prompt's beginning that is in memory.
+
+    Attributes:
+        slot: a slot that holds the beginning; None if none does.
+        length: how much of it.
+        draft_state: the drafter's, for the same beginning.
+        kept: the slot's entry, if it is a kept one.
+        later: how much another sequence holds or is about to read.
+    """
+
+    slot: Slot | None = None
+    length: int = 0
+    draft_state: Any = None
+    kept: CachedPrefix | None = None
+    later: int = 0
+
+
+class SlotAllocator:
+    """The slots of running sequences and of kept prefixes. Mutated by the engine only.
+
+    Args:
+        parts: model and drafter.
+        budget: memory that sequences may take.
+        keep: prefixes that are kept at most.
+        shares: whether a sequence may wait for another that reads the beginning of its prompt; never with a sink.
+
+    Raises:
+        ConfigurationError: prefixes are kept although a sink needs the states of every token.
+    """
+
+    def __init__(self, parts: EngineParts, budget: SlotBudget, *, keep: int, shares: bool) -> None:
+        self._parts = parts
+        self._budget = budget
+        if keep and parts.sink is not None:
+            raise ConfigurationError(
+                f"prefix_cache_size is {keep}, but hidden states of every token are recorded: set it to 0"
+            )
+        self._shares = shares and parts.sink is None
+        self._running: Sequence[WritingSequence] = ()
+        self._length = 0
+        self._count = 0
+        self._sequences = self._hits = self._prompt_tokens = self._cached_tokens = 0
+        self._drafts = DraftStates(parts.drafter)
+        self.prefixes = PrefixCache(parts.target, keep, self._drafts)
+
+    @property
+    def stats(self) -> PrefixStats:
+        """Counts of reused tokens and sequences."""
+        return PrefixStats(
+            sequences=self._sequences,
+            hits=self._hits,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            kept=len(self.prefixes.kept),
+            evicted=self.prefixes.evicted,
+        )
+
+    def require_fit(self, sequence: WritingSequence) -> None:
+        """Refuse what can never fit, with the numbers.
+
+        Raises:
+            InvalidRequestError: even alone it is too large.
+        """
+        need = self._budget.slot_bytes(sequence.limit + sequence.source_length)
+        if need > self._budget.sequence_bytes:
+            raise InvalidRequestError(
+                f"a text of up to {sequence.limit} tokens, the prompt included, needs {_megabytes(need)} "
+                f"({self._budget.token_bytes} bytes a token), but texts may take "
+                f"{_megabytes(self._budget.sequence_bytes)}, enough for {self._budget.longest or 0} tokens: "
+                "shorten the prompt, or lower max_tokens",
+                param="max_tokens",
+            )
+
+    def fits(self, sequences: Sequence[WritingSequence], ahead: int = AHEAD) -> bool:
+        """Whether these can all run, alone with their memory; one alone always can."""
+        if len(sequences) == 1:
+            return True
+        # all slots are as long as the longest
+        longest = max(min(s.limit, len(s.history) + ahead) + s.source_length for s in sequences)
+        return self._budget.num_slots(longest) >= len(sequences)
+
+    def open(self, running: Sequence[WritingSequence]) -> None:
+        """Slots for those that have none, shared where prompts begin alike; room for what the next pass appends."""
+        if not running:
+            return
+        self._running = running
+        self.prefixes.evict(self._num_open() - self._most_open())
+        try:
+            self._reserve(min(len(running) + len(self.prefixes.kept), self._most_open()), running)
+        except AssertionError:
+            raise  # a mistake of ours, not a request's
+        except Exception as error:
+            logger.warning("no slots for %d texts at once (%s): those fail that do not fit", len(running), error)
+        for place, sequence in enumerate(running):
+            if sequence.slot is not None or sequence.is_finished:
+                continue
+            try:
+                self._open(sequence, running[:place])
+            except AssertionError:
+                raise  # a mistake of ours, not the request's
+            except Exception as error:
+                sequence.fail(error)
+
+    def _open(self, sequence: WritingSequence, earlier: Sequence[WritingSequence]) -> None:
+        copyable = sequence.history.tokens[: sequence.num_copyable]
+        found = PrefixMatch() if sequence.opens else self._beginning(sequence, copyable, earlier)
+        if found.later >= found.length + MIN_SHARED:
+            return  # another is about to read that much of it
+        if found.length < MIN_SHARED:
+            found = PrefixMatch()
+        begin = self._take_over if self._takes_over(found) else self._copy
+        begin(found, sequence)
+        if sequence.plan_state is None:
+            sequence.plan_state = self._parts.planner.open_for(
+                sequence.view.draft, is_sampled=sequence.controls.temperature > 0
+            )
+        if sequence.counts.rounds == 0:
+            self._count_hit(sequence, found.length)
+
+    def _count_hit(self, sequence: WritingSequence, length: int) -> None:
+        sequence.counts.cached_tokens = length
+        self._sequences += 1
+        self._hits += length > 0
+        self._prompt_tokens += len(sequence.history)
+        self._cached_tokens += length
+
+    def _beginning(
+        self, sequence: WritingSequence, prompt: np.ndarray, earlier: Sequence[WritingSequence]
+    ) -> PrefixMatch:
+        kept, length = self.prefixes.find(prompt, sequence.source)
+        found = PrefixMatch() if kept is None else PrefixMatch(kept.slot, length, kept.draft_state, kept)
+        later = 0
+        for other in earlier if self._shares else ():
+            if other.slot is None or other.opens is not None or other.source != sequence.source:
+                continue
+            alike = common_length(other.history.tokens, prompt)
+            if min(alike, other.slot.length) > found.length:
+                found = PrefixMatch(other.slot, min(alike, other.slot.length), other.draft_state)
+            later = max(later, alike)
+        return replace(found, later=later)
+
+    def _takes_over(self, found: PrefixMatch) -> bool:
+        """Whether a kept slot is handed over: if nothing of it is lost, or if there is no place for a copy."""
+        kept = found.kept
+        if kept is None:
+            return False
+        self.prefixes.use(kept)
+        return found.length == len(kept.tokens) or self._num_open() >= self._most_open()
+
+    def _take_over(self, found: PrefixMatch, sequence: WritingSequence) -> None:
+        assert found.kept is not None, "only kept slots are handed over"
+        sequence.slot = self.prefixes.take(found.kept)
+        self._parts.target.truncate(sequence.slot, found.length)
+        view = replace(sequence.view, slot=sequence.slot)
+        sequence.draft_state = self._drafts.attach(found.draft_state, view, found.length)
+        self._reserve(self._num_open(), [sequence])
+
+    def _copy(self, found: PrefixMatch, sequence: WritingSequence) -> None:
+        target = self._parts.target
+        self.prefixes.evict(self._num_open() + 1 - self._most_open())
+        self._reserve(self._num_open() + 1, [sequence])
+        if sequence.opens is not None:
+            sequence.slot = sequence.opens()
+        else:
+            sequence.slot = self._opened(sequence) if found.slot is None else target.fork(found.slot, found.length)
+        view = replace(sequence.view, slot=sequence.slot)
+        sequence.draft_state = self._drafts.fork(found.draft_state, view, found.length)
+
+    def _opened(self, sequence: WritingSequence) -> Slot:
+        target = self._parts.target
+        if sequence.source is None:
+            return target.open()
+        assert isinstance(target, EncoderDecoder), "sources are for encoder-decoder models"
+        return target.open_on(sequence.source)
+
+    def _num_open(self) -> int:
+        return sum(s.slot is not None for s in self._running) + len(self.prefixes.kept)
+
+    def _most_open(self) -> int:
+        """Slots that may be open: one for each that runs, and for kept prefixes what memory is left."""
+        running = len(self._running)
+        longest = max(len(s.history) + s.source_length for s in self._running)
+        return max(running, min(running + self.prefixes.limit, self._budget.num_slots(longest)))
+
+    def _reserve(self, count: int, sequences: Sequence[WritingSequence]) -> None:
+        """Room for so many slots, and for these texts: more than is too little now, so that it is seldom exchanged."""
+        needed = max(len(s.history) for s in sequences) + self._budget.tree_size
+        if count <= self._count and needed <= self._length:
+            return
+        length, most = self._length, self._count
+        if needed > length:
+            longest = max(s.limit for s in sequences) + self._budget.tree_size
+            length = min(longest, max(needed + AHEAD, 2 * length))
+        if count > most:
+            most = max(count, min(self._most_open(), 2 * most))
+        others = self._parts.target.num_open - self._num_open()
+        self._parts.target.reserve(max(0, others) + most, length)
+        self._drafts.reserve(most, length)
+        self._length, self._count = length, most
+
+    def leave(self, sequence: WritingSequence, *, may_keep: bool) -> None:
+        """Take a sequence's slot and drafter state from it."""
+        slot, sequence.slot = sequence.slot, None
+        draft_state, sequence.draft_state = sequence.draft_state, None
+        if slot is not None and may_keep and sequence.opens is None:
+            self.prefixes.keep(slot, sequence.history.tokens, draft_state, sequence.source)
+            return
+        if slot is not None:
+            self._parts.target.close(slot)
+        self._drafts.close(draft_state)
+
+    def recover(self, sequences: Sequence[WritingSequence]) -> None:
+        """After a pass that raised: what is committed stays, what is tentative goes, drafters begin anew."""
+        for sequence in sequences:
+            if sequence.slot is None or sequence.is_finished:
+                continue
+            try:
+                self._parts.target.truncate(sequence.slot, sequence.slot.length)
+                draft_state, sequence.draft_state = sequence.draft_state, None
+                self._drafts.close(draft_state)
+                sequence.draft_state = self._drafts.open(replace(sequence.view, slot=sequence.slot))
+            except Exception as error:
+                sequence.fail(error)
+
+    def check_integrity(self, running: Sequence[WritingSequence], waiting: Sequence[WritingSequence]) -> None:
+        """Raise AssertionError if a slot has no owner or two, or holds what was not verified."""
+        assert all(s.slot is None and s.draft_state is None for s in waiting), "waiting sequences have no slot"
+        slots = [s.slot for s in running if s.slot is not None]
+        for sequence in running:
+            if sequence.slot is not None:
+                assert sequence.slot.num_tentative == 0, "between rounds nothing is tentative"
+                assert sequence.slot.length < len(sequence.history), "the root is not read yet"
+        self.prefixes.check_integrity(slots)
+        num_open = len(slots) + len(self.prefixes.kept)
+        assert num_open <= self._count, "slots are reserved"
+        counted = self._parts.target.num_open
+        assert not counted or counted >= num_open, "no slot is lost"
+        kept = [prefix.draft_state for prefix in self.prefixes.kept]
+        assert all(s.draft_state is None for s in running if s.slot is None), "states go with slots"
+        self._drafts.check_integrity([*(s.draft_state for s in running), *kept])
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"

@@ -1,27 +1,67 @@
-"""The parts of one engine, and the check that they fit together, before any weights are loaded."""
+"""The parts of an engine, and the check that they fit together before any weights are loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import Draw
 from draftree.drafters import NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
-from draftree.engine.sinks import StateSink
+from draftree.engine.sequence import WritingSequence
 from draftree.models.base import LanguageModel
 from draftree.planners.base import Planner
 from draftree.verifiers.base import Guarantee, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """Rows of a pass that belong to successive tokens of one text.
+
+    Attributes:
+        sequence: the text; it may have ended with this pass.
+        start: index of the first token in the text, prompt included.
+        rows: rows of the pass, one per token.
+    """
+
+    sequence: WritingSequence
+    start: int
+    rows: Sequence[int]
+
+
+class StateSink(ABC):
+    """Receives hidden states with every pass of the target.
+
+    A text of n tokens has states of its first n - 1 tokens: the target never reads the last one. Texts that fail
+    have none from then on. A preempted text is read again from its first token.
+    """
+
+    layers: tuple[int, ...]
+    """Layers whose input is captured, counted from 0; the number of layers selects the output of the last one."""
+
+    @abstractmethod
+    def take(self, hidden: Tensor, texts: Sequence[StateRows]) -> None:
+        """Receive the states of one pass.
+
+        Args:
+            hidden: states of all rows, shape (rows, layers, hidden) with the layers in the order of `layers`; valid
+                during the call only.
+            texts: rows of each text.
+        """
+
 
 PREFERENCE = (Draw.FREE, Draw.POINT, Draw.WITHOUT_REPLACEMENT, Draw.IID)
 """Draws in order from the least to the most restrictive for a drafter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineParts:
     """The parts of a round. Without a drafter it is plain decoding."""
 
     target: LanguageModel

@@ -1,20 +1,90 @@
-"""Slots of finished texts that are kept for a while, for prompts that begin as they do.
-
-A system prompt, a conversation that goes on, the n texts of one request: what the target has read already is copied, or
-taken over, and not read again. What a text is does not depend on it, only when it begins.
-"""
+"""Slots of finished sequences, kept for prompts with the same beginning, and the drafter's states beside them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
-from draftree.engine.draft_states import DraftStates
+from draftree.core.errors import is_out_of_memory
+from draftree.drafters.base import Drafter, SequenceView
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.source import Source
+
+logger = logging.getLogger(__name__)
+
+
+@final
+class DraftStates:
+    """Opens, copies, hands over and closes states; does nothing, with None as every state, without a drafter.
+
+    Args:
+        drafter: whose states they are.
+    """
+
+    def __init__(self, drafter: Drafter[Any] | None) -> None:
+        self._drafter = drafter
+
+    def reserve(self, count: int, length: int) -> None:
+        """Make room for so many states of texts of so many tokens."""
+        if self._drafter is not None:
+            self._drafter.reserve(count, length)
+
+    def open(self, view: SequenceView) -> Any:
+        """State for a new sequence."""
+        return None if self._drafter is None else self._drafter.open(view)
+
+    def fork(self, state: Any, view: SequenceView, length: int) -> Any:
+        """State for a new sequence whose first `length` tokens are those of another; opened anew from None."""
+        if self._drafter is None or state is None:
+            return self.open(view)
+        return self._drafter.fork(state, view, length)
+
+    def attach(self, state: Any, view: SequenceView, length: int) -> Any:
+        """As `fork`, from the state of a cached prefix that is not kept any longer."""
+        if self._drafter is None or state is None:
+            return self.open(view)
+        return self._drafter.attach(state, view, length)
+
+    def detach(self, state: Any, length: int) -> Any:
+        """The state of a finished sequence, for a cached prefix of so many tokens; None if nothing of it is kept."""
+        if self._drafter is None or state is None:
+            return None
+        try:
+            return self._drafter.detach(state, length)
+        except Exception as error:
+            # a drafter cannot change the text, and must not stop other sequences
+            _log("the drafter could not keep a state with its cached prefix", error)
+            return None
+
+    def close(self, state: Any) -> None:
+        """Close a state."""
+        if self._drafter is None or state is None:
+            return
+        try:
+            self._drafter.close(state)
+        except Exception as error:
+            # as above
+            _log("the drafter could not close a state", error)
+
+    def check_integrity(self, states: Sequence[Any]) -> None:
+        """Raise AssertionError if a state has two owners, or the drafter's bookkeeping contradicts itself."""
+        held = [state for state in states if state is not None]
+        assert self._drafter is not None or not held, "states belong to a drafter"
+        if self._drafter is not None:
+            self._drafter.check_integrity(held)
+
+
+def _log(text: str, error: Exception) -> None:
+    """Log what failed; a lack of memory is reported by the request that it ends, and has no traceback."""
+    if is_out_of_memory(error):
+        logger.info("%s: there is not enough memory", text)
+    else:
+        logger.error(text, exc_info=error)
+
 
 MIN_SHARED = 16
 """Tokens that a beginning must have in common: fewer are read sooner than waited for."""
@@ -58,7 +128,7 @@ class CachedPrefix:
     source: Source | None = None
 
 
-class Prefixes:
+class PrefixCache:
     """Kept slots, the least recently used first. Mutated by the engine only.
 
     Args:
@@ -84,7 +154,7 @@ class Prefixes:
         kept_state = self._drafts.detach(draft_state, slot.length)
         new = CachedPrefix(slot, tokens[: slot.length].copy(), kept_state, source)
         alike = [old for old in self.kept if old.source == source]
-        for old in [old for old in alike if common(old.tokens, new.tokens) == len(old.tokens)]:
+        for old in [old for old in alike if common_length(old.tokens, new.tokens) == len(old.tokens)]:
             self._close(old)  # all that it holds the new one holds as well
         self.kept.append(new)
         self.evict(len(self.kept) - self.limit)
@@ -95,7 +165,7 @@ class Prefixes:
         for kept in self.kept:
             if kept.source != source:
                 continue
-            shared = common(kept.tokens, prompt)
+            shared = common_length(kept.tokens, prompt)
             if shared >= max(1, length):
                 best, length = kept, shared
         return best, length
@@ -136,7 +206,7 @@ class Prefixes:
             assert kept.slot.num_tentative == 0, "and no tree"
 
 
-def common(first: np.ndarray, second: np.ndarray) -> int:
+def common_length(first: np.ndarray, second: np.ndarray) -> int:
     """Length of the common beginning."""
     length = min(len(first), len(second))
     differ = np.flatnonzero(first[:length] != second[:length])

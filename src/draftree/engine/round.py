@@ -2,25 +2,357 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from collections.abc import Sequence as Series
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from draftree.core.errors import NonFiniteLogitsError, UnsatisfiableError
 from draftree.core.node_map import NodeMap
-from draftree.core.tree import Draw, TokenTree, depths
-from draftree.core.types import RoundRecord, SequenceRecord, Verdict
-from draftree.engine.failures import no_token_error
-from draftree.engine.logprobs import score_prompt, token_logprobs
-from draftree.engine.observing import Gain, observe, record
-from draftree.engine.parts import Parts
-from draftree.engine.record import count, matches, without_distributions
-from draftree.engine.sequence import WritingSequence
-from draftree.engine.turns import DraftedTurns, Turn, draft_turns, slot_of
-from draftree.models.base import Commit, Extend, Pass, PassResult
+from draftree.core.tensors import layers_of, rows_of
+from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain
+from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
+from draftree.drafters.base import Observation
+from draftree.engine.parts import EngineParts, StateRows
+from draftree.engine.sequence import SequenceCounts, TokenLogprob, WritingSequence
+from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
 from draftree.sampling.distributions import DistributionRows, Distributions
+from draftree.sampling.logits import TensorLogits
+from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import NoiseSource
+
+
+@dataclass(slots=True)
+class SequenceRound:
+    """One sequence in a round. Each phase fills in its part."""
+
+    sequence: WritingSequence
+    pending: list[int]
+    """Written tokens that the target's slot does not hold yet; the last is the root."""
+    drafted: TokenTree = EMPTY
+    """As it was drafted."""
+    tree: TokenTree = EMPTY
+    """The part of it that is scored."""
+    nodes: NodeMap | None = None
+    """Where the nodes of `drafted` are in `tree`; None if the trees are one."""
+    verdict: Verdict | None = None
+    """None until there is one, and where the sequence failed."""
+    picks: tuple[int, ...] = ()
+    """The target's pick at every row of `tree`, if the request is traced."""
+
+    @property
+    def verdict_on_drafted(self) -> Verdict:
+        """The verdict on the scored tree, with the nodes of the drafted tree."""
+        assert self.verdict is not None, "failed sequences have no verdict"
+        return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
+
+
+@dataclass(slots=True)
+class DraftedRound:
+    """Drafts of the sequences of one round.
+
+    Attributes:
+        turns: one for each sequence.
+        plan_seconds: time for budgets.
+        draft_seconds: time for drafts that the round waited for.
+        part_seconds: the share of each merged drafter in it; empty if nothing was drafted, or by one drafter.
+    """
+
+    turns: list[SequenceRound]
+    plan_seconds: float
+    draft_seconds: float
+    part_seconds: tuple[float, ...] = ()
+
+    @property
+    def states(self) -> list[Any]:
+        """The planner's states of the sequences."""
+        return [turn.sequence.plan_state for turn in self.turns]
+
+    def wait_was(self, seconds: float) -> None:
+        """Note that a round waited for so long: the rest of planning and drafting took place beside another pass."""
+        share = min(1.0, seconds / self.draft_seconds) if self.draft_seconds > 0 else 0.0
+        self.part_seconds = tuple(share * part for part in self.part_seconds)
+        self.plan_seconds, self.draft_seconds = 0.0, seconds
+
+
+def draft_round(parts: EngineParts, sequences: Sequence[WritingSequence]) -> DraftedRound:
+    """Plan and draft for sequences of one round.
+
+    Args:
+        parts: planner and drafter of the round.
+        sequences: those that write; each has a slot.
+
+    Raises:
+        Exception: what planner or drafter raised.
+    """
+    start = parts.clock()
+    turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
+    states = [s.plan_state for s in sequences]
+    budgets = [_in_room(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
+    planned = parts.clock()
+    _draft(parts, turns, budgets)
+    seconds = parts.clock() - planned
+    has_drafted = any(len(turn.drafted) for turn in turns if turn.sequence.given is None)
+    own = parts.drafter.part_seconds if parts.drafter is not None and has_drafted else ()
+    return DraftedRound(turns, planned - start, seconds, own)
+
+
+def slot_of(sequence: WritingSequence) -> Slot:
+    """Return the target's slot of a sequence in a round."""
+    assert sequence.slot is not None, "a sequence in a round has a slot"
+    return sequence.slot
+
+
+def _in_room(budget: Budget, sequence: WritingSequence) -> Budget:
+    # a round writes one token more than it drafts: the bonus needs room as well
+    return budget.in_room(sequence.room - 1)
+
+
+def _draft(parts: EngineParts, turns: Sequence[SequenceRound], budgets: Sequence[Budget]) -> None:
+    for turn in turns:
+        if turn.sequence.given is not None:
+            turn.drafted = turn.tree = turn.sequence.given.take()
+    asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
+    if parts.drafter is None or not asked:
+        return
+    drafted = parts.drafter.draft([turn.sequence.draft_state for turn, _ in asked], [budget for _, budget in asked])
+    for (turn, _), tree in zip(asked, drafted, strict=True):
+        if not parts.target.supports_trees and not is_chain(tree.parents):
+            raise AssertionError("a target that scores chains only was given a tree")
+        turn.drafted = turn.tree = tree
+
+
+def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
+    """Whether there is a budget, or room for what a grammar forces, which needs none; not if a client drafts."""
+    if sequence.given is not None:
+        return False
+    return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
+
+
+FORBIDDING = ("allowed_token_ids", "bad_words", "no_repeat_ngram_size", "min_tokens", "json_schema", "regex", "grammar")
+"""Parameters that can forbid tokens, besides `logit_bias`."""
+
+
+def no_token_error(
+    sequence: WritingSequence, rows: DistributionRows, visited: Sequence[int], vocab_size: int
+) -> NonFiniteLogitsError | UnsatisfiableError:
+    """Return the error for a sequence whose distributions have a row without a token, or with NaN.
+
+    Args:
+        sequence: the sequence.
+        rows: its rows.
+        visited: the rows that count (0 the root's, 1 + i node i's).
+        vocab_size: width of the logits.
+    """
+    equal = TensorLogits(torch.zeros(len(rows.paths), vocab_size))
+    place = f"request {sequence.request_id}: at position {len(sequence.history)}"
+    # if no token is left of equal logits either, the model's are not the reason
+    if all(Distributions(equal, [rows]).finite([visited])):
+        return NonFiniteLogitsError(
+            f"{place} the model's logits are NaN or infinite for all tokens that the sampling controls allow: check "
+            "weights and dtype (float16 overflows where bfloat16 does not)"
+        )
+    names = forbidding(sequence.controls.params)
+    return UnsatisfiableError(
+        f"{place} the sampling controls left no token: no token agrees with {' and '.join(names)}; "
+        f"change {'one of them' if len(names) > 1 else 'it'}",
+        param=names[0] if names else None,
+    )
+
+
+def forbidding(params: SamplingParams) -> list[str]:
+    """Return the names of the parameters of a request that can forbid tokens."""
+    names = [name for name in FORBIDDING if getattr(params, name) not in (None, 0, ())]
+    if params.logit_bias and -math.inf in params.logit_bias.values():
+        names.append("logit_bias")
+    return names
+
+
+EVERY_TOKEN = -1
+PROMPT_LOGIT_BYTES = 32 * 2**20
+"""Maximum size of prompt logits in one pass; their log-probabilities take as much again."""
+
+
+def scored_rows(vocab_size: int) -> int:
+    """Return the maximum number of prompt rows whose logits one pass computes."""
+    return max(1, PROMPT_LOGIT_BYTES // (4 * vocab_size))
+
+
+def score_prompt(sequence: WritingSequence, logits: Tensor) -> None:
+    """Record log-probabilities of the next prompt tokens.
+
+    Args:
+        sequence: the sequence of the prompt.
+        logits: logits that predict its next tokens without an entry, shape (tokens, vocab).
+
+    Raises:
+        NonFiniteLogitsError: a log-probability is NaN.
+    """
+    top = sequence.controls.params.prompt_logprobs
+    assert top is not None, "the request wants log-probabilities of its prompt"
+    first = len(sequence.prompt_logprobs)
+    tokens = sequence.history.since(first)[: len(logits)]
+    entries = token_logprobs(logits, tokens, top=top)
+    for position, entry in enumerate(entries, first):
+        if math.isnan(entry.logprob):
+            raise NonFiniteLogitsError(
+                f"request {sequence.request_id}: the log-probability of the prompt's token at position {position} is "
+                "NaN: check weights and dtype (float16 overflows where bfloat16 does not)"
+            )
+    sequence.prompt_logprobs.extend(entries)
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], *, top: int) -> list[TokenLogprob]:
+    """Return one entry per token.
+
+    Args:
+        logits: the model's logits at each token's position, shape (tokens, vocab).
+        tokens: the written tokens.
+        top: how many of the most likely tokens to list; -1 lists all.
+    """
+    top = logits.shape[-1] if top == EVERY_TOKEN else top
+    log_probs = torch.log_softmax(logits, dim=-1)
+    chosen = log_probs.gather(-1, torch.tensor(tokens, device=logits.device).unsqueeze(-1))
+    ranks = (log_probs > chosen).sum(-1) + 1
+    best = log_probs.topk(top, dim=-1)
+    rows = zip(
+        tokens, chosen.squeeze(-1).tolist(), best.indices.tolist(), best.values.tolist(), ranks.tolist(), strict=True
+    )
+    return [
+        TokenLogprob(token, logprob, tuple(zip(ids, values, strict=True)), rank)
+        for token, logprob, ids, values, rank in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutcome:
+    """The nodes that a pass adds to the prefix of one sequence's slot.
+
+    Attributes:
+        sequence: whose slot it is.
+        job: of the pass.
+        nodes: of the job, those that become prefix.
+        tokens_read: how many of them are text that was written before.
+        drafted: the drafted tree, as the drafter gave it; empty for a prompt chunk.
+        verdict: on that tree; None for a prompt chunk.
+    """
+
+    sequence: WritingSequence
+    job: int
+    nodes: Sequence[int]
+    tokens_read: int
+    drafted: TokenTree = EMPTY
+    verdict: Verdict | None = None
+
+
+def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult) -> None:
+    """Pass hidden states of the tokens that a pass read to the sink, before they are committed.
+
+    Args:
+        parts: with the sink; nothing is done without one.
+        gains: of all sequences of the pass, those that ended included.
+        result: of the pass, which captured the layers of `Parts.capture`.
+    """
+    if parts.sink is None or result.hidden is None:
+        return
+    texts = []
+    for gain in gains:
+        sequence = gain.sequence
+        if sequence.error is None:
+            assert sequence.slot is not None, "a sequence in a pass has a slot"
+            start, first = sequence.slot.length, result.row_starts[gain.job]
+            # a text may end before the end of the accepted path
+            rows = [first + node for node in gain.nodes[: len(sequence.history) - 1 - start]]
+            texts.append(StateRows(sequence, start, rows))
+    columns = [parts.capture.index(layer) for layer in parts.sink.layers]
+    is_all = columns == list(range(len(parts.capture)))
+    parts.sink.take(result.hidden if is_all else result.hidden[:, columns], texts)
+
+
+def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult) -> None:
+    """Tell the drafter what a pass brought, after it was committed.
+
+    Args:
+        parts: with the drafter; nothing is done without one.
+        gains: of the sequences that go on.
+        result: of the pass, which captured the layers of `Parts.capture`.
+    """
+    gains = [gain for gain in gains if not gain.sequence.is_finished]
+    if parts.drafter is None or not gains:
+        return
+    columns = [parts.capture.index(layer) for layer in parts.feature_layers]
+    hidden = None if result.hidden is None else layers_of(result.hidden, columns)
+    starts = result.row_starts
+    parts.drafter.observe(
+        [
+            Observation(
+                gain.sequence.draft_state,
+                gain.tokens_read,
+                gain.drafted,
+                gain.verdict,
+                None if hidden is None else rows_of(hidden, [starts[gain.job] + node for node in gain.nodes]),
+            )
+            for gain in gains
+        ]
+    )
+
+
+def accepted_children(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
+    """Return the number of children of each visited node, and which of them was accepted."""
+    children = tree.children()
+    ways = zip((ROOT, *verdict.path), (*verdict.path, None), strict=True)
+    return tuple(
+        (len(children[node + 1]), 0 if kept is None else children[node + 1].index(kept) + 1)
+        for node, kept in ways
+        if children[node + 1]
+    )
+
+
+def without_distributions(row: SequenceRecord) -> SequenceRecord:
+    """Return a record that holds no tensors, to be kept until it is read."""
+    drafted, tree = (replace(tree, distributions=None) for tree in (row.drafted, row.tree))
+    return replace(row, drafted=drafted, tree=tree)
+
+
+def count_round(counts: SequenceCounts, record: RoundRecord, row: SequenceRecord) -> None:
+    """Add a round to a sequence's counts."""
+    if counts.rounds == 0:
+        # the first round includes the prefill: its seconds are the time to first token
+        counts.prefill_seconds += record.total_seconds
+        counts.first_tokens = row.num_written
+    else:
+        counts.decode_seconds += record.total_seconds
+        counts.plan_seconds += record.plan_seconds
+        counts.draft_seconds += record.draft_seconds
+        counts.score_seconds += record.score_seconds
+        counts.verify_seconds += record.verify_seconds
+        counts.commit_seconds += record.commit_seconds
+    counts.rounds += 1
+    if row.num_drafted:
+        _count_draft(counts, row)
+
+
+def _count_draft(counts: SequenceCounts, row: SequenceRecord) -> None:
+    tree = row.tree
+    counts.draft_tokens += row.num_drafted
+    counts.accepted_tokens += row.num_accepted
+    missing = row.draft_depth - len(counts.drafted_by_depth)
+    counts.drafted_by_depth.extend([0] * missing)
+    counts.accepted_by_depth.extend([0] * missing)
+    for depth in depths(tree.parents):
+        counts.drafted_by_depth[depth - 1] += 1
+    for depth in range(row.num_accepted):
+        counts.accepted_by_depth[depth] += 1
+    for names in tree.sources:
+        counts.drafted_by_source.update(names)
+    for node in row.path[: row.num_accepted] if tree.sources else ():
+        counts.accepted_by_source.update(tree.sources[node])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +363,7 @@ class Chunk:
     num_tokens: int
 
 
-def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
+def run_round(parts: EngineParts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
     """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
 
     A sequence that fails is marked and fails alone.
@@ -50,12 +382,12 @@ def run_round(parts: Parts, sequences: Series[WritingSequence], chunks: Series[C
     if not sequences:
         _read(parts, chunks)
         return None
-    return finish_round(parts, draft_turns(parts, sequences), chunks)
+    return finish_round(parts, draft_round(parts, sequences), chunks)
 
 
 def finish_round(
-    parts: Parts,
-    drafted: DraftedTurns,
+    parts: EngineParts,
+    drafted: DraftedRound,
     chunks: Series[Chunk] = (),
     *,
     beside: AbstractContextManager[object] | None = None,
@@ -96,7 +428,7 @@ def finish_round(
     record = _record(drafted, seconds, rows, num_rows=sum(len(job.tokens) for job in jobs))
     parts.planner.observe(states, record)
     for sequence, row in zip((turn.sequence for turn in turns), rows, strict=True):
-        count(sequence.counts, record, row)
+        count_round(sequence.counts, record, row)
         if sequence.rounds is not None:
             sequence.rounds.append(without_distributions(row))
         if sequence.is_finished:
@@ -107,7 +439,7 @@ def finish_round(
 
 
 def _record(
-    drafted: DraftedTurns, seconds: Series[float], rows: tuple[SequenceRecord, ...], *, num_rows: int
+    drafted: DraftedRound, seconds: Series[float], rows: tuple[SequenceRecord, ...], *, num_rows: int
 ) -> RoundRecord:
     plan, draft, score, verify, commit = seconds
     return RoundRecord(
@@ -124,7 +456,7 @@ def _record(
     )
 
 
-def _read(parts: Parts, chunks: Series[Chunk]) -> None:
+def _read(parts: EngineParts, chunks: Series[Chunk]) -> None:
     """A pass of prompt chunks only."""
     start = parts.clock()
     result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks], capture=parts.capture))
@@ -159,7 +491,7 @@ def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> 
             chunk.sequence.fail(error)
 
 
-def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds: float) -> None:
+def _trim(parts: EngineParts, turns: Series[SequenceRound], states: Series[Any], draft_seconds: float) -> None:
     """Keep what the planner keeps of each tree; of draws from a distribution everything: one that was looked at must
     count.
     """
@@ -172,7 +504,7 @@ def _trim(parts: Parts, turns: Series[Turn], states: Series[Any], draft_seconds:
             turn.tree = turn.nodes.cut(turn.drafted)
 
 
-def _job(turn: Turn) -> Extend:
+def _job(turn: SequenceRound) -> Extend:
     """The pending tokens as a chain, and the tree at its end, which is the root."""
     tree, root = turn.tree, len(turn.pending) - 1
     parents = [*range(-1, root), *(root + 1 + parent for parent in tree.parents)]
@@ -180,11 +512,11 @@ def _job(turn: Turn) -> Extend:
     return Extend(slot_of(turn.sequence), tokens, parents, logits_at=range(root, len(tokens)))
 
 
-def _rows(turn: Turn) -> DistributionRows:
+def _rows(turn: SequenceRound) -> DistributionRows:
     return DistributionRows(turn.sequence.history, turn.sequence.controls, turn.tree.token_paths())
 
 
-def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> None:
+def _verify(parts: EngineParts, turns: Series[SequenceRound], distributions: Distributions) -> None:
     chances = [NoiseSource(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
@@ -203,7 +535,7 @@ def _verify(parts: Parts, turns: Series[Turn], distributions: Distributions) -> 
             turn.sequence.fail(no_token_error(turn.sequence, _rows(turn), rows, distributions.width))
 
 
-def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceRecord:
+def _write(turn: SequenceRound, distributions: Distributions, index: int) -> SequenceRecord:
     sequence, tree, verdict = turn.sequence, turn.tree, turn.verdict
     prefix, room = len(sequence.history), sequence.room
     if verdict is not None:
@@ -222,7 +554,7 @@ def _write(turn: Turn, distributions: Distributions, index: int) -> SequenceReco
         min(written, len(path)),
         written,
         len(path),
-        () if verdict is None or not len(tree) else matches(tree, verdict),
+        () if verdict is None or not len(tree) else accepted_children(tree, verdict),
         index=sequence.index,
         drafted=turn.drafted,
         tree=tree,
@@ -244,21 +576,23 @@ def _write_tokens(
         sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
 
 
-def _commit(parts: Parts, turns: Series[Turn], chunks: Series[Chunk], result: PassResult) -> None:
+def _commit(parts: EngineParts, turns: Series[SequenceRound], chunks: Series[Chunk], result: PassResult) -> None:
     gains = [
-        Gain(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
+        PassOutcome(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
         for job, turn in enumerate(turns)
         if turn.verdict is not None
     ]
-    gains += [Gain(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))]
-    record(parts, gains, result)
+    gains += [
+        PassOutcome(c.sequence, job, range(c.num_tokens), c.num_tokens) for job, c in enumerate(chunks, len(turns))
+    ]
+    record_states(parts, gains, result)
     gains = [gain for gain in gains if gain.verdict is None or not gain.sequence.is_finished]
     if gains:
         parts.target.apply([Commit(slot_of(gain.sequence), gain.nodes) for gain in gains])
         observe(parts, gains, result)
 
 
-def _committed(turn: Turn) -> Series[int]:
+def _committed(turn: SequenceRound) -> Series[int]:
     """The pending tokens and the accepted path, as nodes of the pass."""
     assert turn.verdict is not None, "failed sequences commit nothing"
     num_pending = len(turn.pending)

@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 
-from draftree.assembly import Methods, build_parts, choose_methods
-from draftree.choices import decide
+from draftree.build import ExecutionSettings, Methods, build_parts, choose_methods, decide, load_for, require_positive
 from draftree.core.errors import ConfigurationError, VocabularyMismatchError
 from draftree.core.files import shown_name
 from draftree.core.host import ProcessorFacts, ThreadChoice, own_choice, require_affinity
 from draftree.drafters import AUTO_DRAFT
 from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import SlotEstimate, estimate_slots
-from draftree.engine.parts import Parts
-from draftree.execution import ExecutionSettings, load_for, require_positive
+from draftree.engine.parts import EngineParts
 from draftree.lab.bench.passes import Speeds, bytes_of_pass, cache_sizes, measure_speeds, time_passes, weights_of_pass
 from draftree.loading.choices import has_native_bfloat16, require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.in_blocks import GGUF
@@ -295,7 +293,7 @@ def examine(
         methods = choose_methods(choice.draft, settings.verify, choice.plan)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
-    parts = Parts(target.model, methods.verifier, methods.planner)
+    parts = EngineParts(target.model, methods.verifier, methods.planner)
     draft = None
     if methods.drafters:
         parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
@@ -335,7 +333,7 @@ def _examine_draft(
     *,
     tokenizer: Tokenizer | None,
     loaded: list[tuple[LoadedModel, DraftModelReport]],
-) -> tuple[Parts, DraftReport]:
+) -> tuple[EngineParts, DraftReport]:
     """Return the parts, without a drafter that does not fit, and the report on the drafter."""
     trusts = settings.trust_remote_code
 
@@ -355,7 +353,7 @@ def _examine_draft(
         loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
         return LoadedDraftModel(model.model, own, name)
 
-    parts = Parts(target.model, methods.verifier, methods.planner)
+    parts = EngineParts(target.model, methods.verifier, methods.planner)
     note = ""
     problem = None
     try:

@@ -12,10 +12,10 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
-from draftree.long_speech import Transcript
-from draftree.spoken import Segment
+from draftree.outputs import Completion
+from draftree.speech.transcriber import Segment
+from draftree.speech.windows import Transcript
 
 # Resampling of sound in blocks: an interpolated windowed sinc, which removes what aliases.
 #

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self
 
-from draftree.completion import Completion, CompletionStats, stats_of
+from draftree.async_llm import Submission
 from draftree.core.errors import InvalidRequestError, UnsatisfiableError
 from draftree.core.host import SYSTEM_CLOCK
+from draftree.engine.prompts import DecoderOptions
 from draftree.engine.sequence import Update
-from draftree.prompts import DecoderOptions
+from draftree.outputs import Completion, CompletionStats, stats_of
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import api_error
 from draftree.serve.params import named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
-from draftree.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any, final
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from draftree.async_beams import BeamCounts
 from draftree.async_llm import AsyncLLM
+from draftree.beam.background import BeamCounts
 from draftree.core.host import Clock
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.drafters.learning.store import LearnedStats, LearningStore

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from draftree.assembly import choose_methods, require_fit
 from draftree.async_llm import AsyncLLM
+from draftree.build import choose_methods, require_fit
 from draftree.core.errors import ConfigurationError
 from draftree.engine.memory import SHARE
 from draftree.loading.load import LoadedModel, load_model

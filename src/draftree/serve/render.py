@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from draftree.completion import Completion, CompletionStats
 from draftree.core.types import SequenceRecord
+from draftree.outputs import Completion, CompletionStats
 from draftree.serve.job import ChoiceUpdate, Job
 from draftree.serve.logprobs import TokenTexts
 from draftree.serve.pool import ServedModel

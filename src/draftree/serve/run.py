@@ -31,7 +31,7 @@ from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
 from draftree.serve.verify.layers import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
-from draftree.spoken import Speech
+from draftree.speech.transcriber import Speech
 
 __all__ = ["DrainingServer", "run_server"]
 

@@ -339,7 +339,7 @@ class ServerSettings:
         """Return whether drafters of a model learn; imports torch if learning is requested."""
         if self.learn is None:
             return False
-        from draftree.assembly import choose_methods
+        from draftree.build import choose_methods
 
         return any(choose_methods(draft, self.verify, self.plan).traits.learns for draft in choice.drafts)
 
@@ -350,7 +350,7 @@ class ServerSettings:
             ConfigurationError: one of them is unknown, or they do not fit together.
             WeightsError: an extra for a drafter's model is missing.
         """
-        from draftree.assembly import choose_methods
+        from draftree.build import choose_methods
         from draftree.core.host import require_affinity
         from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
-from draftree.execution import require_positive
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
 from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype

@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftree.build import require_positive
 from draftree.core.errors import ConfigurationError, suggestion
-from draftree.execution import require_positive
 from draftree.train.losses import loss_named
 from draftree.train.unroll import StepWeights
 

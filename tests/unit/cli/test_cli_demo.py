@@ -10,7 +10,7 @@ from draftree.cli import demo, runs
 from draftree.cli.demo import DEMO_PROMPTS, outline, verdict
 from draftree.cli.main import run
 from draftree.cli.runs import Run, Setup
-from draftree.completion import Completion
+from draftree.outputs import Completion
 from paced import paced_llm
 
 

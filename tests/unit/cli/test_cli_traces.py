@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench_samples import write_model
-from draftree import LLM, SamplingParams, assembly
+from draftree import LLM, SamplingParams, build
 from draftree.cli import runs
 from draftree.cli.explain import verdict
 from draftree.cli.main import run
@@ -74,7 +74,7 @@ def test_a_benchmark_records_every_drafting_method(
         == 0
     )
     found = {path.stem: read_trace(path) for path in folder.iterdir()}
-    plans = {"ngram@fixed_3": "fixed:3", "suffix@adaptive": "adaptive", "suffix": assembly.DEFAULT_PLAN}
+    plans = {"ngram@fixed_3": "fixed:3", "suffix@adaptive": "adaptive", "suffix": build.DEFAULT_PLAN}
     assert {name: trace.header.plan for name, trace in found.items()} == plans
     for trace in found.values():  # the one text of 8 tokens; the warm-up's rounds are not in it
         assert sum(step.num_written for one in trace.rounds for step in one.steps) == 8

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from draftree import SamplingParams
+from draftree.build import costs_of, measure_costs
 from draftree.core.types import RoundRecord
-from draftree.engine.costs import costs_of, measure_costs
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, listed
 from paced import PASS_SECONDS, TICK, FakeClock, PacedModel, compute_bound, memory_bound, paced_llm

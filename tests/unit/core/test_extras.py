@@ -51,7 +51,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("loaded")
 
     monkeypatch.setattr("draftree.llm.load_target", load)
-    monkeypatch.setattr("draftree.execution.load_model", load)
+    monkeypatch.setattr("draftree.build.load_model", load)
 
 
 @pytest.fixture

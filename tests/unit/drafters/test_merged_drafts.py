@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from draftree import SamplingParams
-from draftree.assembly import build_parts, choose_methods
-from draftree.completion import CompletionStats, completion_of
+from draftree.build import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget, DraftCondition
 from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
 from draftree.drafters.wrappers.several import MergedDrafter
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.requests import SequenceFactory
 from draftree.loading.load import LoadedModel
 from draftree.models.table import TableLM, hashed, near
-from draftree.requests import Requests
+from draftree.outputs import CompletionStats, completion_of
 from paced import FakeClock
 
 TABLE = hashed(16, seed=1, scale=3.0)
@@ -36,8 +36,8 @@ def written(draft: str, verify: str) -> tuple[CompletionStats, ...]:
         device="cpu",
         load_draft=lambda name: LoadedDraftModel(TableLM(SMALL, order=2), None, name),
     )
-    engine = Engine(parts, Limits(max_batch_size=8))
-    requests = Requests(parts, None, eos_ids=(), slot_room=engine.slot_room)
+    engine = Engine(parts, EngineLimits(max_batch_size=8))
+    requests = SequenceFactory(parts, None, eos_ids=(), slot_room=engine.slot_room)
     sequences = [
         sequence
         for seed in range(8)

@@ -7,10 +7,10 @@ import math
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError, GenerationError
 from draftree.drafters.synthetic import SyntheticDrafter
 from draftree.models.table import TableLM, hashed
+from draftree.outputs import Completion
 from families import VOCAB_SIZE
 from spelling import tokenizer
 

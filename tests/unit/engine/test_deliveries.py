@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from draftree import SamplingParams
-from draftree.engine.serving.listening import Request
+from draftree.engine.driver import RequestHandle
 from engine_samples import table_llm
 
 
@@ -24,13 +24,13 @@ class Loop:
         self.calls.append(lambda: callback(*args))
 
 
-def requests_of(*loops: Loop, n: int = 1) -> list[Request]:
+def requests_of(*loops: Loop, n: int = 1) -> list[RequestHandle]:
     make = table_llm().requests.sequences
     params = SamplingParams(max_tokens=3, n=n, seed=1)
-    return [Request(make([1], params), cast("asyncio.AbstractEventLoop", loop)) for loop in loops]
+    return [RequestHandle(make([1], params), cast("asyncio.AbstractEventLoop", loop)) for loop in loops]
 
 
-def write(requests: list[Request], *tokens: int) -> None:
+def write(requests: list[RequestHandle], *tokens: int) -> None:
     for request in requests:
         for sequence in request.sequences:
             for token in tokens:
@@ -41,7 +41,7 @@ def test_all_updates_of_a_loop_are_one_call() -> None:
     one, other = Loop(), Loop()
     requests = requests_of(one, one, other, n=2)
     write(requests, 2)
-    assert Request.deliver(requests) == []
+    assert RequestHandle.deliver(requests) == []
     assert [len(one.calls), len(other.calls)] == [1, 1]
     for call in one.calls + other.calls:
         call()
@@ -53,10 +53,10 @@ def test_all_updates_of_a_loop_are_one_call() -> None:
 def test_a_loop_without_news_is_not_called() -> None:
     loop = Loop()
     requests = requests_of(loop)
-    assert Request.deliver(requests) == []
+    assert RequestHandle.deliver(requests) == []
     write(requests, 2)
-    Request.deliver(requests)
-    Request.deliver(requests)
+    RequestHandle.deliver(requests)
+    RequestHandle.deliver(requests)
     assert len(loop.calls) == 1
 
 
@@ -65,8 +65,8 @@ def test_the_end_of_a_text_is_sent_once() -> None:
     requests = requests_of(loop)
     write(requests, 2, 3, 4)
     assert requests[0].sequences[0].is_finished
-    Request.deliver(requests)
-    Request.deliver(requests)
+    RequestHandle.deliver(requests)
+    RequestHandle.deliver(requests)
     (call,) = loop.calls
     assert not requests[0].is_over
     call()
@@ -78,5 +78,5 @@ def test_requests_of_a_closed_loop_are_returned_and_the_others_get_their_updates
     closed, live = Loop(is_closed=True), Loop()
     requests = requests_of(closed, live, closed)
     write(requests, 2)
-    assert Request.deliver(requests) == [requests[0], requests[2]]
+    assert RequestHandle.deliver(requests) == [requests[0], requests[2]]
     assert len(live.calls) == 1

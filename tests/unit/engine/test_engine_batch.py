@@ -9,8 +9,8 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.engine import engine as engines
-from draftree.engine.engine import Engine, Limits
-from draftree.engine.parts import Parts
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners import PLANNERS
@@ -38,8 +38,8 @@ def sequence(prompt: list[int], count: int, name: str = "r") -> WritingSequence:
 
 def engine(target: TableLM, max_batch_size: int, records: list[RoundRecord] | None = None) -> Engine:
     verifier, planner = VERIFIERS.find("coupled"), PLANNERS.find("fixed")
-    parts = Parts(target, verifier(verifier.Config()), planner(planner.Config(), default_depth=0))
-    return Engine(parts, Limits(max_batch_size), on_round=None if records is None else records.append)
+    parts = EngineParts(target, verifier(verifier.Config()), planner(planner.Config(), default_depth=0))
+    return Engine(parts, EngineLimits(max_batch_size), on_round=None if records is None else records.append)
 
 
 @pytest.mark.parametrize("draft", [None, "ngram,min=1"])
@@ -139,7 +139,7 @@ def test_an_idle_engine_returns_no_updates() -> None:
 
 def test_short_prompts_are_written_while_a_long_one_is_read() -> None:
     target = model()
-    writing = Engine(engine(target, 4)._parts, Limits(4, prefill_chunk_size=16))
+    writing = Engine(engine(target, 4)._parts, EngineLimits(4, prefill_chunk_size=16))
     long, short = sequence([i % VOCAB for i in range(70)], 4, "long"), sequence([1], 8, "short")
     writing.add(short)
     writing.step()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draftree import LLM, SamplingParams
 from draftree.core.errors import GenerationError
 from draftree.drafters.ngram import NgramDrafter
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.loading.load import wrap_model
 from draftree.models.table import TableLM, hashed
@@ -45,7 +45,7 @@ def alone(kind: str) -> list[list[list[int]]]:
     for index in range(len(ASKED)):
         sequences = made(llm, index)
         for sequence in sequences:
-            engine = engine_of(llm, Limits(1, prefix_cache_size=0))
+            engine = engine_of(llm, EngineLimits(1, prefix_cache_size=0))
             engine.add(sequence)
             while not engine.is_idle:
                 engine.step()
@@ -62,7 +62,7 @@ def arrivals() -> Any:
     order = st.permutations(range(len(ASKED)))
     gaps = st.lists(st.integers(0, 4), min_size=len(ASKED), max_size=len(ASKED))
     limits = st.builds(
-        Limits,
+        EngineLimits,
         max_batch_size=st.integers(1, 8),
         prefill_chunk_size=st.sampled_from([1, 7, 64]),
         prefix_cache_size=st.integers(0, 3),
@@ -168,7 +168,7 @@ def test_a_single_failure_loses_no_text(monkeypatch: pytest.MonkeyPatch, phase: 
     place = pkgutil.resolve_name(owner)
     fuse = [call]
     monkeypatch.setattr(place, name, burning(getattr(place, name), fuse))
-    engine = engine_of(llm, Limits(4, prefill_chunk_size=16))
+    engine = engine_of(llm, EngineLimits(4, prefill_chunk_size=16))
     sequences = play(engine, llm, range(len(ASKED)), [1] * len(ASKED))
     assert fuse[0] <= 0, "it burned"
     failed = [(i, k) for i, own in sequences.items() for k, s in enumerate(own) if s.error is not None]
@@ -192,7 +192,7 @@ def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) 
     (wanted,) = request(llm, ids, max_tokens=6, seed=3)
     llm.engine.add(wanted)
     run(llm.engine)
-    engine = engine_of(llm, Limits(2, prefill_chunk_size=16, prefix_cache_size=0))
+    engine = engine_of(llm, EngineLimits(2, prefill_chunk_size=16, prefix_cache_size=0))
     (writing,), (late,) = request(llm, [4], max_tokens=20, seed=2), request(llm, ids, max_tokens=6, seed=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(llm.engine.parts.planner, "observe", burning(llm.engine.parts.planner.observe, [call]))
@@ -227,7 +227,7 @@ def test_a_sequence_that_always_fails_fails_alone(monkeypatch: pytest.MonkeyPatc
             return draft_one(self, state, budget)
 
         monkeypatch.setattr(NgramDrafter, "draft_one", draft)
-    engine = engine_of(llm, Limits(4))
+    engine = engine_of(llm, EngineLimits(4))
     sequences = play(engine, llm, range(len(ASKED)), [1] * len(ASKED))
     assert str(sequences[1][0].error) == "poison"
     for index, own in sequences.items():

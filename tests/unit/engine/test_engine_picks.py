@@ -12,8 +12,8 @@ from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, SequenceRecord, Verdict
 from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.several import MergedDrafter
-from draftree.engine.engine import Engine, Limits
-from draftree.engine.parts import Parts
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners import PLANNERS
@@ -72,7 +72,7 @@ def write(
     model = TableLM(hashed(VOCAB, seed=5))
     verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
-    engine = Engine(Parts(model, verifier(verifier.Config()), plan, drafter, traits), Limits(2))
+    engine = Engine(EngineParts(model, verifier(verifier.Config()), plan, drafter, traits), EngineLimits(2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
     texts = [
         WritingSequence("r", index, prompt, controls=controls, limit=12, detokenizer=None)

@@ -9,8 +9,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.tree import EMPTY, TokenTree
-from draftree.engine.gathering import longest_wait
-from draftree.engine.given import GivenTrees
+from draftree.engine.client_drafts import ClientDrafts, longest_wait
 from draftree.engine.sequence import WritingSequence
 from draftree.lab.fleet.simulation import Fleet, FleetSettings, RoundOutcome, SimulatedRequest
 from serving import tiny_llm
@@ -23,7 +22,7 @@ def given_sequences(llm: LLM) -> list[WritingSequence]:
     found = []
     for prompt, params in zip(PROMPTS, PARAMS, strict=True):
         (sequence,) = llm.requests.sequences(prompt, params, draft="none")
-        sequence.given = GivenTrees()
+        sequence.given = ClientDrafts()
         found.append(sequence)
     return found
 

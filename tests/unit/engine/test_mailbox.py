@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from draftree.core.errors import EngineClosedError
-from draftree.engine.serving.mailbox import Mailbox
+from draftree.engine.driver import Mailbox
 
 
 def test_actions_come_in_order() -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.assembly import DraftMethod, build_parts, choose_methods
+from draftree.build import DraftMethod, build_parts, choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
 from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
 from draftree.drafters.wrappers.several import MergedDrafter
-from draftree.engine.engine import Engine, Limits
-from draftree.engine.observing import Gain, observe
-from draftree.engine.parts import Parts
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.parts import EngineParts
+from draftree.engine.round import PassOutcome, observe
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.load import LoadedModel
 from draftree.models.base import Extend, PassResult
@@ -70,10 +70,10 @@ def guided(recorder: Recorder) -> tuple[Any, DraftTraits]:
     return drafter, ForcedTokenDrafter.describe(recorder.traits)
 
 
-def parts_of(drafter: Any, traits: DraftTraits) -> Parts:
+def parts_of(drafter: Any, traits: DraftTraits) -> EngineParts:
     model, verifier, planner = TableLM(hashed(VOCAB, seed=5)), VERIFIERS.find("coupled"), PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=2, default_nodes=2)
-    return Parts(model, verifier(verifier.Config()), plan, drafter, traits)
+    return EngineParts(model, verifier(verifier.Config()), plan, drafter, traits)
 
 
 @pytest.mark.parametrize("wrapped", [lambda own: (own, own.traits), merged_with, guided])
@@ -82,7 +82,7 @@ def test_every_chunk_and_every_round_is_observed(wrapped: Any) -> None:
     drafter, traits = wrapped(recorder)
     # what is captured is not under test here: tables have no layers
     traits = DraftTraits(draws=traits.draws, depth=2, nodes=4)
-    engine = Engine(parts_of(drafter, traits), Limits(4))
+    engine = Engine(parts_of(drafter, traits), EngineLimits(4))
     lengths = (1500, 40, 3)
     for seed, length in enumerate(lengths):
         controls = build_controls(SamplingParams(), vocab_size=VOCAB, seed=seed)
@@ -122,9 +122,9 @@ def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
     jobs = [Extend(None, [0] * count, range(-1, count - 1)) for count in (4, 3, 5)]  # type: ignore[arg-type]
     hidden = torch.arange(12 * 3 * 2, dtype=torch.float32).view(12, 3, 2)
     gains = [
-        Gain(first, 0, [0, 1, 3], 2, chain([1, 2]), Verdict((1,), 5)),  # type: ignore[arg-type]
-        Gain(ended, 1, [0], 1, EMPTY, Verdict((), 5)),  # type: ignore[arg-type]
-        Gain(second, 2, range(5), 5),  # type: ignore[arg-type]
+        PassOutcome(first, 0, [0, 1, 3], 2, chain([1, 2]), Verdict((1,), 5)),  # type: ignore[arg-type]
+        PassOutcome(ended, 1, [0], 1, EMPTY, Verdict((), 5)),  # type: ignore[arg-type]
+        PassOutcome(second, 2, range(5), 5),  # type: ignore[arg-type]
     ]
     logits = TensorLogits(torch.zeros(12, VOCAB))
     observe(parts, gains, PassResult.of_jobs(jobs, logits, hidden))
@@ -156,7 +156,7 @@ def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...
     model.num_layers = 4
     methods = choose_methods("ngram", "coupled", "fixed")
 
-    def build(features: tuple[int, ...]) -> Parts:
+    def build(features: tuple[int, ...]) -> EngineParts:
         chosen = replace(methods, drafters=(DraftMethod("own", Recorder, features),))
         loaded = LoadedModel(model, None, (), "table")
         return build_parts(chosen, loaded, None, dtype=model.dtype, device="cpu")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from draftree import build
 from draftree.core import tensors
-from draftree.engine import costs
 from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed
 
@@ -47,13 +47,13 @@ def measured(model: Queueing, rows: Sequence[int]) -> dict[int, float]:
         model.log.append("clock")
         return model.seconds
 
-    return costs.measure_costs(model, max_rows=rows[-1], rows=rows, clock=clock)
+    return build.measure_costs(model, max_rows=rows[-1], rows=rows, clock=clock)
 
 
 def test_the_device_is_synchronized_before_and_after_each_timed_pass(log: list[str]) -> None:
     found = measured(Queueing(log, num_warm_ups=2), (1, 4))
     timed = ["wait", "clock", "pass {0}", "wait", "clock"]
-    wanted = [f"pass {costs.PREFIX}", "pass 1"]
+    wanted = [f"pass {build.PREFIX}", "pass 1"]
     for rows in (1, 4):
         wanted += [line.format(rows) for line in ["pass {0}"] * 2 + timed]
     assert log == wanted
@@ -62,7 +62,7 @@ def test_the_device_is_synchronized_before_and_after_each_timed_pass(log: list[s
 
 def test_a_model_without_warm_ups_still_runs_its_head_once_before(log: list[str]) -> None:
     found = measured(Queueing(log, num_warm_ups=0), (1, 2, 8))
-    assert log[:3] == [f"pass {costs.PREFIX}", "pass 1", "wait"]
+    assert log[:3] == [f"pass {build.PREFIX}", "pass 1", "wait"]
     assert found == {1: 1.0, 2: 2.0, 8: 8.0}
 
 
@@ -82,10 +82,10 @@ class Disturbed(TableLM):
 
 def test_short_passes_are_repeated_and_the_fastest_counts() -> None:
     model = Disturbed()
-    found = costs.measure_costs(model, max_rows=32, rows=(1, 4, 32), clock=lambda: model.seconds)
+    found = build.measure_costs(model, max_rows=32, rows=(1, 4, 32), clock=lambda: model.seconds)
     assert (found[1], found[4]) == pytest.approx((0.001, 0.004))
     before = 2  # the prefix and the head
-    assert model.count == before + costs.REPEATS + 2 + 1
+    assert model.count == before + build.REPEATS + 2 + 1
 
 
 class Streamed(TableLM):
@@ -110,10 +110,10 @@ def test_streamed_weights_are_measured_until_more_rows_cannot_pay() -> None:
     def clock() -> float:
         return model.seconds
 
-    found = costs.costs_of(model, max_rows=1024, clock=clock)
-    assert model.rows == [costs.PREFIX, 1, 1, 16, 64, 128, 256]
+    found = build.costs_of(model, max_rows=1024, clock=clock)
+    assert model.rows == [build.PREFIX, 1, 1, 16, 64, 128, 256]
     assert found == {1: 1.0, 16: 1.0, 64: 1.0, 128: pytest.approx(3.8), 256: pytest.approx(16.6)}
-    assert costs.costs_of(model, max_rows=1024, clock=clock) == found
+    assert build.costs_of(model, max_rows=1024, clock=clock) == found
     assert len(model.rows) == 7
 
 

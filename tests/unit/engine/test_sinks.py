@@ -13,10 +13,10 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.memory import slot_budget
+from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
-from draftree.engine.sinks import StateRows, StateSink
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.table import TableLM, hashed
 from engine_samples import run
@@ -64,7 +64,7 @@ def reference(model: LanguageModel, tokens: Sequence[int], layers: tuple[int, ..
 def texts_with(model: Any, draft: str | None, sink: StateSink | None, **limits: Any) -> list[WritingSequence]:
     llm = LLM(model, draft, plan=None if draft is None else "fixed:3")
     parts = replace(llm.engine.parts, sink=sink)
-    engine = Engine(parts, Limits(prefix_cache_size=0, **limits))
+    engine = Engine(parts, EngineLimits(prefix_cache_size=0, **limits))
     shared = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
     prompts = [shared, shared, [*shared, 7], [2, 3], [5] * 700]
     if model.max_length < 1000:
@@ -113,7 +113,7 @@ def test_a_preempted_text_is_read_again() -> None:
     llm = LLM(model, "none")
     sink = Kept((1, 2))
     memory = 2 * slot_budget(llm.engine.parts).slot_bytes(260)
-    engine = Engine(replace(llm.engine.parts, sink=sink), Limits(4, prefix_cache_size=0, memory=memory))
+    engine = Engine(replace(llm.engine.parts, sink=sink), EngineLimits(4, prefix_cache_size=0, memory=memory))
     sequences = []
     for seed in range(3):
         params = SamplingParams(max_tokens=300, temperature=1.0, seed=seed, ignore_eos=True)
@@ -139,7 +139,7 @@ def test_a_failed_text_gets_no_more_states() -> None:
 
     model = TableLM(spoilt, num_features=1)
     llm, sink = LLM(model, "none"), Kept((0,))
-    engine = Engine(replace(llm.engine.parts, sink=sink), Limits(prefix_cache_size=0))
+    engine = Engine(replace(llm.engine.parts, sink=sink), EngineLimits(prefix_cache_size=0))
     (sequence,) = llm.requests.sequences([1, 2, 3], SamplingParams(max_tokens=20, temperature=0, ignore_eos=True))
     engine.add(sequence)
     run(engine)

@@ -9,7 +9,7 @@ import torch
 
 from draftree.drafters.base import NO_DRAFTS, DraftTraits
 from draftree.engine.memory import estimate_slots, slot_budget
-from draftree.engine.parts import Parts
+from draftree.engine.parts import EngineParts
 from draftree.models import memory
 from draftree.models.memory import NOTHING, Footprint, free_memory
 from draftree.models.table import TableLM, hashed
@@ -28,10 +28,10 @@ class Sized:
         self.footprint = footprint
 
 
-def parts(target: Footprint, draft: Footprint | None = None, *, nodes: int = 0) -> Parts:
+def parts(target: Footprint, draft: Footprint | None = None, *, nodes: int = 0) -> EngineParts:
     drafter = None if draft is None else Sized(draft)
     traits = NO_DRAFTS if draft is None else DraftTraits(draws=frozenset(), depth=nodes, nodes=nodes)
-    return Parts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter, traits)  # type: ignore[arg-type]
+    return EngineParts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter, traits)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError
 from draftree.core.node_map import prune
 from draftree.core.types import RoundRecord, SequenceRecord

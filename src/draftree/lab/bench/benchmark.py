@@ -20,11 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.assembly import choose_methods
+from draftree.build import ExecutionSettings, choose_methods, load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import usable_cores
 from draftree.core.noise import Noise
-from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.lab.bench.methods import (
     Method,
     OurMethod,

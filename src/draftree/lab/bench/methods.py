@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, suggestion
 from draftree.core.files import shown_name
 from draftree.core.registry import Spec

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftree.build import ExecutionSettings, load_for, require_positive
 from draftree.core.errors import ConfigurationError
-from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.records import FORMAT, PassRecord
 from draftree.loading.load import LoadedModel

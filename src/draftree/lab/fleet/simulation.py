@@ -21,8 +21,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import final
 
-from draftree.engine.gathering import longest_wait
-from draftree.engine.prefill import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
+from draftree.engine.client_drafts import longest_wait
+from draftree.engine.scheduler import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, split_prefill_budget
 from draftree.engine.trace import Trace
 from draftree.lab.fleet.curves import PassCurve
 
@@ -406,7 +406,7 @@ class FleetSettings:
         jitter: largest random delay of a tree on its way, in seconds: without one, trees that left together return
             together, and the first of them never begins a pass alone.
         seed: of these delays.
-        gathers: whether steps wait for trees that are about to return (`engine/gathering.py`).
+        gathers: whether steps wait for trees that are about to return (`engine/client_drafts.py`).
         known_pass: seconds of a pass over one row as the server has measured it, which decides how long steps wait;
             None for those of the curve.
         prefill_busy: prompt tokens of a pass while sequences are decoded.

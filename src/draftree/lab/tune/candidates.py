@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.loading.auto_draft import auto_candidates

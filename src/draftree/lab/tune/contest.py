@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.files import MALFORMED, parse_json
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.lab.tune.candidates import PLAIN, Candidate
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
+from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights.cache import Cache

@@ -12,11 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from draftree.assembly import choose_methods
+from draftree.build import ExecutionSettings, choose_methods, load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import expanded
 from draftree.core.host import SYSTEM_CLOCK, Clock
-from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.heads.shipped import head_folder
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload

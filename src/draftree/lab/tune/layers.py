@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from draftree.build import ExecutionSettings, load_for, require_positive
 from draftree.core.errors import ConfigurationError, import_extra
-from draftree.execution import ExecutionSettings, load_for, require_positive
 from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.workload import read_workload
 from draftree.llm import LLM

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.lab.tune.candidates import VERIFY, Candidate, variants_of

@@ -15,12 +15,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
-from draftree.completion import Completion
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.engine.openings import WholeStart
-from draftree.long_speech import LongSpeech, Transcript
+from draftree.engine.prompts import DecoderOptions
+from draftree.engine.sequence import WholeStart
 from draftree.models.source import FeatureSource
-from draftree.prompts import DecoderOptions
+from draftree.outputs import Completion
 from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
 from draftree.serve.audio import read_sound, segments_json, srt, vtt
 from draftree.serve.errors import invalid
@@ -30,7 +29,8 @@ from draftree.serve.params import checked_params, named_error
 from draftree.serve.pool import ServedModel
 from draftree.serve.schema import Body, Effect, refused, validated
 from draftree.serve.streams import respond
-from draftree.spoken import Detection, Segment, Speech, language_code, language_name
+from draftree.speech.transcriber import Detection, Segment, Speech, language_code, language_name
+from draftree.speech.windows import LongSpeech, Transcript
 
 MAX_FIELDS = 64
 

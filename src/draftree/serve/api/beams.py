@@ -13,12 +13,12 @@ from starlette.requests import Request
 
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult, Hypothesis
+from draftree.beam.searcher import beam_opening
 from draftree.beam.trie import TokenTrie
-from draftree.beams import beam_opening
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.host import SYSTEM_CLOCK
+from draftree.engine.prompts import DecoderOptions
 from draftree.engine.sequence import TokenLogprob
-from draftree.prompts import DecoderOptions
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.common import server_of
 from draftree.serve.errors import ApiError, invalid

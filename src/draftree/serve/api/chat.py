@@ -12,9 +12,9 @@ from typing import Any, final
 from fastapi import APIRouter, Request, Response
 from pydantic_core import from_json
 
-from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import TokenLogprob, Update
+from draftree.outputs import Completion
 from draftree.serve.api.beams import chat_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of
 from draftree.serve.errors import invalid

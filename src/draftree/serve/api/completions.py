@@ -9,9 +9,9 @@ from typing import Any, final
 
 from fastapi import APIRouter, Request, Response
 
-from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.sequence import Update
+from draftree.outputs import Completion
 from draftree.sampling.params import SamplingParams
 from draftree.serve.api.beams import completion_request, searched
 from draftree.serve.api.common import ERRORS, GENERATED, NO_NAMES, model_of, running_job, server_of

@@ -12,7 +12,7 @@ from typing import Any, final
 from draftree.core.errors import InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.given import GivenTrees
+from draftree.engine.client_drafts import ClientDrafts
 from draftree.models.source import EncoderDecoder
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
@@ -58,7 +58,7 @@ async def open_text(server: Server, session: Session, message: Mapping[str, Any]
     require_choices(server.settings, params, {})
     prompts = [list(message["prompt"])]
     params, (prompt,) = await within_limits(server.settings, model, prompts=prompts, params=params)
-    name, given = f"verify-{uuid.uuid4().hex}", None if message["plain"] else GivenTrees()
+    name, given = f"verify-{uuid.uuid4().hex}", None if message["plain"] else ClientDrafts()
     meter = server.meters[model.name]
     meter.register(name, "none" if given is None else DRAFT_LABEL)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from draftree.async_llm import AsyncLLM
+from draftree.async_llm import AsyncLLM, Submission
 from draftree.core.errors import EngineClosedError, GenerationError
 from draftree.core.tree import TokenTree, depths, is_chain
 from draftree.core.types import SequenceRecord
@@ -23,7 +23,6 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.records import ApiKey
 from draftree.serve.verify.layers import LayerTexts
 from draftree.serve.verify.settings import VerifySettings
-from draftree.submission import Submission
 
 
 @dataclass

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.host import single_threaded
-from draftree.engine.engine import Engine, Limits
+from draftree.engine.engine import Engine, EngineLimits
+from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
-from draftree.engine.sinks import StateRows, StateSink
 from draftree.llm import LLM
 from draftree.loading.load import LoadedModel
 from draftree.loading.targets import require_layers
@@ -333,7 +333,7 @@ class Capture:
         """Return a new engine, and the collector of its states."""
         collector = StateCollector(self._layers, self._llm.model.dtype)
         parts = replace(self._llm.engine.parts, sink=collector)
-        return collector, Engine(parts, Limits(self._settings.batch, prefix_cache_size=0))
+        return collector, Engine(parts, EngineLimits(self._settings.batch, prefix_cache_size=0))
 
     @contextmanager
     def _texts(self, jobs: Sequence[Job]) -> Iterator[Iterator[Text | str | int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftree import LLM, SamplingParams
-from draftree.assembly import choose_methods
+from draftree.build import choose_methods
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.engine.trace import Step, Trace, TracedRound, TraceHeader, TraceWriter, acceptance_length, read_trace

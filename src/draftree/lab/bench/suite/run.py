@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from draftree.build import load_for
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, read_json_lines
-from draftree.execution import load_for
 from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
 from draftree.lab.bench.records import Record, RecordFile, Results, read_results
 from draftree.lab.bench.workload import SHIPPED, Task, Workload, read_workload

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from draftree.arguments import Messages, Prompt, prompt_list
 from draftree.beam.forest import BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.openings import DecoderPrompt, opening_of
-from draftree.engine.openings import Prompt as SourceOrTokens
+from draftree.engine.prompts import DecoderOptions, PromptEncoder
+from draftree.engine.requests import SequenceFactory
+from draftree.engine.sequence import DecoderPrompt, decoder_input
+from draftree.engine.sequence import SourceOrTokens as SourceOrTokens
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel
 from draftree.models.source import FeatureSource
-from draftree.prompts import DecoderOptions, PromptEncoder
-from draftree.requests import Requests
+from draftree.options import Messages, Prompt, prompt_list
 from draftree.text.detokenize import Detokenizer
 from draftree.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ class BeamSearching:
     """A class with a model, prompts and requests that can search with beams."""
 
     _prompts: PromptEncoder
-    _requests: Requests
+    _requests: SequenceFactory
     _tokenizer: Tokenizer | None
     kernels: str
 
@@ -132,7 +132,7 @@ def beam_opening(
     Raises:
         InvalidRequestError: the model does not take such a prompt.
     """
-    opening = opening_of(model, given, decoder_prompt)
+    opening = decoder_input(model, given, decoder_prompt)
     rules = opening.rules
     if rules is None:
         return BeamPrompt(opening.tokens)

@@ -1,9 +1,4 @@
-"""Transcription of audio that is longer than a model reads at once: consecutive windows, cut at timestamps.
-
-The method is that of Whisper (arXiv 2212.04356, section 3.8), with the rules of `generate` of transformers for greedy
-texts: a window is transcribed with timestamps. If its text has two timestamps in a row, the part after the last such
-pair is dropped, and the next window begins at the time of that pair; otherwise it begins where the window ends.
-"""
+"""Audio longer than a model reads at once: consecutive windows, cut at timestamps."""
 
 from __future__ import annotations
 
@@ -13,15 +8,13 @@ from typing import final
 
 import numpy as np
 
-from draftree.completion import Completion
 from draftree.core.errors import InvalidRequestError
-from draftree.engine.openings import WholeStart
-from draftree.engine.sequence import TokenLogprob
+from draftree.engine.sequence import TokenLogprob, WholeStart
 from draftree.models.source import FeatureSource
+from draftree.outputs import Completion
 from draftree.sampling.decoding_rules import cut_window
 from draftree.sampling.params import SamplingParams
-from draftree.spoken import Detection, Segment, Speech, language_code
-from draftree.transcriber import Transcriber
+from draftree.speech.transcriber import Detection, Segment, Speech, Transcriber, language_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Unpack, final
 
-from draftree.arguments import Messages, Prompt
-from draftree.async_prompts import AsyncPromptEncoder
 from draftree.beam.forest import CHUNK, BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
+from draftree.beam.searcher import beam_opening, decoder_of
 from draftree.beam.sequence import SequenceSearch
-from draftree.beams import beam_opening, decoder_of
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
+from draftree.engine.driver import Background, Driver
 from draftree.engine.engine import Engine
-from draftree.engine.serving.background import Background
-from draftree.engine.serving.driver import Driver
+from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions
 from draftree.models.base import LanguageModel
-from draftree.prompts import DecoderOptions
+from draftree.options import Messages, Prompt
 from draftree.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

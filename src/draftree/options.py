@@ -1,4 +1,4 @@
-"""Checks and normalization of the arguments of `LLM`: prompts and sampling parameters."""
+"""Checks and normalization of what a user passes to `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of token ids and parameters to sequences; invalid requests are refused here, before generation."""
+"""Requests to sequences: checked token ids and parameters, with the model's defaults and limits."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draftree.arguments import shown_value
 from draftree.core.errors import InvalidRequestError, PromptTooLongError, VocabularyMismatchError, blaming
 from draftree.core.noise import Noise
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
 from draftree.drafters.base import NO_DRAFTS
-from draftree.engine.openings import DecoderPrompt, Opening, Prompt, opening_of
-from draftree.engine.parts import Parts
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.parts import EngineParts
+from draftree.engine.sequence import DecoderInput, DecoderPrompt, SourceOrTokens, WritingSequence, decoder_input
 from draftree.models.base import SlotRequest
 from draftree.models.source import EncoderDecoder, FeatureSource
+from draftree.options import shown_value
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.grammar.compiler import Grammars
 from draftree.sampling.params import NEUTRAL, Sampling, SamplingParams
@@ -27,7 +26,7 @@ from draftree.text.tokenizer import Tokenizer
 SEED_BITS = 32
 
 
-class Requests:
+class SequenceFactory:
     """Factory of sequences for one set of parts.
 
     Args:
@@ -46,7 +45,7 @@ class Requests:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: EngineParts,
         tokenizer: Tokenizer | None,
         *,
         eos_ids: Sequence[int],
@@ -73,7 +72,7 @@ class Requests:
 
     def sequences(
         self,
-        ids: Prompt,
+        ids: SourceOrTokens,
         params: SamplingParams,
         *,
         draft: str | None = None,
@@ -109,7 +108,7 @@ class Requests:
             )
         if not isinstance(ids, FeatureSource):
             ids = self.truncated(ids, params)
-        opening = opening_of(self._parts.target, ids, decoder_prompt)
+        opening = decoder_input(self._parts.target, ids, decoder_prompt)
         limit = self._limit(opening, params)
         self._check_prediction(params, chosen)
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
@@ -142,7 +141,7 @@ class Requests:
             sequence.records_picks = self.records_picks
         return made
 
-    def _controls(self, params: SamplingParams, opening: Opening, limit: int, *, seed: int) -> Controls:
+    def _controls(self, params: SamplingParams, opening: DecoderInput, limit: int, *, seed: int) -> Controls:
         controls = build_controls(
             params,
             vocab_size=self._parts.target.vocab_size,
@@ -188,7 +187,7 @@ class Requests:
             return None
         return target.max_source_length if isinstance(target, EncoderDecoder) else self._context - 1
 
-    def _limit(self, opening: Opening, params: SamplingParams) -> int:
+    def _limit(self, opening: DecoderInput, params: SamplingParams) -> int:
         context, ids = self._context, opening.tokens
         if opening.source is not None and params.prompt_logprobs is not None:
             raise InvalidRequestError(

@@ -1,0 +1,669 @@
+"""From specs to the parts of an engine: methods are chosen and checked first, weights are loaded last."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from draftree.core.errors import ConfigurationError, DraftreeError, require_extra
+from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
+from draftree.core.registry import Spec
+from draftree.core.tree import Draw
+from draftree.core.types import PLAIN
+from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
+from draftree.drafters.base import NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
+from draftree.drafters.learning.store import Learning, LearningStore, parse_learning, prepare_folder
+from draftree.drafters.model import apart_reader, model_reader
+from draftree.drafters.wrappers.ahead import wrapped_apart
+from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
+from draftree.drafters.wrappers.several import MergedDrafter, RoutedDrafter, part_draw
+from draftree.engine.parts import EngineParts, agree, require_alternating, require_picks
+from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
+from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
+from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.requirements import require_extras
+from draftree.loading.resolve import resolve_model
+from draftree.loading.targets import require_layers
+from draftree.models.base import Extend, LanguageModel, Pass, Slot
+from draftree.parallel.entry import load_divided
+from draftree.parallel.options import SINGLE, ParallelOptions
+from draftree.planners import PLANNERS
+from draftree.planners.base import Planner, RoutedPlanner, require_effect
+from draftree.text.tokenizer import Tokenizer
+from draftree.verifiers import VERIFIERS
+from draftree.verifiers.base import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionSettings:
+    """Which model a job runs, and how its models are loaded and run.
+
+    Attributes:
+        model: name of the target, in any supported form.
+        dtype: dtype of all models.
+        device: device of all models.
+        kernels: kernels of passes: "auto", "native", "torch" or "graphs".
+        quantization: of the target's weights; None for no quantization.
+        offload: memory for the target's weights, such as "8GB"; None for all in memory.
+        kv_dtype: format of the target's keys and values: "int8", or None for its dtype.
+        threads: CPU threads; None for the machine's choice.
+        affinity: processors on which threads run, as for `core.host.apply_threads`.
+        trust_remote_code: whether Python code in the folders of the models may run.
+        parallel: how the target is divided among processes.
+    """
+
+    model: str
+    _: KW_ONLY
+    dtype: str = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    offload: str | None = None
+    kv_dtype: str | None = None
+    threads: int | None = None
+    affinity: str | None = None
+    trust_remote_code: bool = False
+    parallel: ParallelOptions = SINGLE
+
+
+def require_positive(settings: object, *names: str) -> None:
+    """Raise for settings of these names that are given and below 1."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{name} is {value}: it must be at least 1")
+
+
+def load_named(settings: ExecutionSettings) -> LoadedModel:
+    """Load the target by the settings."""
+    names = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype", "trust_remote_code")
+    options = {name: getattr(settings, name) for name in names}
+    return load_divided(load_model, settings.model, settings.parallel, options)
+
+
+def load_for(settings: ExecutionSettings) -> LoadedModel:
+    """Load the target of a measurement by the settings, after setting the number of threads."""
+    apply_threads(settings.threads, settings.affinity)
+    loaded = load_named(settings)
+    loaded.model.settle()
+    return loaded
+
+
+ROWS = (1, 4, 8, 16, 32, 64)
+WIDE_ROWS = (1, 16, 64, 128, 256, 512, 1024)
+"""Numbers of rows that are measured for models whose passes wait for their weights: large trees pay there. Fewer of the
+small ones, which cost alike."""
+MOST_TIMES = 8.0
+"""A pass that costs so many times the shortest one ends the measurement of such models: few rounds write so many
+tokens."""
+PREFIX = 16
+REPEATS = 3
+ENOUGH_SECONDS = 0.01
+"""Passes of one number of rows are repeated until they took this long."""
+
+_MEASURED: WeakKeyDictionary[LanguageModel, dict[Clock, dict[int, float]]] = WeakKeyDictionary()
+
+
+def costs_of(model: LanguageModel, *, max_rows: int, clock: Clock = SYSTEM_CLOCK) -> Mapping[int, float]:
+    """Return seconds of passes by rows, up to at least `max_rows`; measured once per clock and model."""
+    given = model.known_costs(max_rows)
+    if given is not None:
+        return given
+    known = _MEASURED.setdefault(model, {}).setdefault(clock, {})
+    rows = WIDE_ROWS if model.streams_weights else ROWS
+    needed = tuple(count for count in rows if count not in known and count <= _enough(max_rows, rows))
+    if needed and not (model.streams_weights and _is_too_long(known)):
+        known.update(measure_costs(model, max_rows=max_rows, rows=needed, clock=clock))
+    return known
+
+
+def measure_costs(
+    model: LanguageModel, *, max_rows: int, rows: Sequence[int] = ROWS, clock: Clock = SYSTEM_CLOCK
+) -> dict[int, float]:
+    """Measure the seconds of a pass for each number of rows, after a short prefix; rounds refine them later.
+
+    Short passes are repeated and the fastest counts. Passes of models that stream their weights are long: the
+    measurement ends where more rows cannot pay.
+
+    Args:
+        model: the model.
+        max_rows: no pass is longer than the next measured number of rows.
+        rows: the numbers of rows.
+        clock: clock of the measurement.
+    """
+    longest = min(_enough(max_rows, rows), model.max_length // 2)
+    prefix = min(PREFIX, model.max_length - longest)
+    model.reserve(model.num_open + 1, prefix + longest)
+    slot = model.open_probe()
+    try:
+        model.run(Pass([Extend(slot, [0] * prefix, range(-1, prefix - 1), logits_at=())]))
+        model.commit(slot, range(prefix))
+        _run(model, slot, 1)  # the first pass with logits loads the output head
+        found: dict[int, float] = {}
+        for count in (count for count in rows if count <= longest):
+            for _ in range(model.num_warm_ups):
+                _run(model, slot, count)
+            times: list[float] = []
+            while len(times) < REPEATS and sum(times) < ENOUGH_SECONDS:
+                model.synchronize()
+                start = clock()
+                model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1))]))
+                model.synchronize()
+                times.append(clock() - start)
+                model.commit(slot, ())
+            found[count] = min(times)  # other work on the machine only adds time
+            if model.streams_weights and _is_too_long(found):
+                break
+    finally:
+        model.close(slot)
+    return found
+
+
+def _is_too_long(seconds: Mapping[int, float]) -> bool:
+    """Return whether more rows than the measured ones cannot pay."""
+    return bool(seconds) and max(seconds.values()) > MOST_TIMES * min(seconds.values())
+
+
+def _run(model: LanguageModel, slot: Slot, count: int) -> None:
+    """Run a pass over `count` rows; the slot is unchanged afterwards."""
+    model.run(Pass([Extend(slot, [0] * count, range(-1, count - 1))]))
+    model.commit(slot, ())
+
+
+def _enough(max_rows: int, rows: Sequence[int]) -> int:
+    return next((count for count in rows if count >= max_rows), rows[-1])
+
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PLAN = "adaptive"
+"""Default planner if no draft can change the text."""
+REPEATABLE_PLAN = "fixed"
+"""Default planner if the text depends on the draft: a time-dependent plan would change the text of a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftMethod:
+    """A configured drafter that is not built yet."""
+
+    name: str
+    cls: type[Drafter[Any]]
+    config: Any
+
+    @property
+    def traits(self) -> DraftTraits:
+        """Its static facts."""
+        return self.cls.describe(self.config)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models that it loads."""
+        fields = dataclasses.fields(self.config)
+        return [str(getattr(self.config, field.name)) for field in fields if field.metadata.get("names_model")]
+
+
+@dataclass(frozen=True, slots=True)
+class Methods:
+    """Configured methods that fit together; no weights are loaded yet.
+
+    Attributes:
+        drafters: none for plain decoding, several for a merged tree.
+        draw: how children are drawn, as agreed between drafters and verifier.
+        verifier: the verifier.
+        planner: the planner.
+        plan: the planner's spec.
+    """
+
+    drafters: tuple[DraftMethod, ...]
+    draw: Draw
+    verifier: Verifier
+    planner: Planner[Any]
+    plan: str
+
+    @property
+    def traits(self) -> DraftTraits:
+        """Static facts of the drafters together."""
+        return _traits(self.drafters)
+
+    @property
+    def draft_models(self) -> list[str]:
+        """Names of the models that the drafters load."""
+        return [name for method in self.drafters for name in method.models]
+
+
+def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
+    """Find and configure methods.
+
+    For the drafter `auto`, which is chosen when the target is loaded, these are the methods of a stand-in without
+    models: `suffix`, or plain decoding if that does not fit to the verifier.
+
+    Raises:
+        ConfigurationError: an unknown method or option, methods that do not fit together, or a missing extra.
+        WeightsError: an extra for a drafter's model is missing.
+    """
+    if draft == AUTO_DRAFT:
+        return _stand_in(verify, plan)
+    verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
+    drafters = _drafters(draft) if drafts(draft) else ()
+    _require_extras(drafters)
+    require_alternating((method.name, method.traits) for method in drafters)
+    if not drafters and plan is not None:
+        raise ConfigurationError(f"planner '{plan}' was given, but there is no drafter: name one, such as ngram")
+    chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
+    planner_spec = _only(PLANNERS.parse(chosen_plan), "planner", chosen_plan)
+    planner_class, planner_config = PLANNERS.configure(planner_spec)
+    traits = _traits(drafters)
+    draw = agree(str(draft), traits, verify, verifier_class) if drafters else Draw.FREE
+    planner = planner_class(
+        planner_config,
+        default_depth=traits.depth,
+        default_nodes=traits.nodes,
+        parts=[method.traits.part(method.name) for method in drafters],
+    )
+    if drafters:
+        require_effect(planner, plan=chosen_plan, draft=str(draft))
+    return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+
+
+def _stand_in(verify: str, plan: str | None) -> Methods:
+    """Return methods for `auto` before the target is known; raises for a wrong verifier or planner."""
+    try:
+        return choose_methods(FALLBACK_DRAFTS[0], verify, plan)
+    except ConfigurationError:
+        methods = choose_methods(None, verify, None)
+        if plan is not None:
+            PLANNERS.configure(_only(PLANNERS.parse(plan), "planner", plan))
+        return methods
+
+
+def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
+    """Those of the only drafter, or of all merged."""
+    each = [method.traits for method in drafters]
+    if not each:
+        return NO_DRAFTS
+    return each[0] if len(each) == 1 else MergedDrafter.describe(each)
+
+
+def _require_extras(drafters: tuple[DraftMethod, ...]) -> None:
+    """Refuse drafters for which a package is not installed, before the target is fetched or loaded."""
+    if _traits(drafters).reads_grammars:
+        require_extra("grammar", "drafter 'grammar' needs", error=ConfigurationError)
+    for method in drafters:
+        for name in method.models:
+            require_extras(name)
+
+
+def _default_plan(drafters: tuple[DraftMethod, ...], verifier: type[Verifier]) -> str:
+    if _traits(drafters).works_ahead:
+        return REPEATABLE_PLAN
+    return DEFAULT_PLAN if drafters and verifier.lossless and not verifier.needs_distributions else REPEATABLE_PLAN
+
+
+def _drafters(draft: str) -> tuple[DraftMethod, ...]:
+    if AUTO_DRAFT in (re.split("[,:]", part)[0].strip() for part in draft.split("+")):
+        raise ConfigurationError(
+            f"drafter '{draft}': '{AUTO_DRAFT}' stands alone and takes no options: it chooses a drafter for the model. "
+            "Name drafters to merge them; the planner of draft sizes is chosen by 'plan'"
+        )
+    specs = DRAFTERS.parse(draft)
+    if not drafts(specs[0].name.partition("+")[0].strip()):
+        raise ConfigurationError(f"drafter '{draft}': '{NO_DRAFT}' means plain decoding and takes no options")
+    methods = [DraftMethod(str(spec), *DRAFTERS.configure(spec)) for spec in specs]
+    names = [method.name for method in methods]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"drafter '{draft}' names '{twice}' twice: name it once")
+    return tuple(methods)
+
+
+def _only(specs: list[Spec], kind: str, text: str) -> Spec:
+    if len(specs) > 1:
+        raise ConfigurationError(f"{kind} '{text}' names {len(specs)} methods: name one")
+    return specs[0]
+
+
+def require_fit(methods: Methods, target: LoadedModel) -> None:
+    """Check that a target can be used with the drafters; loads nothing.
+
+    Raises:
+        ConfigurationError: it scores chains only, has not the layers, or no such drafter works with its kind.
+    """
+    if methods.traits.branches and not target.model.supports_trees:
+        raise ConfigurationError(
+            f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
+        )
+    if is_encoder_decoder_target(target):
+        require_drafter("+".join(method.name for method in methods.drafters), methods.traits)
+    require_layers(methods.traits.features, target)
+
+
+def build_parts(
+    methods: Methods,
+    target: LoadedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    dtype: Any,
+    device: str,
+    kernels: str = "auto",
+    trust_remote_code: bool = False,
+    load_draft: Callable[..., LoadedDraftModel] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+    learning: LearningStore | None = None,
+) -> EngineParts:
+    """Load everything that the methods need besides the target.
+
+    Args:
+        methods: the chosen methods.
+        target: the target model.
+        tokenizer: the target's tokenizer, None if it has none.
+        dtype: dtype of models that are loaded by name.
+        device: their device.
+        kernels: their kernels.
+        trust_remote_code: whether Python code in their folders may run.
+        load_draft: loads a drafter's model by name; None loads it from files.
+        clock: clock of the planner.
+        learning: store of what drafters learn; None to learn nothing beyond one engine's memory.
+
+    Raises:
+        ConfigurationError: the drafter does not fit the target.
+        ModelError: the drafter's model cannot be found or used.
+    """
+    require_picks(target.model, methods.verifier, methods.traits)
+    if not methods.drafters:
+        return EngineParts(target.model, methods.verifier, methods.planner, clock=clock)
+    if methods.planner.wants_costs:
+        most = 1 + methods.planner.default_nodes
+        methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
+    require_fit(methods, target)
+
+    read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
+
+    def load(name: str, **weights: str) -> LoadedDraftModel:
+        loaded = read(name, **weights)
+        if methods.traits.branches and not loaded.model.supports_trees:
+            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
+        return loaded
+
+    apart = apart_reader(target.quantization, trust_remote_code=trust_remote_code)
+    drafter = _drafter(methods, target.model, tokenizer, load=load, apart=apart, clock=clock, learning=learning)
+    return EngineParts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+
+
+def _drafter(
+    methods: Methods,
+    target: LanguageModel,
+    tokenizer: Tokenizer | None,
+    *,
+    load: Callable[..., LoadedDraftModel],
+    apart: Callable[..., LoadedDraftModel],
+    clock: Clock,
+    learning: LearningStore | None,
+) -> ForcedTokenDrafter:
+    """Return the drafter of all methods: merged, and wrapped for tokens that a grammar forces."""
+    built: list[Drafter[Any]] = []
+    num_drawing = 0
+    for method in methods.drafters:
+        draw = part_draw(method.traits.draws, methods.draw)
+        shares = methods.verifier.shares_noise
+        context = DraftContext(target, tokenizer, draw, shares, load, num_drawing, learning, apart)
+        num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
+        own = method.cls(method.config, context)
+        built.append(wrapped_apart(own, method.traits, target, clock))
+    names = [method.name for method in methods.drafters]
+    drafter = built[0]
+    if len(built) > 1:
+        drafter = MergedDrafter(
+            built,
+            names,
+            traits=[method.traits for method in methods.drafters],
+            draw=methods.draw,
+            vocab_size=target.vocab_size,
+            clock=clock,
+        )
+    return ForcedTokenDrafter(
+        drafter,
+        "+".join(names),
+        draw=methods.draw,
+        may_branch=target.supports_trees and not methods.verifier.chains_only,
+        vocab_size=target.vocab_size,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AutoChoice:
+    """The methods in the place of `draft="auto"` for one target, verifier and planner.
+
+    Attributes:
+        draft: spec of the drafter; "none" if no drafter can be used.
+        plan: spec of the planner; None for the default.
+        note: the drafter and the reasons in one sentence.
+    """
+
+    draft: str
+    plan: str | None
+    note: str
+
+
+def decide(loaded: LoadedModel, verify: str, plan: str | None) -> AutoChoice:
+    """Choose the drafter of a loaded target for `draft="auto"`.
+
+    In this order: the result that `draftree tune` kept for this model on this machine; a trained head of this package;
+    `suffix`; plain decoding. A drafter that does not fit to the target, the verifier or the planner is left out.
+
+    Args:
+        loaded: the target.
+        verify: spec of the verifier.
+        plan: spec of the planner; None for the one that belongs to the drafter.
+
+    Raises:
+        ConfigurationError: a planner was given, and no drafter fits.
+    """
+    candidates, left_out = auto_candidates(loaded)
+    refused: DraftreeError | None = None
+    for candidate in candidates:
+        chosen = candidate.plan if plan is None else plan
+        try:
+            _require_fit(candidate, loaded, verify, chosen)
+        except DraftreeError as error:
+            refused = error
+            left_out.append(f"'{candidate.draft}' cannot be used: {error}")
+            continue
+        return AutoChoice(candidate.draft, chosen, _note(candidate.draft, [candidate.reason, *left_out]))
+    if plan is not None and refused is not None:
+        raise ConfigurationError(f"draft '{AUTO_DRAFT}' finds no drafter for planner '{plan}': {refused}") from refused
+    return AutoChoice(NO_DRAFT, None, _note("plain decoding", left_out))
+
+
+def _note(draft: str, reasons: Sequence[str]) -> str:
+    return f"draft {AUTO_DRAFT}: {draft} ({'; '.join(reasons)})"
+
+
+def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, plan: str | None) -> None:
+    """Raise if a candidate cannot be used; its weights are not loaded."""
+    if not drafts(candidate.draft):
+        if plan is not None:
+            raise ConfigurationError(f"a planner needs a drafter: '{plan}'")
+        return
+    methods = choose_methods(candidate.draft, verify, plan)
+    require_fit(methods, loaded)
+    for name in methods.draft_models:
+        resolve_model(name, fetch=False)
+
+
+def choose_each(
+    draft: str | Sequence[str] | None, verify: str, plan: str | None, *, target: Any = None
+) -> dict[str, Methods]:
+    """Find and configure the methods of every drafter that a request can choose.
+
+    Args:
+        draft: one drafter, or several of which the first is the default; `none` is plain decoding. `auto` has the
+            methods of a stand-in until the target is loaded: see `decide_each`.
+        verify: the verifier of all.
+        plan: the planner of each; None for its default.
+        target: the model argument of `LLM`; drafters that cannot work with it are refused before it is loaded.
+
+    Returns:
+        Methods by name of the drafter, the default first.
+
+    Raises:
+        ConfigurationError: as `choose_methods`; no drafter, or the same one twice.
+    """
+    given = NO_DRAFT if draft is None else draft
+    names = [given] if isinstance(given, str) else list(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"draft is {draft!r}: give the name of a drafter, or a list of at least one name")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"draft names '{twice}' twice: name it once")
+    any_drafts = any(map(drafts, names))
+    each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+    require_alternating((own.name, own.traits) for methods in each.values() for own in methods.drafters)
+    if is_encoder_decoder_target(target):
+        for name, methods in each.items():
+            require_drafter(name, methods.traits)
+    return each
+
+
+def decide_each(
+    each: Mapping[str, Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
+) -> tuple[dict[str, Methods], AutoChoice | None]:
+    """Replace `auto` by the drafter that is chosen for a loaded target.
+
+    Args:
+        each: as returned by `choose_each`.
+        loaded: the target.
+        verify: as for `choose_each`.
+        plan: as for `choose_each`.
+        learn: as for `learning_of`.
+
+    Returns:
+        Methods by name of the drafter, in the same order; what `auto` stands for, None if it is not among them.
+
+    Raises:
+        ConfigurationError: as `decide` and `learning_of`.
+    """
+    if AUTO_DRAFT not in each:
+        return dict(each), None
+    choice = decide(loaded, verify, plan)
+    logger.info("'%s': %s", loaded.name, choice.note)
+    found: dict[str, Methods] = {}
+    for name, methods in each.items():
+        if name == AUTO_DRAFT:
+            found.setdefault(choice.draft, choose_methods(choice.draft, verify, choice.plan))
+        else:
+            found.setdefault(name, methods)
+    learning_of(learn, found)
+    return found, choice
+
+
+def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning | None:
+    """Read the settings of learning, and check them against the drafters; creates the folder.
+
+    Args:
+        learn: a spec as for `parse_learning`; None to learn nothing.
+        methods: as `choose_each` returns them.
+
+    Raises:
+        ConfigurationError: a malformed spec, a folder that cannot be used, or no drafter that learns.
+    """
+    if learn is None:
+        return None
+    learning = parse_learning(learn)
+    if not any(own.traits.learns for own in methods.values()):
+        raise ConfigurationError(
+            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory, "
+            "'early-exit' or a head that drafts level by level, or leave it out"
+        )
+    if learning.options.folder is not None:
+        prepare_folder(learning.options.folder)
+    return learning
+
+
+def store_of(learning: Learning | None, target: LanguageModel, *, user: object) -> LearningStore | None:
+    """Return the store of one engine, which is saved and closed when its user or the process ends; None for None.
+
+    Raises:
+        ConfigurationError: the target has no fingerprint to bind files to.
+    """
+    if learning is None:
+        return None
+    store = LearningStore(learning, target.fingerprint)
+    weakref.finalize(user, store.close)
+    return store
+
+
+def build_each(
+    each: Mapping[str, Methods],
+    target: LoadedModel,
+    tokenizer: Tokenizer | None,
+    *,
+    kernels: str = "auto",
+    trust_remote_code: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+    learning: LearningStore | None = None,
+) -> EngineParts:
+    """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
+
+    Args:
+        each: methods by name of the drafter, the default first.
+        target: as for `build_parts`.
+        tokenizer: as for `build_parts`.
+        kernels: as for `build_parts`.
+        trust_remote_code: as for `build_parts`.
+        clock: as for `build_parts`.
+        learning: as for `build_parts`; shared by all drafters.
+
+    Raises:
+        DraftreeError: as `build_parts`.
+    """
+    model = target.model
+    dtype, device = model.dtype, str(model.device)
+    load = cache(model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code))
+
+    def build(methods: Methods) -> EngineParts:
+        return build_parts(
+            methods,
+            target,
+            tokenizer,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            load_draft=load,
+            clock=clock,
+            learning=learning,
+        )
+
+    return _joined({name: build(methods) for name, methods in each.items()})
+
+
+def _joined(each: Mapping[str, EngineParts]) -> EngineParts:
+    """Join the parts of several drafters to those of one engine, in which each request chooses its drafter.
+
+    Args:
+        each: parts by the name of the drafter, the default first; all with the same target and rule.
+    """
+    default, first = next(iter(each.items()))
+    choices = {name: own.traits for name, own in each.items()}
+    drafting = {name: own for name, own in each.items() if own.drafter is not None}
+    if not drafting:
+        return replace(first, choices=choices)
+    index = {NO_DRAFT: PLAIN, **{name: place for place, name in enumerate(drafting)}}
+    index[""] = index[default]
+    traits = [own.traits for own in drafting.values()]
+    drafter = RoutedDrafter(
+        [own.drafter for own in drafting.values() if own.drafter is not None],
+        index,
+        traits=traits,
+        num_parts=[len(own.planner.parts) for own in drafting.values()],
+        clock=first.clock,
+    )
+    planner = RoutedPlanner({name: own.planner for name, own in drafting.items()}, index)
+    whole = traits[0] if len(traits) == 1 else RoutedDrafter.describe(traits)
+    return EngineParts(first.target, first.verifier, planner, drafter, whole, first.clock, choices)

@@ -1,0 +1,229 @@
+"""Drafts that come from clients: sequences pause between them, and passes wait shortly to share several."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.core.tree import EMPTY, TokenTree
+
+if TYPE_CHECKING:
+    from draftree.engine.memory import SlotAllocator
+    from draftree.engine.scheduler import Scheduler
+    from draftree.engine.sequence import WritingSequence
+
+# A wait before a pass for trees of clients that are about to arrive, so that they share it.
+#
+# Without it, the first of several trees begins a pass alone and the others wait for its end, although a pass over all
+# of them takes hardly longer. With f seconds of a pass besides its rows and clients that are away for d seconds between
+# a verdict and the next tree, two groups of clients in turn take 2 f for a round of all, and one group takes f + d. So
+# where d is below f, a pass waits for them; they share all later passes. Else it waits for a part of f at most.
+#
+# A tree is expected as long after its text's last verdict as the one before. There is no wait while a text without
+# trees of a client could go on.
+
+NEAR = 0.8
+"""Clients that are away for less than this share of a pass are waited for."""
+SHARE, NEAR_SHARE = 0.25, 0.9
+"""Longest wait as a share of a pass: for any client after the arrival of the first tree; for near ones after the end of
+the last pass, too."""
+SLACK = 0.1
+"""How much later than expected a tree may come, as a share of a pass."""
+
+
+@final
+class ClientTiming:
+    """When the tree of a sequence came, and how long its client was away before. Mutated by `Gathering` only.
+
+    Attributes:
+        arrived: time of the last tree.
+        left: time of the last verdict; None before the first, and while a tree is there.
+        seconds: between the last verdict and the tree after it; None before that.
+        has_taken: whether a tree was verified.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = 0.0
+        self.left: float | None = None
+        self.seconds: float | None = None
+        self.has_taken = False
+
+    @property
+    def due(self) -> float | None:
+        """When the next tree is expected; None if that is unknown."""
+        return None if self.left is None or self.seconds is None else self.left + self.seconds
+
+
+@final
+class DraftBatcher:
+    """Expected arrivals of trees. Mutated on the engine's thread only.
+
+    Args:
+        clock: in seconds.
+
+    Attributes:
+        fixed: seconds of a pass over one row; 0 if unknown: then there is no wait.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
+        self.fixed = 0.0
+        self._ended = 0.0
+
+    def note_tree(self, absence: ClientTiming, arrived: float) -> None:
+        """Note that a tree has arrived."""
+        if absence.left is not None:
+            absence.seconds = max(0.0, arrived - absence.left)
+        absence.arrived, absence.left = arrived, None
+
+    def note_absent(self, absent: Sequence[WritingSequence]) -> None:
+        """Note after a step that the verdicts of the absent sequences are sent now."""
+        self._ended = now = self.clock()
+        for sequence in absent:
+            absence = sequence.given.absence if sequence.given is not None else None
+            if absence is not None and absence.has_taken and absence.left is None:
+                absence.left = now
+
+    def patience(self, ready: Sequence[WritingSequence], absent: Sequence[WritingSequence]) -> float:
+        """Return the seconds to wait for another tree before the next pass; 0 for none.
+
+        Args:
+            ready: sequences that can take part in the pass.
+            absent: sequences that wait for a tree.
+        """
+        here = [sequence.given.absence for sequence in ready if sequence.given is not None]
+        if not here or len(here) < len(ready) or not self.fixed:
+            return 0.0
+        first = min(tree.arrived for tree in here)
+        since = (first, max(first, self._ended))
+        away = [sequence.given.absence for sequence in absent if sequence.given is not None]
+        ends = [end for one in away if (end := longest_wait(*since, one.due, one.seconds, self.fixed)) is not None]
+        return max(0.0, max(ends, default=0.0) - self.clock())
+
+
+def longest_wait(first: float, possible: float, due: float | None, seconds: float | None, fixed: float) -> float | None:
+    """Return until when a pass waits for a tree; None if it does not.
+
+    Args:
+        first: when the first tree of the pass arrived.
+        possible: when the pass could have begun: then, or at the end of the pass before.
+        due: when the other one is expected; None if unknown.
+        seconds: for which its client is away between a verdict and a tree; None if unknown.
+        fixed: seconds of a pass over one row.
+    """
+    if due is None or seconds is None:
+        return None
+    latest = possible + NEAR_SHARE * fixed if seconds <= NEAR * fixed else first + SHARE * fixed
+    return min(latest, due + SLACK * fixed) if due <= latest else None
+
+
+# Trees that come from a client: a sequence with them takes part in one round for each, and waits in between.
+#
+# A waiting sequence keeps its slot. If another sequence needs the room, the one that has waited longest is parked: its
+# slot becomes a cached prefix, and the sequence is queued again when its next tree arrives.
+
+_TURNS = itertools.count()
+
+
+@final
+class ClientDrafts:
+    """The trees of one sequence, one at a time. Mutated on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._tree: TokenTree | None = None
+        self.since = next(_TURNS)
+        """Grows with every round of any such sequence; the smallest has waited longest."""
+        self.absence = ClientTiming()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next tree has not arrived."""
+        return self._tree is None
+
+    def put(self, tree: TokenTree) -> None:
+        """Set the tree of the next round."""
+        self._tree = tree
+
+    def take(self) -> TokenTree:
+        """Return the tree, and wait for the next one; an empty tree if none has arrived."""
+        tree, self._tree = self._tree, None
+        self.since, self.absence.has_taken = next(_TURNS), True
+        return EMPTY if tree is None else tree
+
+
+def is_paused(sequence: WritingSequence) -> bool:
+    """Return whether a sequence waits for a tree of its client."""
+    return sequence.given is not None and sequence.given.is_waiting
+
+
+@final
+class PausedSequences:
+    """Admission to the batch where some sequences wait for their clients. Mutated by the engine only.
+
+    Args:
+        scheduler: of the engine.
+        allocator: of the engine.
+    """
+
+    def __init__(self, scheduler: Scheduler, allocator: SlotAllocator) -> None:
+        self._scheduler, self._allocator = scheduler, allocator
+        self.gathering = DraftBatcher()
+        self.is_stalled = False
+        """Whether the last step did nothing since all sequences wait; reset by everything that could change that."""
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which the next step should wait for trees that are on their way; 0 for none."""
+        running = self._scheduler.running
+        if self._scheduler.waiting:
+            return 0.0
+        absent = [sequence for sequence in running if is_paused(sequence)]
+        return self.gathering.patience([one for one in running if not is_paused(one)], absent) if absent else 0.0
+
+    def give(self, sequence: WritingSequence, tree: TokenTree, *, arrived: float | None = None) -> None:
+        """Give a sequence the tree of its next round, and queue it if it was parked; without effect on finished ones.
+
+        Args:
+            sequence: one with `given`.
+            tree: may be empty; its depth leaves room for the bonus.
+            arrived: when it arrived, on the clock of `gathering`; None for now.
+        """
+        assert sequence.given is not None, "the sequence takes trees"
+        if sequence.is_finished:
+            return
+        sequence.given.put(tree)
+        self.gathering.note_tree(sequence.given.absence, self.gathering.clock() if arrived is None else arrived)
+        self._scheduler.unpark(sequence)
+        self.is_stalled = False
+
+    def park(self, sequence: WritingSequence) -> None:
+        """Turn the slot of a waiting sequence into a cached prefix; without effect on others."""
+        if is_paused(sequence) and sequence in self._scheduler.running:
+            self._allocator.leave(sequence, may_keep=True)
+            self._scheduler.park(sequence)
+            self.is_stalled = False
+
+    def admit(self) -> bool:
+        """Admit waiting sequences, and park held ones while the first still finds no room; returns whether any was."""
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        has_admitted = bool(self._admitted())
+        while not has_admitted and waiting:
+            held = [sequence for sequence in running if is_paused(sequence)]
+            if not held:
+                break
+            self.park(min(held, key=lambda sequence: sequence.given.since if sequence.given else 0))
+            running = self._scheduler.running
+            has_admitted = bool(self._admitted())
+        return has_admitted
+
+    def _admitted(self) -> list[WritingSequence]:
+        return self._scheduler.admit(lambda new: self._allocator.fits([*self._scheduler.running, new]))
+
+    def note_step(self, *, was_active: bool) -> None:
+        """Note a step; `was_active` if it admitted, read, wrote or ended a sequence."""
+        absent = [sequence for sequence in self._scheduler.running if is_paused(sequence)]
+        self.gathering.note_absent(absent)
+        waits = bool(self._scheduler.parked or absent)
+        self.is_stalled = waits and not was_active

@@ -1,1 +1,0 @@
-"""The engine on its own thread, for asyncio."""
