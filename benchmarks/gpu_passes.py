@@ -31,7 +31,7 @@ from draftree.lab.bench.passes import read_bandwidth
 from draftree.loading.load import LoadedModel, wrap_model
 from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.models.base import Commit, Extend, LanguageModel, Pass
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 
 WARM_UP = 3
 

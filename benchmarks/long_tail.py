@@ -178,7 +178,7 @@ def prefixes(given: Any) -> Iterator[dict[str, Any]]:
 
     from draftree.lab.bench.passes import time_passes
     from draftree.loading.load import load_model
-    from draftree.models.torch.cache_argument import cache_name
+    from draftree.models.torch.inspection import cache_name
 
     for kind in given.kinds.split(","):
         model, peer = load_model(given.model, **weights(kind)).model, peer_of(given.model, kind)

@@ -25,8 +25,7 @@ from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
 from draftree.loading.provenance import load_average, machine, now, versions
-from draftree.models.native.library import library
-from draftree.models.native.logit_buffers import RowsAt
+from draftree.models.native.library import RowsAt, library
 from draftree.models.native.logits import NativeLogits
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions

@@ -30,8 +30,7 @@ from draftree import LLM, SamplingParams
 from draftree.lab.bench.workload import Task, encode, read_workload
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
-from draftree.models.native.streaming.budget import parse_size
-from draftree.models.native.streaming.model import StreamedModel
+from draftree.models.native.streaming.model import StreamedModel, parse_size
 from draftree.text.tokenizer import Tokenizer
 
 MAX_NODES = 1024

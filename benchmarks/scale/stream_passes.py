@@ -25,9 +25,9 @@ import torch
 
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, LanguageModel, Pass
-from draftree.models.native.huge_pages import huge_pages
+from draftree.models.native.packed import huge_pages
 from draftree.models.native.streaming.model import StreamedModel
-from draftree.models.native.streaming.reader import PIECE, Extent
+from draftree.models.native.streaming.store import PIECE, Extent
 
 PREFIX = 128
 BRANCHES = 3

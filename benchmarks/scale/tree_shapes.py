@@ -28,8 +28,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
-from draftree.models.replay.model import ReplayModel
-from draftree.models.replay.text import RecordedText, ReplayClock
+from draftree.models.replay import RecordedText, ReplayClock, ReplayModel
 from draftree.text.tokenizer import Tokenizer
 
 

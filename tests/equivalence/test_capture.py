@@ -16,8 +16,8 @@ from draftree.models.kv.slotted import SlottedModel
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.own_forward import prompt_inputs
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.inspection import prompt_inputs
+from draftree.models.torch.static import Shapes
 from families import SLOTTED, VOCAB_SIZE, fresh, peer, target
 from model_subjects import DEEP, LAYERS, PARENTS, PREFIX, TREE, both_kernels, through_c, through_torch
 from native_samples import DTYPES, in_c, lower

@@ -16,7 +16,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.load import LoadedModel, load_model
 from draftree.loading.prepared import is_block_file, prepared_folder
 from draftree.loading.resolve import resolve_model
-from draftree.models.native.groups import KINDS
+from draftree.weights.block_kinds import KINDS
 from native_samples import in_c
 from second_starts import logits as logits_of
 from slot_samples import at_once

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 from block_kinds import HeadWeights, head_alone, random_rows, rounded_inputs, row_blocks, values_of
-from draftree.models.kv.partial import LayerRange
-from draftree.models.kv.slots import KVSlot
+from draftree.models.kv.slots import KVSlot, LayerRange
 from draftree.models.native import decoder as decoders
-from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.groups import KINDS, RowBlocks, table_of
-from draftree.models.native.library import library
-from draftree.models.native.rows import plan_rows
+from draftree.models.native.decoder import NativeDecoder, plan_rows
+from draftree.models.native.library import RowBlocks, library, table_of
 from draftree.models.native.structures import CLinear
+from draftree.weights.block_kinds import KINDS
 from native_builds import BUILDS, EACH_BUILD, built
 from native_samples import in_c
 

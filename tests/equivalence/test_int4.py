@@ -13,8 +13,7 @@ from draftree.loading.load import load_model
 from draftree.loading.packed_products import rounded
 from draftree.loading.packed_reference import with_rounded_inputs
 from draftree.loading.packed_start import packed_folders
-from draftree.models.native.groups import HEAD_KIND, LAYER_KIND, table_of
-from draftree.models.native.library import library
+from draftree.models.native.library import HEAD_KIND, LAYER_KIND, library, table_of
 from draftree.models.native.model import NativeModel
 from draftree.models.native.structures import CLinear
 from draftree.models.torch.hf import HFModel

@@ -13,9 +13,8 @@ import torch
 
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
-from draftree.models.native.build import compile_variants
+from draftree.models.native.build import compile_variants, preferred_variants
 from draftree.models.native.library import Library
-from draftree.models.native.variants import preferred_variants
 from native_samples import DTYPES, lowered, text
 from slot_samples import at_once, filled
 

@@ -28,14 +28,12 @@ from cross_builds import (
     compiled,
 )
 from draftree.models.base import Extend, Pass
-from draftree.models.kv.partial import LayerRange
-from draftree.models.kv.slots import KVSlot
-from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.groups import KINDS, table_of
-from draftree.models.native.library import FORMATS, CSearch, library
+from draftree.models.kv.slots import KVSlot, LayerRange
+from draftree.models.native.decoder import NativeDecoder, plan_rows
+from draftree.models.native.library import FORMATS, CSearch, library, table_of
 from draftree.models.native.model import NativeModel
-from draftree.models.native.rows import plan_rows
 from draftree.models.native.structures import STRUCTURES, CLinear, require_same_layout
+from draftree.weights.block_kinds import KINDS
 from native_samples import lowered, text
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")

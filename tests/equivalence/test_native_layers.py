@@ -15,21 +15,12 @@ from torch import Tensor, nn
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Pass
 from draftree.models.native import decoder
-from draftree.models.native.blueprint import (
-    GELU,
-    GELU_TANH,
-    MAX_EXPERTS,
-    QUICK_GELU,
-    RELU,
-    SILU,
-)
+from draftree.models.native.blueprint import GELU, GELU_TANH, MAX_EXPERTS, QUICK_GELU, RELU, SILU
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.facts import facts_of
-from draftree.models.native.lowering import plan_lowering, plan_model
-from draftree.models.native.model import NativeModel
+from draftree.models.native.describe import facts_of, plan_lowering, plan_model
+from draftree.models.native.model import NativeModel, UnpackedWeights
 from draftree.models.native.shares import TeamMemory, divide
-from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import fresh

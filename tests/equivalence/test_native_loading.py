@@ -14,11 +14,10 @@ from draftree.core.errors import ConfigurationError
 from draftree.drafters.model import model_reader
 from draftree.loading.load import load_model, lower_model
 from draftree.models.native import decoder
-from draftree.models.native.blueprint import RMS_NORM
+from draftree.models.native.blueprint import RMS_NORM, read_ropes
 from draftree.models.native.build import NativeUnavailableError, built_library
 from draftree.models.native.library import Library
-from draftree.models.native.norms import NormFacts
-from draftree.models.native.rotary import read_ropes
+from draftree.models.native.modules import NormFacts
 from draftree.models.torch.hf import HFModel
 from families import drafter_folder, fresh
 from native_samples import SIZES, lower, text
@@ -94,7 +93,7 @@ def test_no_draft_changes_a_text(folder: Path, tmp_path: Path, dtype: str, draft
 def test_a_model_with_other_native_logits_is_reloaded_for_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = load_model(folder, dtype="float32", kernels="torch").model
     wrong = NormFacts(RMS_NORM, 0.0, 3.0, has_bias=False)
-    for name in ("describing", "norms"):
+    for name in ("describe", "modules"):
         monkeypatch.setattr(f"draftree.models.native.{name}.norm_facts", lambda norm: wrong)
     loaded = load_model(folder, dtype="float32")
     assert loaded.kernels == "torch"

@@ -17,7 +17,7 @@ from draftree.loading.load import load_model
 from draftree.models.base import Close, Extend, Fork, Pass
 from draftree.models.native import decoder
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.seq2seq.describing import read_decoder
+from draftree.models.native.seq2seq.describe import read_decoder
 from draftree.models.source import FeatureSource, Source, TokenSource
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from native_builds import EACH_BUILD, built

@@ -13,9 +13,7 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
 from draftree.models.base import Extend, LayerSubset, Pass
 from draftree.models.native.streaming.model import StreamedModel
-from draftree.models.native.streaming.shallow import shallow
-from draftree.models.native.streaming.store import open_store
-from draftree.models.native.streaming.structures import layout
+from draftree.models.native.streaming.store import layout, open_store, shallow
 from families import VOCAB_SIZE, drafter_folder, fresh
 from native_samples import in_c, lowered, text
 from private_cache import private_cache

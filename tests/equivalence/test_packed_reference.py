@@ -17,9 +17,8 @@ from draftree.loading.packed_reference import ROUNDED_TOLERANCE, packed_referenc
 from draftree.loading.packed_start import packed_folders, remove_packed
 from draftree.models.check import QUANTIZED_TOLERANCE, check, reference_logits
 from draftree.models.native.build import NativeMismatchError
-from draftree.models.native.lowering import plan_model
-from draftree.models.native.model import NativeModel
-from draftree.models.native.twins import UnpackedWeights
+from draftree.models.native.describe import plan_model
+from draftree.models.native.model import NativeModel, UnpackedWeights
 from draftree.models.native.weights import ModelWeights
 from families import fresh
 from native_samples import FAMILIES, SIZES, in_c

@@ -24,8 +24,8 @@ from draftree.core.errors import ConfigurationError, ModelLoadError
 from draftree.loading import block_start, packed_start
 from draftree.loading import load as loading
 from draftree.loading.load import LoadedModel, load_model
-from draftree.models.native import library_files, packed
-from draftree.models.native.library_files import PACKING
+from draftree.models.native import build, packed
+from draftree.models.native.build import PACKING
 from families import fresh
 from native_samples import in_c
 from second_starts import SIZES, logits
@@ -142,9 +142,7 @@ def test_small_models_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
-    left = [
-        store.parent / "packed" / f"{PACKING}-{library_files._host()}-{process}-x" for process in (ended(), os.getpid())
-    ]
+    left = [store.parent / "packed" / f"{PACKING}-{build._host()}-{process}-x" for process in (ended(), os.getpid())]
     for one in left:
         one.mkdir(parents=True)
         (one / "weights.bin").write_bytes(bytes(1000))

@@ -12,7 +12,7 @@ import pytest
 
 from draftree.core.errors import ConfigurationError
 from draftree.loading.load import load_model
-from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.describe import plan_lowering
 from draftree.models.native.shares import TeamMemory, divide
 from draftree.models.torch.hf import HFModel
 from draftree.parallel.options import ParallelOptions

@@ -16,10 +16,9 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
 from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.models.base import Commit, Extend, LayerSubset, Pass
+from draftree.models.torch import static as static_passes
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static import runner as static_passes
-from draftree.models.torch.static.buckets import Shapes
-from draftree.models.torch.static.graphs import Captured, CaptureError, Graphs
+from draftree.models.torch.static import Captured, CaptureError, Graphs, Shapes
 from families import CACHED, SLOTTED, VOCAB_SIZE, drafter_folder, fresh, prompts, target
 from slot_samples import filled
 

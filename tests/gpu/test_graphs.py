@@ -10,7 +10,7 @@ from draftree.build import measure_costs
 from draftree.loading.load import wrap_model
 from draftree.models.base import Commit, Extend, Pass
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 from families import fresh, prompts
 from slot_samples import filled
 

@@ -13,7 +13,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from gguf.quants import dequantize, quantize
 
 from draftree.models.native.blueprint import SILU, Blueprint, LinearBlueprint
-from draftree.models.native.groups import RowBlocks
+from draftree.models.native.library import RowBlocks
 from draftree.models.native.weights import Weights
 
 SCALES = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}

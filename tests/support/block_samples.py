@@ -10,7 +10,7 @@ from draftree.heads.base import Head, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import head_class
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import EmbeddingFacts
 
 WIDTH, VOCABULARY, DRAFTED, LAYERS = 16, 48, 24, 6
 SIZES: dict[str, Any] = {

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.models.native.build import FLAGS, SOURCES
+from draftree.models.native.build import FLAGS, SOURCES, VARIANTS
 from draftree.models.native.decoder import NativeDecoder
 from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, CPass, Layout, parse_layout
-from draftree.models.native.variants import VARIANTS
 
 DRIVER = Path(__file__).with_name("cross_driver.c")
 UNUSED = ("search", "trees", "learning", "probe")

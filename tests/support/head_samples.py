@@ -16,7 +16,7 @@ from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.config import HeadConfig
 from draftree.heads.folders import head_class, write_head
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import EmbeddingFacts
 
 HIDDEN, VOCAB, LAYERS = 16, 40, 4
 

@@ -16,7 +16,7 @@ from draftree.models.base import LanguageModel
 from draftree.models.native.model import NativeModel
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 from families import VOCAB_SIZE, fresh, peer, target
 from native_samples import DTYPES, QUANTIZED, SIZES, in_c, lower
 from sequential import SequentialModel

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree.models.native.build import build_all, built_library
+from draftree.models.native.build import Variant, build_all, built_library, preferred_variants, runnable_variants
 from draftree.models.native.library import Library, TilesRefusedError
-from draftree.models.native.variants import Variant, preferred_variants, runnable_variants
 
 BUILDS = {variant.name: variant for variant in runnable_variants()}
 OWN = preferred_variants()[0]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.describe import plan_lowering
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel

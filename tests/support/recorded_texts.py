@@ -15,8 +15,7 @@ from typing import Any
 from draftree import LLM, SamplingParams
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.lab.tune.replays import MeasuredCosts, record_text
-from draftree.models.replay.model import ReplayModel
-from draftree.models.replay.text import RecordedText, ReplayClock
+from draftree.models.replay import RecordedText, ReplayClock, ReplayModel
 from draftree.models.table import TableLM, hashed
 
 FILE = Path(__file__).parents[1] / "speed" / "recorded_texts.json"

@@ -22,10 +22,10 @@ from draftree.models.base import (
     Pass,
     PassResult,
     Slot,
+    SlotIds,
     Truncate,
 )
-from draftree.models.kv.pool import require_subtree
-from draftree.models.slot_ids import SlotIds
+from draftree.models.kv.slots import require_subtree
 from draftree.sampling.logits import TensorLogits
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftree.models.native.describe import plan_lowering
 from draftree.models.native.library import library
-from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.streaming.model import StreamedModel
 from draftree.models.native.streaming.store import write_store
 from draftree.models.native.weights import ModelWeights

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftree.core.noise import Noise, gumbel
 from draftree.heads.base import FeatureHead, TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import EmbeddingFacts
 from draftree.train.data.shards import Text, TopRows
 from draftree.train.head import HeadShape, fresh_head, head_config
 from draftree.train.head_trainee import HeadTrainee

@@ -35,7 +35,7 @@ from draftree.heads.shipped import head_folder
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint
 from draftree.models.native.model import NativeModel
-from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.inspection import fingerprint
 
 LEARNING_KINDS = (EAGLE, EAGLE3, MTP)
 """Kinds that learn from verified texts: those that draft level by level."""

@@ -38,7 +38,7 @@ from draftree.dropin.refusals import WITHOUT, has_images, num_pads, refuse_input
 from draftree.dropin.steps import Callbacks, GeneratedNgramsProcessor
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.models.source import EncoderDecoder
-from draftree.models.torch.context import turning_length
+from draftree.models.torch.inspection import turning_length
 
 BeamOutput = GenerateBeamDecoderOnlyOutput | GenerateBeamEncoderDecoderOutput
 """Return values of `generate` with `return_dict_in_generate`."""

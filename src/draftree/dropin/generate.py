@@ -45,7 +45,7 @@ from draftree.engine.sequence import WritingSequence
 from draftree.loading.lending import borrowed, is_padding_counted
 from draftree.loading.load import LoadedModel
 from draftree.models.source import EncoderDecoder, HiddenSource
-from draftree.models.torch.context import turning_length
+from draftree.models.torch.inspection import turning_length
 from draftree.outputs import CompletionStats, stats_of
 from draftree.sampling.controls import Controls
 from draftree.sampling.params import SamplingParams

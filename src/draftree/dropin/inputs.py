@@ -19,10 +19,9 @@ from draftree.loading.reading import first_line
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.check import TOLERANCE
 from draftree.models.source import HiddenSource
-from draftree.models.torch.cache_argument import CACHE_NAMES
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.own_forward import ReadPrompt
+from draftree.models.torch.inspection import CACHE_NAMES, ReadPrompt
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.params import SamplingParams
 

@@ -19,7 +19,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.models.torch.cache_argument import CACHE_NAMES
+from draftree.models.torch.inspection import CACHE_NAMES
 
 WITHOUT = "leave custom_generate out for this call"
 

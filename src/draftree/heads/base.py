@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from draftree.core.errors import ConfigurationError
 from draftree.heads.config import HeadConfig
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.models.base import LanguageModel
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import EmbeddingFacts, LanguageModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)

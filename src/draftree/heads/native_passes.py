@@ -18,9 +18,7 @@ from draftree.heads.config import EAGLE3, HeadConfig
 from draftree.heads.eagle import Eagle3Head
 from draftree.heads.passes import STATES, HeadPasses, RowJob, RowResult, TorchPasses, joined_before, requested_rows
 from draftree.models.base import LanguageModel
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.pool import Leftovers
-from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.models.kv.slots import KVMemory, KVSlot, LayerRange, Leftovers, RangeOutput
 from draftree.models.native.blueprint import (
     GELU_TANH,
     SILU,
@@ -28,16 +26,13 @@ from draftree.models.native.blueprint import (
     LayerBlueprint,
     LinearBlueprint,
     ProjectionBlueprint,
+    Rope,
 )
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.logits import NativeLogits
-from draftree.models.native.lowering import DTYPES
+from draftree.models.native.decoder import NativeDecoder, NativeTrees, Rows, plan_rows
+from draftree.models.native.describe import DTYPES
+from draftree.models.native.logits import NativeLogits, NativeSubset, NativeSubsetLogits
 from draftree.models.native.model import NativeModel
-from draftree.models.native.rotary import Rope
-from draftree.models.native.rows import Rows, plan_rows
-from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
-from draftree.models.native.trees import NativeTrees
 from draftree.models.native.weights import Weights
 from draftree.sampling.logits import Logits
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths

@@ -22,11 +22,9 @@ from draftree.core.host import single_threaded
 from draftree.core.tensors import rows_of
 from draftree.heads.base import FeatureHead
 from draftree.models.base import Commit, Extend
-from draftree.models.kv.pool import Leftovers, SlotPool
-from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape
+from draftree.models.kv.slots import KVMemory, KVSlot, LayerShape, Leftovers, SlotPool
 from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.models.torch.attention import LayerCall
-from draftree.models.torch.dynamic import SlotPass, plan_pass
+from draftree.models.torch.attention import LayerCall, SlotPass, plan_pass
 from draftree.sampling.logits import Logits, SubsetLogits, TensorLogits, TokenSubset
 from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
 

@@ -33,9 +33,8 @@ from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.groups import RowBlocks
-from draftree.models.native.library import library
-from draftree.models.native.lowering import DTYPES, plan_model
+from draftree.models.native.describe import DTYPES, plan_model
+from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
 from draftree.version import __version__

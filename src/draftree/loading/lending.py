@@ -18,7 +18,7 @@ from draftree.loading.load import LoadedModel
 from draftree.loading.wrapping import wrap_checked
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.own_forward import padding_counts
+from draftree.models.torch.inspection import padding_counts
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from draftree.sampling.decoding_rules import DecodingRules
 

@@ -40,9 +40,9 @@ from draftree.loading.wrapping import wrap_model
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.model import NativeModel
-from draftree.models.native.streaming.budget import BudgetError
+from draftree.models.native.streaming.model import BudgetError
 from draftree.models.native.weights import ModelWeights, places_in_files
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 from draftree.remote.address import is_remote
 from draftree.weights.cache import Cache
 from draftree.weights.progress import steps
@@ -228,7 +228,7 @@ def lower_model(
     # later starts need none of these
     from draftree.loading.packed_reference import checked_packed
     from draftree.loading.upcast import in_float32
-    from draftree.models.native.lowering import plan_model
+    from draftree.models.native.describe import plan_model
 
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation

@@ -11,10 +11,9 @@ from draftree.loading.reading import first_line
 from draftree.loading.upcast import in_float32
 from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, ReferenceLogits, check, rounds_alike
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
-from draftree.models.native.lowering import DTYPES
-from draftree.models.native.seq2seq.describing import read_decoder
-from draftree.models.native.seq2seq.model import NativeEncoderDecoder
-from draftree.models.native.seq2seq.weights import DecoderWeights
+from draftree.models.native.describe import DTYPES
+from draftree.models.native.seq2seq.describe import read_decoder
+from draftree.models.native.seq2seq.model import DecoderWeights, NativeEncoderDecoder
 from draftree.models.torch.seq2seq.sources import reference_logits, source_facts
 from draftree.sampling.decoding_rules import decoding_rules
 

@@ -13,7 +13,7 @@ import torch
 
 from draftree.core.errors import ConfigurationError
 from draftree.models.memory import free_memory
-from draftree.models.native.streaming.budget import parse_size
+from draftree.models.native.streaming.model import parse_size
 from draftree.weights.cache import Cache
 
 logger = logging.getLogger(__name__)

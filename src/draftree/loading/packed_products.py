@@ -23,9 +23,8 @@ from draftree.models.native.blueprint import (
     LinearBlueprint,
 )
 from draftree.models.native.library import LANES
-from draftree.models.native.model import NativeModel
+from draftree.models.native.model import NativeModel, UnpackedWeights
 from draftree.models.native.packing import arranged
-from draftree.models.native.twins import UnpackedWeights
 
 __all__ = ["PackedExperts", "PackedProduct", "products_of_rows", "rounded"]
 

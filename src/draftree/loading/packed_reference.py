@@ -29,11 +29,10 @@ from draftree.models.check import (
 )
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import NativeMismatchError
-from draftree.models.native.model import NativeModel
+from draftree.models.native.model import NativeModel, UnpackedWeights
 from draftree.models.native.seq2seq.model import NativeEncoderDecoder
-from draftree.models.native.twins import UnpackedWeights
 from draftree.models.native.weights import KeptWeights
-from draftree.models.torch.own_forward import prompt_inputs
+from draftree.models.torch.inspection import prompt_inputs
 from draftree.models.torch.seq2seq.sources import encoded_probe
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
 

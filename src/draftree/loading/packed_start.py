@@ -23,23 +23,20 @@ from draftree.loading.warm_start.native_start import StartKey, digest, start_nam
 from draftree.loading.warm_start.store import Store
 from draftree.models.check import NATIVE_LENGTHS, rounds_alike
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.build import PACKING, NativeUnavailableError, working_folder
 from draftree.models.native.library import library
-from draftree.models.native.library_files import PACKING, working_folder
 from draftree.models.native.model import NativeModel
 from draftree.models.native.packed import PackedWeights
-from draftree.models.native.streaming.budget import BudgetError, parse_size
-from draftree.models.native.streaming.model import StreamedModel, resident_model
-from draftree.models.native.streaming.shallow import shallow
+from draftree.models.native.streaming.model import LEAST_MAPPED, BudgetError, StreamedModel, parse_size, resident_model
 from draftree.models.native.streaming.store import (
     WeightStore,
     add_facts,
     open_store,
     publish,
     save_store,
+    shallow,
     write_store,
 )
-from draftree.models.native.streaming.weights import LEAST_MAPPED
 from draftree.models.native.weights import FileWeights, StoredWeight, Weights
 from draftree.weights.cache import Cache
 from draftree.weights.progress import steps
@@ -119,7 +116,10 @@ def remove_packed(model: Path | None = None) -> int:
 
 
 def _names_of(model: Path) -> set[str]:
-    from draftree.models.native.lowering import DTYPES, PACKED_AS  # first starts use it
+    from draftree.models.native.describe import (
+        DTYPES,
+        PACKED_AS,  # first starts use it
+    )
 
     identity = str((Cache().manifest(model.name) or {}).get("sha256", ""))  # of a GGUF file
     copies = {copy_name(model, place, kind) for place in (place_of(model), identity) for kind in DTYPES}

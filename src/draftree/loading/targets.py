@@ -14,7 +14,7 @@ from draftree.loading.generation_config import sampling_of
 from draftree.loading.load import LoadedModel, load_model, wrap_model
 from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import LanguageModel
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 from draftree.sampling.params import NEUTRAL
 from draftree.text.tokenizer import Tokenizer
 

@@ -18,9 +18,9 @@ from draftree.loading.reading import first_line
 from draftree.models.check import ReferenceLogits, check, reference_logits, rounds_alike
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.inspection import fingerprint
 from draftree.models.torch.packing import can_pack, pack
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.static import Shapes
 
 logger = logging.getLogger(__name__)
 

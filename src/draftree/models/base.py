@@ -1,56 +1,367 @@
 """Model seam: `LanguageModel`, whose slots hold a committed prefix and a tentative tree.
 
 Prefill, decoding, verification and drafting use two calls: `run` computes a pass, `apply` edits slots. Passes and edits
-are plain data (`models/operations.py`).
+are plain data. Several engines and threads may share a model, under its `lock`.
 """
 
 from __future__ import annotations
 
+import heapq
+import os
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, final
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, NoReturn, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from draftree.core.errors import UnsupportedModelError
+from draftree.core.errors import ModelError, UnsupportedModelError
 from draftree.core.tensors import synchronize
-from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.lock import ModelLock
 from draftree.models.memory import NOTHING, Footprint
-from draftree.models.operations import (
-    ALL_LAYERS,
-    Close,
-    Commit,
-    Edit,
-    Extend,
-    Fork,
-    LayerSubset,
-    Pass,
-    PassResult,
-    Slot,
-    SlotRequest,
-    Truncate,
-)
+from draftree.sampling.controls import Controls
+from draftree.sampling.history import History
+from draftree.sampling.logits import Logits
 
 if TYPE_CHECKING:
     from draftree.models.check import CheckResult
 
-__all__ = [
-    "ALL_LAYERS",
-    "Close",
-    "Commit",
-    "Edit",
-    "Extend",
-    "Fork",
-    "LanguageModel",
-    "LayerSubset",
-    "Pass",
-    "PassResult",
-    "Slot",
-    "SlotRequest",
-    "Truncate",
-]
+
+class Slot(ABC):
+    """Memory of one sequence in a model. Mutated by its model only."""
+
+    @property
+    @abstractmethod
+    def id(self) -> int:
+        """Lowest free number when the slot was opened; the same operations on two models give the same ids."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Number of tokens in the committed prefix."""
+
+    @property
+    @abstractmethod
+    def num_tentative(self) -> int:
+        """Number of tokens in the tentative tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """Facts about a text for a model that applies controls itself.
+
+    Attributes:
+        history: prompt and written tokens, read only.
+        controls: controls of the request.
+        limit: maximum tokens of prompt and output.
+        is_plain: whether no drafter drafts for this text.
+    """
+
+    history: History
+    controls: Controls
+    limit: int
+    is_plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Job of a pass: tokens to append to a slot's tentative tree.
+
+    Attributes:
+        slot: the slot.
+        tokens: the token ids.
+        parents: for each token the tentative node it follows, or -1 for the end of the prefix; nodes are counted over
+            the slot's whole tentative tree, earlier passes included.
+        logits_at: indices of the tokens whose logits are requested, ascending; None for all.
+    """
+
+    slot: Slot
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    logits_at: Sequence[int] | None = None
+
+    @property
+    def num_logits(self) -> int:
+        """Number of requested rows of logits."""
+        return len(self.tokens) if self.logits_at is None else len(self.logits_at)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSubset:
+    """Subset of a model's layers; the final norm and the head are always included.
+
+    Attributes:
+        end: this layer and all later ones are skipped; None to skip none of them.
+        attention: layers whose attention is skipped.
+        mlp: layers whose multilayer perceptron is skipped.
+    """
+
+    end: int | None = None
+    attention: frozenset[int] = frozenset()
+    mlp: frozenset[int] = frozenset()
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the subset is the first `end` layers, complete."""
+        return self.end is not None and not self.attention and not self.mlp
+
+    def num_sublayers(self, num_layers: int) -> int:
+        """Return the number of attentions and perceptrons in this subset of `num_layers` layers."""
+        end = num_layers if self.end is None else self.end
+        return 2 * end - sum(layer < end for left_out in (self.attention, self.mlp) for layer in left_out)
+
+
+ALL_LAYERS = LayerSubset()
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass, as plain host data.
+
+    A pass through a subset of the layers computes partial nodes, on the slots' own keys and values. It requires an
+    empty tentative tree, and the parents of its jobs count partial nodes only. Every edit and every whole pass of a
+    slot drops its partial nodes; a whole pass first reuses the hidden states of partial nodes from the first layers.
+
+    Attributes:
+        jobs: at most one for each slot.
+        layers: layers to run.
+        capture: layers whose input, the residual stream, is returned for every row; the number of layers selects the
+            output of the last layer, before the final norm.
+
+    Raises:
+        ValueError: `capture` has negative or duplicate entries.
+    """
+
+    jobs: Sequence[Extend]
+    layers: LayerSubset = ALL_LAYERS
+    capture: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.capture and (len(set(self.capture)) < len(self.capture) or min(self.capture) < 0):
+            raise ValueError(f"capture={self.capture} must name different layers, counted from 0")
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """Result of a pass, rows in the order of the jobs.
+
+    Attributes:
+        logits: logits of the requested rows of all jobs.
+        starts: for each job its first row in `logits`; then the number of rows.
+        hidden: captured hidden states, shape (rows of all jobs, captured layers, hidden); None without `capture`.
+        row_starts: for each job its first row in `hidden`; then the number of rows.
+    """
+
+    logits: Logits
+    starts: tuple[int, ...]
+    hidden: Tensor | None = None
+    row_starts: tuple[int, ...] = ()
+
+    @staticmethod
+    def of_jobs(jobs: Sequence[Extend], logits: Logits, hidden: Tensor | None = None) -> PassResult:
+        """Return the result of a pass over these jobs."""
+        rows = () if hidden is None else (0, *accumulate(len(job.tokens) for job in jobs))
+        return PassResult(logits, (0, *accumulate(job.num_logits for job in jobs)), hidden, rows)
+
+    def of(self, job: int) -> Logits:
+        """Return logits of one job's requested rows."""
+        return self.logits.rows(self.starts[job], self.starts[job + 1])
+
+    def first(self, jobs: int) -> Logits:
+        """Return logits of the first `jobs` jobs."""
+        return self.logits if jobs + 1 == len(self.starts) else self.logits.rows(0, self.starts[jobs])
+
+    def hidden_of(self, job: int) -> Tensor:
+        """Return the captured hidden states of one job's rows, shape (tokens, captured layers, hidden)."""
+        assert self.hidden is not None, "the pass captured something"
+        return self.hidden[self.row_starts[job] : self.row_starts[job + 1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Edit: append a path of tentative nodes to the prefix.
+
+    Attributes:
+        slot: the slot.
+        path: the nodes, in order from the prefix down.
+        keep: nodes that stay tentative, ascending, renumbered 0, 1, ... The parent of each is kept as well, or is the
+            end of the path (of an empty path: of the prefix). All others are dropped.
+    """
+
+    slot: Slot
+    path: Sequence[int]
+    keep: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Edit: keep only the first `length` tokens of a prefix; tentative and partial nodes are dropped."""
+
+    slot: Slot
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Edit: open a slot with the first `length` tokens of another slot's prefix and an empty tree."""
+
+    slot: Slot
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Edit: free a slot, which must not be used again."""
+
+    slot: Slot
+
+
+Edit = Commit | Truncate | Fork | Close
+
+
+# Exclusive use of a model by one thread at a time.
+#
+# Several engines and threads may share a model: whatever runs its passes or edits its slots does so under `model.lock`.
+
+T = TypeVar("T")
+
+
+@final
+class ModelLock:
+    """Lets one thread at a time use a model, and others between the passes of a thread that runs many.
+
+    Python's locks are not fair: a thread that runs pass after pass would keep the others out. So short uses wait at a
+    gate that every pass has to go through. `with` acquires both locks in C, so that an exception of a signal handler
+    leaves neither of them held.
+    """
+
+    def __init__(self) -> None:
+        self._gate, self._use = threading.RLock(), threading.RLock()
+        self._user: int | None = None
+        self._process = os.getpid()
+        self._postponed: deque[Callable[[], object]] = deque()
+
+    def run(self, use: Callable[[], T]) -> T:
+        """Run a pass, or several that belong together; immediately within another use by this thread.
+
+        Raises:
+            ModelError: the process was forked after the model was loaded.
+        """
+        if self._user == threading.get_ident():
+            return use()
+        self._require_process()
+        with self._gate:
+            pass
+        with self._use:
+            result = self._used(use)
+        self._run_postponed()
+        return result
+
+    def between(self, use: Callable[[], T]) -> T:
+        """Run a short use of the model or of its engines before the next pass of any thread; otherwise as `run`."""
+        if self._user == threading.get_ident():
+            return use()
+        self._require_process()
+        with self._gate, self._use:
+            result = self._used(use)
+        self._run_postponed()
+        return result
+
+    def later(self, use: Callable[[], object]) -> None:
+        """Run a use now, or after the current one. Never waits: the garbage collector may call it in any place."""
+        self._postponed.append(use)
+        self._run_postponed()
+
+    def _used(self, use: Callable[[], T]) -> T:
+        self._user = threading.get_ident()
+        try:
+            return use()
+        finally:
+            self._user = None
+
+    def _run_postponed(self) -> None:
+        # whoever holds the lock runs what was postponed meanwhile, after the release: nothing is forgotten
+        while self._postponed and self._user != threading.get_ident() and self._use.acquire(blocking=False):
+            try:
+                while self._postponed:
+                    self._used(self._postponed.popleft())
+            finally:
+                self._use.release()
+
+    def _require_process(self) -> None:
+        # threads of torch do not survive a fork, and passes would wait for them forever
+        if os.getpid() != self._process:
+            raise ModelError(
+                "the process was forked after the model was loaded, and its threads are missing here: load the model "
+                "in the child process, or start it with multiprocessing's 'spawn'"
+            )
+
+
+class SlotIds:
+    """Allocator of slot ids: the lowest free number for each new slot."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._count = 0
+
+    @property
+    def num_taken(self) -> int:
+        """Number of ids in use."""
+        return self._count - len(self._free)
+
+    def take(self) -> int:
+        """Take and return the lowest free number."""
+        if self._free:
+            return heapq.heappop(self._free)
+        self._count += 1
+        return self._count - 1
+
+    def free(self, number: int) -> None:
+        """Free a number."""
+        heapq.heappush(self._free, number)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingFacts:
+    """Operations on embeddings before the first layer, and on the product with the output head.
+
+    Attributes:
+        embedding_scale: factor of a token's embedding before the first layer. Learned positions, if any, are added
+            after it.
+        logit_scale: factor of the product with the head.
+        soft_cap: logits are `soft_cap * tanh(logits / soft_cap)`; None for no cap.
+        bias: added to the product before it is scaled, shape (vocab,), float32; None for none.
+        is_tied: whether the embedding is known to equal the output head.
+    """
+
+    embedding_scale: float
+    logit_scale: float
+    soft_cap: float | None = None
+    bias: Tensor | None = None
+    is_tied: bool = False
+
+    def logits(self, states: Tensor, head: Tensor) -> Tensor:
+        """Return logits of hidden states.
+
+        Args:
+            states: outputs of the final norm, shape (..., hidden).
+            head: the output head, shape (vocab, hidden).
+
+        Returns:
+            Shape (..., vocab), float32.
+        """
+        found = states.float() @ head.float().T
+        if self.bias is not None:
+            found = found + self.bias
+        return self.capped(found)
+
+    def capped(self, products: Tensor) -> Tensor:
+        """Return logits from products with the head, bias included."""
+        found = products * self.logit_scale
+        return found if self.soft_cap is None else self.soft_cap * torch.tanh(found / self.soft_cap)
 
 
 class LanguageModel(ABC):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftree.core.tree import path
 from draftree.models.base import Extend, LanguageModel, LayerSubset, Pass
-from draftree.models.torch.own_forward import prompt_inputs
+from draftree.models.torch.inspection import prompt_inputs
 
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)

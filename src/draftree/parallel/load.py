@@ -40,14 +40,14 @@ from draftree.models.check import (
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.lowering import plan_lowering
+from draftree.models.native.describe import plan_lowering
 from draftree.models.native.model import NativeModel
 from draftree.models.native.shares import TeamMemory, divide
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.attention import ProbePass
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.identity import fingerprint_of, samples_of
-from draftree.models.torch.static.buckets import Shapes
+from draftree.models.torch.inspection import fingerprint_of, samples_of
+from draftree.models.torch.static import Shapes
 from draftree.parallel.channel import FAILED, GRACE_SECONDS, Leader, Member
 from draftree.parallel.model import ParallelModel, follow, signals_ignored
 from draftree.parallel.options import LoadSettings, ParallelOptions

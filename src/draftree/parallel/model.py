@@ -14,8 +14,19 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import DraftreeError, RankError, UnsupportedModelError
-from draftree.models.base import Close, Commit, Edit, Fork, LanguageModel, LayerSubset, Pass, PassResult, Slot, Truncate
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import (
+    Close,
+    Commit,
+    Edit,
+    EmbeddingFacts,
+    Fork,
+    LanguageModel,
+    LayerSubset,
+    Pass,
+    PassResult,
+    Slot,
+    Truncate,
+)
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.parallel.channel import (

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Close, Commit, Edit, Fork, LanguageModel, Pass, PassResult, Slot, Truncate
-from draftree.models.encoding import decode_edits, decode_pass, encode_edits, encode_pass
+from draftree.models.process import decode_edits, decode_pass, encode_edits, encode_pass
 from draftree.sampling.logits import TensorLogits
 
 

@@ -21,7 +21,7 @@ from draftree.lab.bench.workload import read_workload
 from draftree.lab.figures.base import read_lines
 from draftree.lab.fleet.measured import Measurements
 from draftree.loading.encoder_decoder import is_encoder_decoder
-from draftree.models.native.library_files import why_unusable
+from draftree.models.native.build import why_unusable
 from draftree.train.checkpoints import load_checkpoint
 from draftree.train.data.shards import Manifest
 from draftree.train.finishing import RECIPE, earlier_runs

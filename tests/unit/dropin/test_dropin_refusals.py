@@ -22,7 +22,7 @@ from draftree.core.errors import (
 from draftree.dropin import refusals
 from draftree.dropin.inputs import draft_controls
 from draftree.dropin.refusals import refuse_sync
-from draftree.models.torch.cache_argument import cache_name
+from draftree.models.torch.inspection import cache_name
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
 from draftree.sampling.logits import TensorLogits

@@ -19,9 +19,8 @@ from draftree import LLM, SamplingParams
 from draftree.core import noise, tensors
 from draftree.loading.load import wrap_model
 from draftree.models.kv import slots
-from draftree.models.torch.static import runner as passes
-from draftree.models.torch.static.buckets import Shapes
-from draftree.models.torch.static.runner import StaticPasses
+from draftree.models.torch import static
+from draftree.models.torch.static import Shapes, StaticPasses
 from draftree.sampling import logits
 from families import drafter_folder, fresh, prompts
 
@@ -102,7 +101,7 @@ def watched_calls(monkeypatch: pytest.MonkeyPatch) -> Waits:
         found.watch(monkeypatch, Tensor, name)
     for name in ("tensor", "as_tensor"):
         found.watch(monkeypatch, torch, name)
-    for module in (noise, logits, slots, passes):
+    for module in (noise, logits, slots, static):
         found.pause(monkeypatch, module, "to_device")
     return found
 

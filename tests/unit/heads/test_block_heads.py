@@ -15,7 +15,7 @@ from draftree.heads.base import BlockHead, BlockRows, TargetParts
 from draftree.heads.dflash import DFlashHead
 from draftree.heads.medusa import MedusaHead
 from draftree.heads.peagle import ParallelEagle, PEagleHead
-from draftree.models.torch.cache_argument import cache_name
+from draftree.models.torch.inspection import cache_name
 from head_samples import causal
 
 FEATURES = 3

@@ -15,7 +15,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.heads.base import TargetParts
 from draftree.heads.folders import read_config, read_head
 from draftree.heads.mtp import MtpHead
-from draftree.models.embeddings import EmbeddingFacts
+from draftree.models.base import EmbeddingFacts
 from head_samples import causal
 
 WIDTH, VOCABULARY = 32, 64

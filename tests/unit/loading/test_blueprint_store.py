@@ -13,8 +13,14 @@ from draftree.core.errors import ConfigurationError
 from draftree.loading.warm_start.native_record import Record, parsed
 from draftree.loading.warm_start.store import Store
 from draftree.models.check import CheckResult
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
-from draftree.models.native.rotary import Rope
+from draftree.models.native.blueprint import (
+    Blueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    Rope,
+    ScoreBias,
+    SourceBlueprint,
+)
 from draftree.models.native.weights import StoredWeight
 
 LINEAR = LinearBlueprint("w", None, 16, 16)

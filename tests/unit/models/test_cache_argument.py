@@ -9,9 +9,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.torch.cache_argument import CACHE_NAMES, cache_name
 from draftree.models.torch.hf_cache import CachedModel
-from draftree.models.torch.own_forward import prompt_inputs
+from draftree.models.torch.inspection import CACHE_NAMES, cache_name, prompt_inputs
 from families import fresh, peer, prompts, transformers_greedy
 
 FAMILY = "bloom"

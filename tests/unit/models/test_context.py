@@ -10,7 +10,7 @@ import pytest
 from draftree import LLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
 from draftree.loading.load import wrap_model
-from draftree.models.torch.context import UNBOUNDED, context_length
+from draftree.models.torch.inspection import UNBOUNDED, context_length
 from families import fresh, peer, prompts, transformers_greedy
 
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 40}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftree.models.base import Close, Commit, Edit, Extend, Fork, LayerSubset, Pass, Slot, Truncate
-from draftree.models.encoding import decode_edits, decode_pass, encode_edits, encode_pass
+from draftree.models.process import decode_edits, decode_pass, encode_edits, encode_pass
 from draftree.models.table import TableLM, hashed
 
 VOCAB = 11

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from draftree.models.base import Extend, Pass
+from draftree.models.torch import static
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static import runner as static_passes
-from draftree.models.torch.static.buckets import Shapes
-from draftree.models.torch.static.graphs import Captured, CaptureError, GraphApi, Graphs
+from draftree.models.torch.static import Captured, CaptureError, GraphApi, Graphs, Shapes
 from families import VOCAB_SIZE, fresh
 from slot_samples import filled
 
@@ -131,7 +130,7 @@ def test_graphs_of_one_model_share_a_pool_and_those_of_two_do_not(monkeypatch: p
         apis.append(FakeApi())
         return Graphs(apis[-1])
 
-    monkeypatch.setattr(static_passes, "graphs_of", fake)
+    monkeypatch.setattr(static, "graphs_of", fake)
     models = [HFModel(fresh("llama"), shapes=Shapes(shortest=32)) for _ in range(2)]
     for model in models:
         play(model, [1, 1, 1, 2, 2, 2])
@@ -156,7 +155,7 @@ class CountingGraphs(Graphs):
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> CountingGraphs:
     found = CountingGraphs()
-    monkeypatch.setattr(static_passes, "graphs_of", lambda device: found)
+    monkeypatch.setattr(static, "graphs_of", lambda device: found)
     return found
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.library import library
-from draftree.models.native.logit_buffers import ALIGNMENT, KEPT, LogitBufferPool, RowsAt
+from draftree.models.native.library import ALIGNMENT, KEPT, LogitBufferPool, RowsAt, library
 from draftree.models.native.logits import NativeLogits
 
 

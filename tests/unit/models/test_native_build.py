@@ -17,12 +17,19 @@ from types import SimpleNamespace
 import pytest
 
 from draftree.core.errors import ConfigurationError
-from draftree.models.native import build as builds
+from draftree.models.native import build
 from draftree.models.native import library as libraries
-from draftree.models.native import library_files, variants
-from draftree.models.native.build import NativeUnavailableError, build_all, built_library, find_compiler, prefix_of
+from draftree.models.native.build import (
+    NativeUnavailableError,
+    build_all,
+    built_library,
+    find_compiler,
+    native_variants,
+    preferred_variants,
+    prefix_of,
+    runnable_variants,
+)
 from draftree.models.native.library import Library, NotLoadableError, TilesRefusedError
-from draftree.models.native.variants import native_variants, preferred_variants, runnable_variants
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
@@ -33,10 +40,10 @@ BEST = preferred_variants()[0]
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(builds, "_private", {})
+    monkeypatch.setattr(build, "_private", {})
     source = tmp_path / "small.c"
     source.write_text("int answer(void) { return 42; }")
-    monkeypatch.setattr(builds, "SOURCES", (source,))
+    monkeypatch.setattr(build, "SOURCES", (source,))
     return tmp_path / "cache"
 
 
@@ -75,7 +82,7 @@ def test_a_library_of_the_package_comes_first(tmp_path: Path, monkeypatch: pytes
     library = packaged / f"{prefix_of(BEST)}0123.so"
     library.touch()
     (packaged / f"{prefix_of(BEST).removesuffix('-')}0-0123.so").touch()  # of other sources
-    monkeypatch.setattr(builds, "PACKAGED", packaged)
+    monkeypatch.setattr(build, "PACKAGED", packaged)
     assert built_library() == library
 
 
@@ -115,7 +122,7 @@ def test_zig_is_told_the_processor_in_its_own_words(tmp_path: Path, monkeypatch:
 
 def test_other_sources_are_compiled_anew() -> None:
     first = built_library()
-    builds.SOURCES[0].write_text("int answer(void) { return 43; }")
+    build.SOURCES[0].write_text("int answer(void) { return 43; }")
     assert built_library().name.split("-")[-2] != first.name.split("-")[-2]
 
 
@@ -177,8 +184,8 @@ def test_a_cc_that_names_nothing_is_reported(value: str, message: str, monkeypat
 def test_sources_are_compiled_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.c"
     other.write_text("int question(void) { return 0; }")
-    monkeypatch.setattr(builds, "SOURCES", (*builds.SOURCES, other))
-    monkeypatch.setattr(builds, "usable_cores", lambda: 2)
+    monkeypatch.setattr(build, "SOURCES", (*build.SOURCES, other))
+    monkeypatch.setattr(build, "usable_cores", lambda: 2)
     both = f"touch {tmp_path}/$$.started; while [ $(ls {tmp_path}/*.started | wc -l) -lt 2 ]; do sleep 0.02; done"
     monkeypatch.setenv("CC", compiler(tmp_path, f'case "$*" in *" -c "*) {both};; esac; exec cc "$@"'))
     assert built_library().exists()
@@ -211,7 +218,7 @@ print(path, oct(path.parent.stat().st_mode & 0o7777), ctypes.CDLL(str(path)).ans
 
 
 def program(*, text: str = PROGRAM, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", text, str(builds.SOURCES[0])]
+    command = [sys.executable, "-c", text, str(build.SOURCES[0])]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=os.environ | environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -235,7 +242,7 @@ def test_an_interrupt_ends_the_compilers(tmp_path: Path, own_cache: Path) -> Non
         status = Path(f"/proc/{(tmp_path / name).read_text().strip()}/stat")
         while status.exists() and status.read_text().split()[2] != "Z":
             time.sleep(0.05)  # it has been killed, which the system may still be busy with
-    assert not list((own_cache / "native").glob(f"{library_files.WORK}*"))
+    assert not list((own_cache / "native").glob(f"{build.WORK}*"))
 
 
 def test_a_cache_that_cannot_be_made_gives_a_private_library(tmp_path: Path) -> None:
@@ -258,7 +265,7 @@ def test_a_full_cache_gives_a_private_library(
         if own_cache in path.parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(library_files, "sync", full)
+    monkeypatch.setattr(build, "sync", full)
     path = built_library()
     assert own_cache not in path.parents
     assert "No space left on device" in caplog.text
@@ -292,7 +299,7 @@ def test_a_library_that_does_not_load_from_the_cache_is_loaded_from_elsewhere(
 def test_the_next_variant_is_loaded_where_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def load(variant: variants.Variant) -> str:
+    def load(variant: build.Variant) -> str:
         tried.append(variant)
         if len(tried) == 1:
             raise TilesRefusedError("no tiles here")
@@ -326,19 +333,19 @@ def test_a_temporary_folder_of_others_is_not_used_either(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("kind", "host", "process", "is_old", "is_removed"),
     [
-        (library_files.WORK, "ours", "ours", False, False),
-        (library_files.WORK, "ours", "ours", True, True),
-        (library_files.WORK, "ours", "none", False, True),
-        (library_files.WORK, "another", "none", False, False),
-        (library_files.WORK, "another", "none", True, True),
-        (library_files.PRIVATE, "ours", "ours", True, False),
-        (library_files.PRIVATE, "ours", "none", False, True),
+        (build.WORK, "ours", "ours", False, False),
+        (build.WORK, "ours", "ours", True, True),
+        (build.WORK, "ours", "none", False, True),
+        (build.WORK, "another", "none", False, False),
+        (build.WORK, "another", "none", True, True),
+        (build.PRIVATE, "ours", "ours", True, False),
+        (build.PRIVATE, "ours", "none", False, True),
     ],
 )
 def test_which_leftovers_are_removed(
     tmp_path: Path, kind: str, host: str, process: str, is_old: bool, is_removed: bool
 ) -> None:
-    own, number = library_files._owner().split("-")
+    own, number = build._owner().split("-")
     ended = subprocess.Popen(["true"])
     ended.wait()
     names = {"ours": number, "none": str(ended.pid)}
@@ -347,7 +354,7 @@ def test_which_leftovers_are_removed(
     (place / "library.so").write_text("half of one")
     if is_old:
         os.utime(place, (0, 0))
-    library_files.remove_leftovers(tmp_path, kind)
+    build.remove_leftovers(tmp_path, kind)
     assert place.exists() != is_removed
 
 
@@ -368,9 +375,9 @@ MACHINES = {
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
     vendor, flags, names = MACHINES[request.param]
-    monkeypatch.setattr(variants.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(variants.sys, "platform", "linux")
-    monkeypatch.setattr(variants, "cpu_info", {"vendor_id": vendor, "flags": flags}.get)
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build.sys, "platform", "linux")
+    monkeypatch.setattr(build, "cpu_info", {"vendor_id": vendor, "flags": flags}.get)
     return [*names.split(), "avx2", "sse2"]
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from draftree.models.native import build, library_files
+from draftree.models.native import build
+from draftree.models.native import build as library_files
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 

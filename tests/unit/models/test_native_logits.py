@@ -12,10 +12,8 @@ from torch import Tensor
 
 from draftree.core.noise import Noise, gumbel, gumbel_of_few
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.library import Library, library
-from draftree.models.native.logit_buffers import RowsAt
-from draftree.models.native.logits import NativeLogits
-from draftree.models.native.subset_logits import NativeSubset, NativeSubsetLogits
+from draftree.models.native.library import Library, RowsAt, library
+from draftree.models.native.logits import NativeLogits, NativeSubset, NativeSubsetLogits
 from draftree.sampling.controls import build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History

@@ -12,8 +12,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from draftree.models.native.blueprint import LAYER_NORM
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describing import read
-from draftree.models.native.norms import NormFacts, norm_facts
+from draftree.models.native.describe import read
+from draftree.models.native.modules import NormFacts, norm_facts
 from draftree.models.torch.hf import HFModel
 from families import fresh
 from native_samples import FAMILIES, SIZES

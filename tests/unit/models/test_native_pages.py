@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from draftree.loading.load import load_model
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library
-from draftree.models.native.pages import FilePages
+from draftree.models.native.weights import FilePages
 from families import fresh
 
 SMAPS = Path("/proc/self/smaps")

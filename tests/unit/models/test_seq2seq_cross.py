@@ -11,7 +11,7 @@ from draftree.loading.encoder_decoder import wrap_encoder_decoder
 from draftree.models.base import Extend, Pass
 from draftree.models.source import TokenSource
 from draftree.models.torch.packing import can_pack
-from draftree.models.torch.seq2seq import cross
+from draftree.models.torch.seq2seq import passes
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
 from seq2seq_samples import FAMILIES, sample
 
@@ -39,7 +39,7 @@ def scored(model: HFEncoderDecoder, slots: list[Any], rows: list[list[int]]) -> 
 @pytest.mark.parametrize("most", [0, 64 << 20])
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_sources_of_a_batch_are_attended_to_as_alone(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross, "MAX_STACKED_BYTES", most)
+    monkeypatch.setattr(passes, "MAX_STACKED_BYTES", most)
     model = wrap_encoder_decoder(sample(name), name)
     slots, rows = opened(model), [list(own) for own in ROWS]
     alone = [scored(model, [slot], [own])[0] for slot, own in zip(slots, rows, strict=True)]

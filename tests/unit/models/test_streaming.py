@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.models.native.streaming.budget import parse_size, place, readable
-from draftree.models.native.streaming.reader import Extent, LayerReader, WeightFile
+from draftree.models.native.streaming.model import parse_size, place, readable
+from draftree.models.native.streaming.store import Extent, LayerReader, WeightFile
 
 SIZE = 4096
 
@@ -160,9 +160,8 @@ def test_a_store_with_another_format_or_size_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen2", "gemma3_text"])
 def test_unpacked_weights_are_those_that_were_packed(family: str, kind: str) -> None:
-    from draftree.models.native.lowering import plan_lowering
-    from draftree.models.native.model import NativeModel
-    from draftree.models.native.twins import UnpackedWeights
+    from draftree.models.native.describe import plan_lowering
+    from draftree.models.native.model import NativeModel, UnpackedWeights
     from draftree.models.native.weights import ModelWeights
     from draftree.models.torch.hf import HFModel
     from families import fresh

@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from draftree.core.errors import ModelLoadError
+from draftree.models.native.describe import plan_lowering
 from draftree.models.native.library import library
-from draftree.models.native.lowering import plan_lowering
 from draftree.models.native.model import NativeModel
-from draftree.models.native.streaming import mapped, weights
 from draftree.models.native.streaming import model as streaming
-from draftree.models.native.streaming.model import resident_model
+from draftree.models.native.streaming.model import StreamedWeights, copy_in_background, resident_model
 from draftree.models.native.streaming.store import WeightStore, open_store, write_store
 from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
@@ -40,9 +39,9 @@ def target() -> HFModel:
 def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     """Map files of any size; threads that would copy are recorded and not started."""
     found: Copies = []
-    monkeypatch.setattr(weights, "LEAST_MAPPED", 0)
+    monkeypatch.setattr(streaming, "LEAST_MAPPED", 0)
     monkeypatch.setattr(streaming, "PASSES_BEFORE_COPY", 1)
-    monkeypatch.setattr(weights, "copy_in_background", lambda *given: found.append(given))
+    monkeypatch.setattr(streaming, "copy_in_background", lambda *given: found.append(given))
     return found
 
 
@@ -63,12 +62,12 @@ def resident(blueprint: Any, store: WeightStore) -> NativeModel:
 def test_a_settled_model_has_copied_its_layers(
     blueprint: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "LEAST_MAPPED", 0)
+    monkeypatch.setattr(streaming, "LEAST_MAPPED", 0)
     model = resident(blueprint, store)
     copied: list[int] = []
-    copy = weights.StreamedWeights.copy_layer
+    copy = StreamedWeights.copy_layer
     monkeypatch.setattr(
-        weights.StreamedWeights, "copy_layer", lambda packed, layer: copied.append(layer) or copy(packed, layer)
+        StreamedWeights, "copy_layer", lambda packed, layer: copied.append(layer) or copy(packed, layer)
     )
     model.settle()
     assert copied == list(range(LAYERS))
@@ -98,7 +97,7 @@ def test_a_thread_copies_all_layers_and_closes_the_file(blueprint: Any, store: W
     wanted = at_once(model, text(20)).clone()
     ((packed, count),) = copies
     before = [layer.down.weight for layer in packed.layers]
-    mapped.copy_in_background(packed, count).join()
+    copy_in_background(packed, count).join()
     assert all(new.down.weight != old for new, old in zip(packed.layers, before, strict=True))
     with pytest.raises(ModelLoadError):
         packed.copy_layer(0)  # the file is closed
@@ -120,9 +119,9 @@ def test_layers_that_cannot_be_copied_stay_mapped(
     def full(*_: Any) -> None:
         raise MemoryError("no pages")
 
-    monkeypatch.setattr(weights.StreamedWeights, "_read", full)
+    monkeypatch.setattr(StreamedWeights, "_read", full)
     with caplog.at_level(logging.INFO, logger="draftree"):
-        mapped.copy_in_background(packed, count).join()
+        copy_in_background(packed, count).join()
     assert "stay mapped" in caplog.text
     assert torch.equal(at_once(model, text(20)), wanted)
 
@@ -138,15 +137,15 @@ def test_a_damaged_layer_is_refused_before_any_pass(blueprint: Any, store: Weigh
 
 def test_the_thread_ends_with_its_model(blueprint: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
     started, wait = list[threading.Thread](), threading.Event()
-    read = weights.StreamedWeights._read
-    monkeypatch.setattr(weights, "LEAST_MAPPED", 0)
+    read = StreamedWeights._read
+    monkeypatch.setattr(streaming, "LEAST_MAPPED", 0)
     monkeypatch.setattr(streaming, "PASSES_BEFORE_COPY", 1)
 
     def kept(*given: Any) -> None:
-        monkeypatch.setattr(weights.StreamedWeights, "_read", lambda *given: wait.wait() and read(*given))
-        started.append(mapped.copy_in_background(*given))
+        monkeypatch.setattr(StreamedWeights, "_read", lambda *given: wait.wait() and read(*given))
+        started.append(copy_in_background(*given))
 
-    monkeypatch.setattr(weights, "copy_in_background", kept)
+    monkeypatch.setattr(streaming, "copy_in_background", kept)
     model = resident(blueprint, store)
     at_once(model, text(20))
     del model
@@ -157,8 +156,8 @@ def test_the_thread_ends_with_its_model(blueprint: Any, store: WeightStore, monk
 
 
 def test_small_files_are_read_at_once(blueprint: Any, store: WeightStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert store.num_bytes < weights.LEAST_MAPPED
-    monkeypatch.setattr(weights, "MappedFile", lambda *_: pytest.fail("it is mapped"))
+    assert store.num_bytes < streaming.LEAST_MAPPED
+    monkeypatch.setattr(streaming, "MappedFile", lambda *_: pytest.fail("it is mapped"))
     resident(blueprint, store)
 
 
@@ -168,11 +167,11 @@ def test_the_end_of_the_process_ends_copies(
     model = resident(blueprint, store)
     at_once(model, text(20))
     ((packed, count),) = copies
-    before, read = packed.layers[1].qkv.weight, weights.StreamedWeights._read
+    before, read = packed.layers[1].qkv.weight, StreamedWeights._read
     ending = threading.Event()
-    monkeypatch.setattr(mapped, "_ending", ending)
-    monkeypatch.setattr(weights.StreamedWeights, "_read", lambda *given: ending.wait() and read(*given))
-    thread = mapped.copy_in_background(packed, count)
-    mapped._end_threads()
+    monkeypatch.setattr(streaming, "_ending", ending)
+    monkeypatch.setattr(StreamedWeights, "_read", lambda *given: ending.wait() and read(*given))
+    thread = copy_in_background(packed, count)
+    streaming._end_threads()
     assert not thread.is_alive()
     assert packed.layers[1].qkv.weight == before

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import spelling
 from draftree.core.errors import ConfigurationError
-from draftree.models.torch.cache_argument import cache_name
+from draftree.models.torch.inspection import cache_name
 from draftree.text.retokenize import Lexicon, lexicon_of
 from draftree.train.distill import StudentOptions, keep_layers, mean_rows, spell_vocabulary, transplant
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.drafters.learning.store import DamagedStateError, LearnedState, LearnedStats, Learner
-from draftree.models.native.learning import NativeCorrection
+from draftree.models.native.logits import NativeCorrection
 
 FIRST_SQUARE = 0.01
 """Initial sum of squared gradients: bounds the first steps."""

@@ -30,9 +30,9 @@ from draftree.loading.provenance import load_average, machine, model_facts, now,
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.huge_pages import huge_pages
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
+from draftree.models.native.packed import huge_pages
 
 TORCH_FORMATS = ("float32", "bfloat16", "int8")
 FORMATS = (*TORCH_FORMATS, "int4")

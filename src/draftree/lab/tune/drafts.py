@@ -26,7 +26,7 @@ from draftree.llm import LLM
 from draftree.loading.provenance import now
 from draftree.loading.resolve import resolve_model
 from draftree.loading.tuned import TunedDraft, conditions_of
-from draftree.models.replay.text import RecordedText
+from draftree.models.replay import RecordedText
 from draftree.sampling.params import SamplingParams
 from draftree.weights.catalogue import CATALOGUE
 

@@ -22,8 +22,7 @@ from draftree.lab.tune.contest import FIRST_RUNG, CandidateModels, Cell, Contest
 from draftree.llm import LLM
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, LanguageModel, Pass
-from draftree.models.replay.model import ReplayModel
-from draftree.models.replay.text import RecordedText, ReplayClock, ReplayCosts
+from draftree.models.replay import RecordedText, ReplayClock, ReplayCosts, ReplayModel
 from draftree.models.source import EncoderDecoder
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions

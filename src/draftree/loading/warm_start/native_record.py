@@ -15,10 +15,10 @@ from draftree.models.native.blueprint import (
     ExpertsBlueprint,
     LayerBlueprint,
     LinearBlueprint,
+    Rope,
     ScoreBias,
     SourceBlueprint,
 )
-from draftree.models.native.rotary import Rope
 from draftree.models.native.weights import StoredWeight
 
 

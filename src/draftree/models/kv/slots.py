@@ -1,28 +1,23 @@
-"""Memory of slots: preallocated keys and values, compacted in place.
-
-All layers of one shape share one tensor of shape (slots, layers, kv_heads, length, head_dim): committing a path takes
-two copies for the whole model, and a new slot touches no memory of others. A token's keys depend on its depth, not on
-its index, so a tentative node can be moved to its committed position.
-"""
+"""Slots: preallocated keys and values compacted in place, their allocation, and partial nodes."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum, auto
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from draftree.core.errors import ConfigurationError
 from draftree.core.host import single_threaded
 from draftree.core.node_map import NodeMap
 from draftree.core.tensors import to_device
-from draftree.core.tree import ROOT
-from draftree.models.base import Slot
-
-if TYPE_CHECKING:
-    from draftree.models.kv.partial import PartialTree
+from draftree.core.tree import ROOT, is_path, is_rooted
+from draftree.models.base import Commit, Extend, LayerSubset, Slot
+from draftree.sampling.logits import Logits
 
 SPARE = 8
 """Factor of slots reserved in host memory over slots requested."""
@@ -282,3 +277,356 @@ class KVMemory:
         for pair in self._stores:
             for store in pair:
                 store[slot] = 0
+
+
+MAX_PARTIAL = 512
+"""Maximum number of partial nodes after a slot's prefix and tree."""
+
+
+class Leftovers(Enum):
+    """Treatment of positions whose keys and values are not kept."""
+
+    UNREAD = auto()
+    """Passes read visible positions only."""
+    MASKED = auto()
+    """Passes read them with weight zero: a reused slot must contain finite values only."""
+    CLEARED = auto()
+    """As `MASKED`, without waiting for the device: dropped positions are overwritten with zeros at once."""
+
+
+class SlotPool:
+    """Slots of one model in shared memory. Mutated by its model only.
+
+    Args:
+        shapes: shapes of keys and values by layer index.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
+        leftovers: treatment of positions that are not kept.
+        granule: lengths are rounded up to a multiple of it.
+        num_scratch: positions after the end of each slot for values that are never read.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        leftovers: Leftovers,
+        granule: int = 1,
+        num_scratch: int = 0,
+    ) -> None:
+        self.memory = KVMemory(dict(shapes), dtype=dtype, device=device, granule=granule, num_scratch=num_scratch)
+        self._leftovers = leftovers
+        self._free: list[int] = []
+        self._open: dict[int, KVSlot] = {}
+
+    @property
+    def num_open(self) -> int:
+        """Number of open slots."""
+        return len(self._open)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every index is free or open and every open slot fits into its memory."""
+        assert sorted([*self._free, *self._open]) == list(range(self.memory.num_slots)), "each index is free or open"
+        assert self._free == sorted(self._free), "free indices ascend"
+        for index, slot in self._open.items():
+            assert slot.index == index, "a slot has its index"
+            assert slot.length + slot.num_tentative <= self.memory.length, "what is stored fits"
+            assert len(slot.parents) == len(slot.depths), "every tentative node has a parent and a depth"
+
+    def clear(self) -> None:
+        """Close every slot and free all memory."""
+        self.memory.clear()
+        self._free.clear()
+        self._open.clear()
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room for `num_slots` slots of `length` tokens.
+
+        If slots are too short, all are reallocated, exactly as many as requested.
+        """
+        memory = self.memory
+        known = memory.num_slots
+        if length > memory.length:
+            num_slots = max(num_slots, max(self._open, default=-1) + 1)
+        else:
+            num_slots, length = max(num_slots, known), memory.length
+        # partial nodes are counted elsewhere; tokens that a pass is about to append are not stored yet
+        after = {index: slot.num_tentative + MAX_PARTIAL for index, slot in self._open.items()}
+        used = {index: min(memory.length, slot.length + after[index]) for index, slot in self._open.items()}
+        memory.reserve(num_slots, length, used=used)
+        self._free = [index for index in range(num_slots) if index not in self._open]
+
+    def open(self) -> KVSlot:
+        """Open the free slot with the lowest index, so that open slots stay neighbours."""
+        if not self._free:
+            self.reserve(max(1, 2 * self.memory.num_slots), max(64, self.memory.length))
+        slot = KVSlot(self._free.pop(0))
+        self._open[slot.index] = slot
+        return slot
+
+    def close(self, slot: KVSlot) -> None:
+        """Free a slot."""
+        if self._leftovers is Leftovers.CLEARED:
+            self.memory.wipe(slot.index)
+        elif self._leftovers is Leftovers.MASKED:
+            self.memory.scrub(slot.index)
+        bisect.insort(self._free, slot.index)
+        del self._open[slot.index]
+        slot.index = CLOSED
+
+    def fork(self, slot: KVSlot, length: int) -> KVSlot:
+        """Copy the first `length` tokens of the prefix into a new slot."""
+        assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
+        target = self.open()
+        self.memory.copy(slot.index, target.index, length)
+        target.copy_prefix(length)
+        target.offset = slot.offset
+        return target
+
+    def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
+        """Open a slot with keys and values that were computed elsewhere.
+
+        Args:
+            layers: keys and values of all layers, shape (kv_heads, length, dim).
+            length: number of tokens.
+        """
+        slot = self.open()
+        if length > self.memory.length:
+            self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
+        self.memory.write(slot.index, layers, length)
+        slot.copy_prefix(length)
+        return slot
+
+    def append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
+        """Append the jobs' tokens to these slots; return their nodes."""
+        assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
+        nodes: list[Sequence[int]] = []
+        for slot, job in zip(slots, jobs, strict=True):
+            first = slot.num_tentative
+            slot.append(job.parents)
+            nodes.append(range(first, slot.num_tentative))
+        longest = max(slot.length + slot.num_tentative for slot in slots)
+        if longest > self.memory.length:
+            self.reserve(self.memory.num_slots, max(longest, 2 * self.memory.length))
+        return nodes
+
+    def commit(self, edits: Sequence[Commit]) -> None:
+        """Compact paths and kept nodes after the prefixes, in place; at most one edit per slot."""
+        slots = [kv_slot(edit.slot) for edit in edits]
+        for slot, edit in zip(slots, edits, strict=True):
+            require_subtree(slot.parents, edit)
+        self._settle(slots, [(*edit.path, *edit.keep) if edit.keep else edit.path for edit in edits])
+        for slot, edit in zip(slots, edits, strict=True):
+            slot.commit(edit.path, edit.keep)
+
+    def truncate(self, slot: KVSlot, length: int) -> None:
+        """Cut the prefix to `length` tokens and drop the tree."""
+        self._settle([slot], [()])
+        slot.truncate(length)
+
+    def drop_first(self, slot: KVSlot, count: int) -> None:
+        """Drop the first `count` tokens of a prefix without a tree; positions stay in the rotated keys."""
+        assert not slot.num_tentative, "a slot with a tree is not cut at its beginning"
+        assert count <= slot.length, "a prefix is cut, not lengthened"
+        self.memory.gather(slot.index, start=0, offsets=range(count, slot.length))
+        slot.copy_prefix(slot.length - count)
+
+    def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
+        """Move the kept nodes of each slot to the start of its tree."""
+        if self._leftovers is not Leftovers.CLEARED:
+            for slot, nodes in zip(slots, kept, strict=True):
+                self.memory.gather(slot.index, start=slot.length, offsets=nodes)
+            return
+        moves, dropped = [], []
+        for slot, nodes in zip(slots, kept, strict=True):
+            pairs = enumerate(nodes)
+            moves += [(slot.index, slot.length + node, slot.length + place) for place, node in pairs if place != node]
+            dropped += [(slot.index, slot.length + place) for place in range(len(nodes), slot.num_tentative)]
+        self.memory.rearrange(moves, dropped)
+
+
+def require_subtree(parents: Sequence[int], edit: Commit) -> None:
+    """Assert that a commit's path descends in the tree and that kept nodes are connected to its end."""
+    path, keep = edit.path, edit.keep
+    assert is_path(parents, path), "a path descends in the tree"
+    root = path[-1] if path else ROOT
+    assert not keep or is_rooted(parents, keep, root), "a kept node needs its parent kept, and keeps its order"
+
+
+def kv_slot(slot: Slot) -> KVSlot:
+    """Return a slot as `KVSlot`; assert that it is open."""
+    assert isinstance(slot, KVSlot), "a slot belongs to the model that opened it"
+    assert slot.index != CLOSED, "a closed slot is not used again"
+    return slot
+
+
+# Partial nodes: tokens computed by a subset of a model's layers, and how a whole pass continues from them.
+#
+# A partial node's keys and values are stored in its slot like those of a tentative node. If the subset is the first
+# layers, a pass over the same token after the same ancestors starts from the stored hidden state and runs the other
+# layers only.
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """Range of layers that the rows of one pass run through.
+
+    Attributes:
+        first: first layer.
+        end: layer after the last.
+        part: attentions and perceptrons that are skipped; None for none.
+        hidden: input of the first layer, shape (rows, hidden); None for the tokens' embeddings.
+        keeps_hidden: whether the output of the last layer is returned, to continue from it.
+        capture: layers whose input, the residual stream, is returned for every row; `end` selects the output of the
+            last layer that is run, before the final norm.
+
+    Raises:
+        ConfigurationError: `capture` names a layer whose input does not occur in this pass.
+    """
+
+    first: int
+    end: int
+    part: LayerSubset | None = None
+    hidden: Tensor | None = None
+    keeps_hidden: bool = False
+    capture: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.capture:
+            require_capture(self.capture, first=self.first, end=self.end)
+
+    @property
+    def captured_layers(self) -> tuple[int, ...]:
+        """Layers whose input a pass must copy: `capture`, then `end` if `keeps_hidden` is set."""
+        return (*self.capture, self.end) if self.keeps_hidden else self.capture
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows start at embeddings, no sublayer is skipped and only logits are returned."""
+        return self.part is None and self.hidden is None and not self.keeps_hidden and not self.capture
+
+    def output(self, logits: Logits, captured: Tensor | None) -> RangeOutput:
+        """Return the output of a pass that copied the inputs of `captured_layers`, shape (rows, layers, hidden)."""
+        if captured is None:
+            return RangeOutput(logits)
+        hidden = captured[:, -1] if self.keeps_hidden else None
+        return RangeOutput(logits, hidden, captured[:, : len(self.capture)] if self.capture else None)
+
+    @property
+    def num_sublayers(self) -> int:
+        """Number of attentions and perceptrons that every row runs through."""
+        if self.part is not None:
+            return self.part.num_sublayers(self.end)
+        return 2 * (self.end - self.first)
+
+    def is_whole(self, num_layers: int) -> bool:
+        """Return whether the rows run through all `num_layers` layers and only logits are returned."""
+        return (self.first, self.end) == (0, num_layers) and self.is_plain
+
+    def skipped(self, num_layers: int) -> np.ndarray | None:
+        """Return two flags per layer: whether its attention, and its perceptron, are skipped."""
+        if self.part is None or not (self.part.attention or self.part.mlp):
+            return None
+        flags = np.zeros((num_layers, 2), dtype=np.uint8)
+        flags[sorted(self.part.attention), 0] = 1
+        flags[sorted(self.part.mlp), 1] = 1
+        return flags
+
+
+@dataclass(frozen=True, slots=True)
+class RangeOutput:
+    """Output of the layers of a range, the norm and the head.
+
+    Attributes:
+        logits: logits of the requested rows.
+        hidden: output of the last layer, shape (rows, hidden); None if it was not requested.
+        captured: input of the captured layers, for every row in the order of the jobs, shape
+            (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was requested.
+    """
+
+    logits: Logits
+    hidden: Tensor | None = None
+    captured: Tensor | None = None
+
+
+def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
+    """Check that a pass over a range of layers can capture these.
+
+    Args:
+        capture: indices of layers.
+        first: first layer that is run.
+        end: layer after the last; as an index, the output of the last.
+
+    Raises:
+        ConfigurationError: an index is out of range.
+    """
+    strange = [layer for layer in capture if not first <= layer <= end]
+    if strange:
+        raise ConfigurationError(
+            f"layer {strange[0]} cannot be captured: this pass runs layers {first} to {end - 1}, so choose indices "
+            f"from {first} to {end}, where {end} stands for the output of the last layer"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Match between the nodes of a tree and partial nodes.
+
+    Attributes:
+        places: nodes of the tree that are partial nodes already.
+        sources: for each of them the partial node.
+        missing: nodes of the tree that are not.
+    """
+
+    places: list[int]
+    sources: list[int]
+    missing: list[int]
+
+
+class PartialTree:
+    """Partial nodes of one slot. Mutated by the slot's model only.
+
+    Args:
+        slot: the slot.
+        part: the layers that the nodes ran through.
+    """
+
+    def __init__(self, slot: KVSlot, part: LayerSubset) -> None:
+        self.part = part
+        self.nodes = KVSlot(slot.index)
+        """Bookkeeping of the nodes in the form that passes use: same prefix, same positions."""
+        self.nodes.copy_prefix(slot.length)
+        self.nodes.offset = slot.offset
+        self._places: dict[tuple[int, int], int] = {}
+        self._hidden: list[Tensor] = []
+
+    @property
+    def end(self) -> int:
+        """First layer that the nodes did not run through."""
+        assert self.part.end is not None, "only the first layers have an end"
+        return self.part.end
+
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether a whole pass can continue from the nodes."""
+        return bool(self._hidden)
+
+    def note(self, tokens: Sequence[int], parents: Sequence[int], hidden: Tensor | None) -> None:
+        """Add nodes with their hidden states, shape (nodes, hidden), or None if no pass can continue from them."""
+        first = self.nodes.num_tentative - len(tokens)
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), first):
+            self._places.setdefault((parent, int(token)), node)
+        if hidden is not None:
+            self._hidden.append(hidden)
+
+    def hidden(self) -> Tensor:
+        """Return hidden states of all nodes, shape (nodes, hidden)."""
+        return torch.cat(self._hidden)
+
+    def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:
+        """Match the nodes of a tree with partial nodes that have the same tokens since the prefix."""
+        nodes = NodeMap.by_tokens(tokens, parents, self._places, num_targets=self.nodes.num_tentative)
+        missing = [node for node, sketched in enumerate(nodes.targets) if sketched is None]
+        return Found(nodes.kept, [sketched for sketched in nodes.targets if sketched is not None], missing)

@@ -1,35 +1,224 @@
-"""Architecture of a decoder that passes in C support, as plain data without weights."""
+"""Architecture of a decoder that the native kernels support, as plain data without weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from draftree.models.native.blueprint_parts import ExpertsBlueprint, LinearBlueprint, ScoreBias, SourceBlueprint
-from draftree.models.native.rotary import Rope
+import torch
+from torch import Tensor
 
-__all__ = [
-    "ACTIVATIONS",
-    "CLAMPED_SILU",
-    "GELU",
-    "GELU_TANH",
-    "LAYER_NORM",
-    "MAX_EXPERTS",
-    "NORM_KINDS",
-    "QUICK_GELU",
-    "RELU",
-    "RELU_SQUARED",
-    "RMS_NORM",
-    "SILU",
-    "Blueprint",
-    "ExpertsBlueprint",
-    "LayerBlueprint",
-    "LinearBlueprint",
-    "ProjectionBlueprint",
-    "ScoreBias",
-    "SourceBlueprint",
-]
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.structures import CPass
+
+
+@dataclass(frozen=True, slots=True)
+class LinearBlueprint:
+    """Linear layer.
+
+    Attributes:
+        weight: name of its weight.
+        bias: name of its bias; None for none.
+        inputs: number of inputs.
+        outputs: number of outputs.
+        is_transposed: whether the weight has shape (inputs, outputs).
+        expert: index in the first dimension of the weight, which many experts share; None for a weight of its own.
+        is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
+        groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
+            then all keys, then all values.
+        pairs: number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if
+            those of two halves do, as passes in C require.
+    """
+
+    weight: str
+    bias: str | None
+    inputs: int
+    outputs: int
+    is_transposed: bool = False
+    expert: int | None = None
+    is_interleaved: bool = False
+    groups: int = 0
+    pairs: int = 0
+
+    @property
+    def is_reordered(self) -> bool:
+        """Whether the weight has its outputs in another order."""
+        return self.is_interleaved or self.groups > 0 or self.pairs > 0
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether the weight has its outputs in another order, is transposed, or is not the whole parameter."""
+        return self.is_transposed or self.is_reordered or self.expert is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its parameters."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBlueprint:
+    """Attention of a layer to sources, whose keys and values are computed elsewhere.
+
+    Attributes:
+        norm: name of the norm before it; None for none.
+        query: queries.
+        output: product of its results.
+        scaling: factor of the scores.
+    """
+
+    norm: str | None
+    query: LinearBlueprint
+    output: LinearBlueprint
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreBias:
+    """Bias of scores by distance.
+
+    Attributes:
+        weight: name of its table of shape (buckets, heads).
+        buckets: bucket of each distance; farther ones are in the last of these.
+    """
+
+    weight: str
+    buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsBlueprint:
+    """Perceptrons of which every row uses some, and the router that chooses them.
+
+    Attributes:
+        router: product whose outputs are the experts' logits.
+        gate_up: first products of expert 0.
+        down: last product of expert 0.
+        count: number of experts.
+        chosen: number of experts of a row, those of the largest logits.
+        is_renormalized: whether the softmax runs over the chosen experts only; otherwise over all.
+        shared_gate_up: first products of the expert that every row uses; empty for none.
+        shared_down: its last product.
+        shared_gate: product whose logistic function is the weight of that expert; None for weight 1.
+    """
+
+    router: LinearBlueprint
+    gate_up: LinearBlueprint
+    down: LinearBlueprint
+    count: int
+    chosen: int
+    is_renormalized: bool
+    shared_gate_up: tuple[LinearBlueprint, ...] = ()
+    shared_down: LinearBlueprint | None = None
+    shared_gate: LinearBlueprint | None = None
+
+    @property
+    def linears(self) -> tuple[LinearBlueprint, ...]:
+        """All products; of the experts those of expert 0."""
+        found = (self.router, self.gate_up, self.down, *self.shared_gate_up, self.shared_down, self.shared_gate)
+        return tuple(linear for linear in found if linear is not None)
+
+    @property
+    def products(self) -> tuple[LinearBlueprint, ...]:
+        """The products of every expert, the shared one last; without the router and the shared expert's gate."""
+        each = [replace(part, expert=expert) for expert in range(self.count) for part in (self.gate_up, self.down)]
+        shared = () if self.shared_down is None else (*self.shared_gate_up, self.shared_down)
+        return (*each, *shared)
+
+    @property
+    def unquantized(self) -> tuple[LinearBlueprint, ...]:
+        """The products that are never quantized: the router, and the shared expert's gate."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
+
+    @property
+    def widest(self) -> int:
+        """Largest number of results of an activation."""
+        return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
+
+
+NEAR, FAR, MOST = 64, 97, 4096
+"""Number of first positions that are all compared with the model; smallest step between later ones; their number."""
+FIRST_POSITIONS = 1024
+"""Number of positions in the first tables."""
+TOLERANCE = 1e-3
+"""Maximum error of a cosine; angles of thousands have few fractional digits in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Kind of rotary positions.
+
+    Attributes:
+        frequencies: radians per position for each pair of numbers.
+        scaling: factor of cosines and sines.
+    """
+
+    frequencies: tuple[float, ...]
+    scaling: float
+
+    def table(self, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of positions below `length`, shape (length, rotary size)."""
+        return self.at(torch.arange(length))
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of positions, shape (positions, rotary size)."""
+        angles = positions.float()[:, None] * torch.tensor(self.frequencies, dtype=torch.float32)[None]
+        both = torch.cat((angles, angles), dim=-1)
+        return both.cos() * self.scaling, both.sin() * self.scaling
+
+
+class RopeTables:
+    """Tables of cosines and sines, computed once for every position."""
+
+    def __init__(self, ropes: Sequence[Rope]) -> None:
+        self._ropes = ropes
+        self._tables: list[tuple[Tensor, Tensor]] = []
+        self._length = 0
+
+    def point(self, run: CPass, *, longest: int) -> None:
+        """Set the tables of a pass whose positions are below `longest`."""
+        if longest > self._length:
+            self._length = max(2 * self._length, longest, FIRST_POSITIONS)
+            self._tables = [rope.table(self._length) for rope in self._ropes]
+            for kind, (cosines, sines) in enumerate(self._tables):
+                run.cosines[kind], run.sines[kind] = cosines.data_ptr(), sines.data_ptr()
+            run.rotary_dim = self._tables[0][0].shape[-1] if self._tables else 0
+
+
+@torch.inference_mode()
+def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
+    """Return the kinds of rotary positions of a model.
+
+    Args:
+        rotary: rotary embedding, a module of transformers.
+        kinds: names of the kinds; "" if there is only one.
+        context: maximum number of positions.
+
+    Raises:
+        NativeUnavailableError: its rotary positions are not supported.
+    """
+    positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, max(FAR, context // MOST))))
+    return tuple(_read(rotary, kind, positions) for kind in kinds)
+
+
+def _read(rotary: Any, kind: str, positions: Tensor) -> Rope:
+    prefix = f"{kind}_" if kind else ""
+    found = getattr(rotary, f"{prefix}inv_freq", None)
+    if not isinstance(found, Tensor):
+        raise NativeUnavailableError(f"{type(rotary).__name__} stores its frequencies under an unknown name")
+    like, ids = torch.zeros(1, 1, 1), positions.unsqueeze(0)
+    wanted = rotary(like, ids, kind) if kind else rotary(like, ids)
+    rope = Rope(tuple(found.float().tolist()), float(getattr(rotary, f"{prefix}attention_scaling", 1.0)))
+    for table, theirs in zip(rope.at(positions), wanted, strict=True):
+        angles = table[:, : table.shape[-1] // 2]  # both halves of a head have the same; or both numbers of a pair
+        forms = (table, angles, angles.repeat_interleave(2, dim=-1))
+        of_size = [form for form in forms if form.shape == theirs[0].shape]
+        if not any(torch.allclose(form, theirs[0], rtol=0, atol=TOLERANCE) for form in of_size):
+            raise NativeUnavailableError("its rotary positions are computed in another way")
+    return rope
+
 
 SILU, GELU_TANH, GELU, RELU, QUICK_GELU, CLAMPED_SILU, RELU_SQUARED = range(7)
 MAX_EXPERTS = 1024

@@ -1,32 +1,312 @@
-"""Decoder whose passes over slots run in C."""
+"""Decoder whose forward passes over slots run in C."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.slots import KVMemory
-from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.library import FORMATS, LANES, address, format_of, library
-from draftree.models.native.logit_buffers import LogitBuffer, LogitBufferPool, RowsAt
+from draftree.models.base import EmbeddingFacts
+from draftree.models.kv.slots import KVMemory, KVSlot, LayerRange, RangeOutput
+from draftree.models.native.blueprint import Blueprint, RopeTables
+from draftree.models.native.library import (
+    FORMATS,
+    LANES,
+    LogitBuffer,
+    LogitBufferPool,
+    RowsAt,
+    address,
+    format_of,
+    library,
+)
 from draftree.models.native.logits import NativeLogits
-from draftree.models.native.packed import PackedWeights
-from draftree.models.native.packed_source import PackedSource
-from draftree.models.native.read_bytes import read_bytes
-from draftree.models.native.rotary import RopeTables
-from draftree.models.native.rows import Rows, SourceRows, place_of
-from draftree.models.native.score_biases import ScoreBiases
+from draftree.models.native.packed import PackedSource, PackedWeights, read_bytes
+from draftree.models.native.packing import unpack
 from draftree.models.native.shares import Share, ShareWeights
-from draftree.models.native.structures import CPass, product_of
-from draftree.models.native.trees import NativeTrees
-from draftree.models.native.unpacking import unpack
+from draftree.models.native.structures import CPass, CTrees, product_of
 from draftree.models.native.weights import Weights
+from draftree.sampling.tree_search import FoundTree, TreeSearch, TreeWidths
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of 64-bit numbers.
+
+    With one entry per row: token id; slot index; index of its keys and values in the slot; position in the text; first
+    position whose key is not stored at the index of the same number; start of the indices of such keys in the list.
+    Then the list of indices by position, which rows on one path share. Then the first row of each chunk, a run of rows
+    of one slot, and the total number of rows.
+
+    Attributes:
+        numbers: all columns.
+        starts: start of each column; the list is the last one.
+        count: number of rows.
+        num_chunks: number of chunks.
+        longest: largest position plus one.
+    """
+
+    numbers: array[int]
+    starts: Sequence[int]
+    count: int
+    num_chunks: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Sources of the rows of a pass.
+
+    Attributes:
+        rows: index of each row's source.
+        table: address and length of the keys and values of each source, one after the other.
+        queries: receives the queries with which the last layer attends to them, shape (rows, heads, head_dim), float32;
+            None if they are not wanted.
+    """
+
+    rows: array[int]
+    table: array[int]
+    queries: Tensor | None = None
+
+
+def plan_rows(
+    slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]], *, rows_of_chunk: int
+) -> Rows:
+    """Return the rows of a pass.
+
+    Args:
+        slots: slot of each job, with the nodes appended.
+        tokens: tokens of each job's rows.
+        nodes: tentative nodes of these rows, ascending.
+        rows_of_chunk: maximum number of rows per chunk.
+    """
+    columns = _Columns()
+    chunks = [0]
+    for slot, chosen in zip(slots, nodes, strict=True):
+        chain = _chain_length(slot.parents)
+        if chain == slot.num_tentative:
+            columns.add_chain(slot, chosen)
+        else:
+            columns.add_tree(slot, chosen, chain)
+        end = chunks[-1] + len(chosen)
+        chunks.extend(range(chunks[-1] + rows_of_chunk, end, rows_of_chunk))
+        chunks.append(end)
+    return columns.rows([token for row in tokens for token in row], chunks)
+
+
+def place_of(numbers: array[int] | array[float]) -> int:
+    """Return the address of an array's numbers."""
+    return numbers.buffer_info()[0]
+
+
+class _Columns:
+    """Columns of a pass while its rows are planned."""
+
+    __slots__ = ("identical", "list", "place", "position", "slot", "start")
+
+    def __init__(self) -> None:
+        self.slot: list[int] = []
+        self.place: list[int] = []
+        self.position: list[int] = []
+        self.identical: list[int] = []
+        self.start: list[int] = []
+        self.list = array("q")
+
+    def add_chain(self, slot: KVSlot, chosen: Sequence[int]) -> None:
+        """Add rows of a slot whose nodes are a chain, stored at their positions."""
+        places = [slot.length + node for node in chosen]
+        self.slot += [slot.index] * len(places)
+        self.place += places
+        self.position += places
+        self.identical += [place + 1 for place in places]
+        self.start += [0] * len(places)
+
+    def add_tree(self, slot: KVSlot, chosen: Sequence[int], chain: int) -> None:
+        """Add rows of a slot of which only the first `chain` nodes are a chain.
+
+        A node's first child extends the node's list of indices; every other child extends a copy. So Python takes one
+        step for each node, at any depth. List 0 is empty, for nodes of the chain.
+        """
+        length, depths, parents = slot.length, slot.depths, slot.parents
+        numbers, lists, identical = [0] * chain, [array("q")], [length]
+        for node in range(chain, len(parents)):
+            parent = parents[node]
+            number = numbers[parent] if parent >= chain else 0
+            if not number or lists[number][-1] != length + parent:
+                first = identical[number] if number else length + parent + 1
+                lists.append(lists[number][: length + depths[node] - 1 - first])
+                identical.append(first)
+                number = len(lists) - 1
+            lists[number].append(length + node)
+            numbers.append(number)
+        starts = []
+        for own in lists:
+            starts.append(len(self.list))
+            self.list += own
+        self.slot += [slot.index] * len(chosen)
+        self.place += [length + node for node in chosen]
+        self.position += [length - 1 + depths[node] for node in chosen]
+        self.identical += [identical[numbers[node]] if node >= chain else length + node + 1 for node in chosen]
+        self.start += [starts[numbers[node]] for node in chosen]
+
+    def rows(self, tokens: list[int], chunks: list[int]) -> Rows:
+        """Return all columns in one array, with the list at its end."""
+        count, end = len(tokens), 6 * len(tokens)
+        columns = [*tokens, *self.slot, *self.place, *self.position, *self.identical, *self.start, *chunks]
+        numbers = array("q", columns)
+        numbers += self.list
+        starts = (0, count, 2 * count, 3 * count, 4 * count, 5 * count, end + len(chunks), end)
+        return Rows(numbers, starts, count, len(chunks) - 1, max(self.position) + 1)
+
+
+def _chain_length(parents: Sequence[int]) -> int:
+    """Return the number of first nodes that form a chain, stored at their positions."""
+    for node, parent in enumerate(parents):
+        if parent != node - 1:
+            return node
+    return len(parents)
+
+
+MASK = (1 << 32) - 1
+
+
+@final
+class NativeTrees:
+    """Trees after the rows of one pass, in the format of the C library.
+
+    Few arrays and no tensors: the code that runs between two passes of the target is not in the processor caches.
+
+    Args:
+        shape: shape of the trees.
+        searches: of each tree, in the order of the rows with logits.
+        slots: slot of each tree.
+        places: for each tree, where the row of its first node is stored in the slot.
+        positions: for each tree, the entry in the rotary tables of that row.
+
+    Attributes:
+        structure: arguments of the call; the caller sets `kept`, `kept_step`, `ids` and `is_normed`.
+    """
+
+    def __init__(
+        self,
+        shape: TreeWidths,
+        searches: Sequence[TreeSearch],
+        slots: Sequence[KVSlot],
+        places: Sequence[int],
+        positions: Sequence[int],
+    ) -> None:
+        depths = [len(search.noise) for search in searches]
+        sizes = [shape.sizes(search) for search in searches]
+        count, levels = len(depths), max(depths)
+        most = max(min(search.num_nodes, size.nodes) for search, size in zip(searches, sizes, strict=True))
+        columns = (depths, [search.num_nodes for search in searches], [slot.index for slot in slots], places, positions)
+        self._numbers = array("q", [number for column in columns for number in column])
+        self._numbers.extend(shape.widths[:levels])
+        self._found = array("q", bytes(8 * (count + 2 * count * most)))
+        self._reals = array("d", [0.0 if search.noise[0] is None else search.noise[0][1] for search in searches])
+        is_noisy = any(self._reals)
+        self._reals.extend(search.least_confidence for search in searches)
+        self._reals.extend(search.least_score for search in searches)
+        self._scores = array("d", bytes(8 * count * most))
+        self._maps = _maps(searches, levels) if searches[0].maps else None
+        self._keys = _keys(searches, levels) if is_noisy else None
+        self._count, self._most = count, most
+        numbers, reals, found = place_of(self._numbers), place_of(self._reals), place_of(self._found)
+        step = 8 * count
+        self.structure = CTrees(
+            trees=count,
+            levels=levels,
+            is_best=shape.is_best,
+            room=max(size.nodes for size in sizes),
+            most_nodes=most,
+            most_rows=sum(size.rows for size in sizes),
+            most_width=max(shape.widths[:levels]),
+            depths=numbers,
+            nodes=numbers + step,
+            slots=numbers + 2 * step,
+            places=numbers + 3 * step,
+            positions=numbers + 4 * step,
+            widths=numbers + 5 * step,
+            temperatures=reals,
+            least_confidence=reals + step,
+            least_survival=reals + 2 * step,
+            maps=None if self._maps is None else place_of(self._maps),
+            keys=None if self._keys is None else place_of(self._keys),
+            counts=found,
+            tokens=found + step,
+            parents=found + step * (1 + most),
+            scores=place_of(self._scores),
+        )
+
+    def trees(self) -> list[FoundTree]:
+        """Return the trees."""
+        found, total = [], self._count * self._most
+        for tree in range(self._count):
+            first = tree * self._most
+            end = first + self._found[tree]
+            tokens = self._found[self._count + first : self._count + end]
+            parents = self._found[self._count + total + first : self._count + total + end]
+            found.append(FoundTree(tokens.tolist(), parents.tolist(), self._scores[first:end].tolist()))
+        return found
+
+
+def _keys(searches: Sequence[TreeSearch], levels: int) -> array[int]:
+    """Return the keys of the noise, shape (trees, levels, 2)."""
+    keys = array("I", bytes(8 * levels * len(searches)))
+    for tree, search in enumerate(searches):
+        for place, entry in enumerate(search.noise, tree * levels):
+            if entry is not None:
+                (first, second), _ = entry
+                keys[2 * place], keys[2 * place + 1] = first & MASK, second & MASK | 1
+    return keys
+
+
+def _maps(searches: Sequence[TreeSearch], levels: int) -> array[float]:
+    """Return the maps from shares to probabilities, shape (trees, levels, 2)."""
+    maps = array("d", bytes(16 * levels * len(searches)))
+    for tree, search in enumerate(searches):
+        for place, (slope, offset) in enumerate(search.maps, tree * levels):
+            maps[2 * place], maps[2 * place + 1] = slope, offset
+    return maps
+
+
+PADDING = 64
+"""Entries after each head's table, which are read and masked."""
+FIRST_DISTANCES = 256
+
+
+class ScoreBiases:
+    """Tables that grow with the texts.
+
+    Args:
+        tables: biases by distance, shape (heads, distances); farther ones are those of the last distance.
+        used: table of each layer; None for none.
+    """
+
+    def __init__(self, tables: Sequence[Tensor], used: Sequence[int | None]) -> None:
+        self._tables, self._used = tables, used
+        self._length = 0
+        self._kept: list[Tensor] = []
+
+    def point(self, run: CPass, layers: Any, *, longest: int) -> None:
+        """Set the tables of a pass whose positions are below `longest`."""
+        if not self._tables or longest <= self._length:
+            return
+        self._length = max(2 * self._length, longest, FIRST_DISTANCES)
+        distances = torch.arange(self._length - 1, -1, -1)
+        self._kept = [
+            torch.nn.functional.pad(table[:, distances.clamp(max=table.shape[1] - 1)], (0, PADDING)).contiguous()
+            for table in self._tables
+        ]
+        for layer, used in zip(layers, self._used, strict=True):
+            if used is not None:
+                layer.score_bias = self._kept[used].data_ptr()
+        run.bias_length = self._length
+
 
 PIECES_OF_THREAD = 4
 """Attention chunks per thread, if there are enough rows."""

@@ -1,12 +1,11 @@
-"""Logits of a pass in C: searched in place, without a tensor.
-
-After a pass the caches are cold, and creating a torch tensor takes longer than a search.
-"""
+"""Logits of a native forward pass: searched in place, of some tokens only, and corrected online."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -15,9 +14,19 @@ import torch
 from torch import Tensor
 
 from draftree.core.host import single_threaded
-from draftree.models.native.library import Library
-from draftree.models.native.logit_buffers import FLOAT_BYTES, RowsAt
-from draftree.sampling.logits import NEAR, Logits, Picks, RowNoise, TensorLogits, Top, decided, is_close
+from draftree.models.native.library import FLOAT_BYTES, Library, RowsAt, library
+from draftree.sampling.logits import (
+    NEAR,
+    Logits,
+    Picks,
+    RowNoise,
+    SubsetLogits,
+    TensorLogits,
+    TokenSubset,
+    Top,
+    decided,
+    is_close,
+)
 
 FEW = 4
 """Number of top scores that show whether a pick is close."""
@@ -108,3 +117,147 @@ class NativeLogits(Logits):
     def computing(self) -> AbstractContextManager[object]:
         """Limit torch to one thread: idle threads would spin after an operation and delay the next pass."""
         return single_threaded()
+
+
+SEARCHED = 64
+"""The C library reads token ids of columns in groups of this size."""
+
+
+@final
+class NativeSubset:
+    """Tokens that have a column, in the format of the C library.
+
+    Args:
+        tokens: the tokens.
+    """
+
+    __slots__ = ("address", "ids", "tokens")
+
+    def __init__(self, tokens: TokenSubset) -> None:
+        self.tokens = tokens
+        self.ids = array("i", [*tokens.names, *[0] * (-len(tokens.names) % SEARCHED)])
+        self.address = self.ids.buffer_info()[0]
+
+
+@final
+class NativeSubsetLogits(Logits):
+    """Logits of the tokens of a subset; all others have -inf.
+
+    Args:
+        columns: logits of the subset.
+        subset: the tokens of the columns.
+    """
+
+    __slots__ = ("_columns", "_subset")
+
+    def __init__(self, columns: NativeLogits, subset: NativeSubset) -> None:
+        assert columns.width == len(subset.tokens.names), "every column has a token"
+        self._columns = columns
+        self._subset = subset
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._columns.num_rows
+
+    @property
+    def width(self) -> int:
+        """Number of tokens of the whole vocabulary."""
+        return self._subset.tokens.width
+
+    def tensor(self) -> Tensor:
+        """Return the rows of the whole vocabulary, a new tensor."""
+        return self._by_torch().tensor()
+
+    def columns(self) -> Tensor:
+        """Return the columns of the subset, which share the memory of the pass."""
+        return self._columns.tensor()
+
+    def rows(self, start: int, stop: int) -> NativeSubsetLogits:
+        """Return some rows as a view."""
+        return NativeSubsetLogits(self._columns.rows(start, stop), self._subset)
+
+    def narrowed(self, width: int) -> TensorLogits:
+        """Return the first tokens of the whole vocabulary."""
+        return self._by_torch().narrowed(width)
+
+    def replaced(self, tensor: Tensor) -> Logits:
+        """Return logits of the whole vocabulary with these values."""
+        return self._columns.replaced(tensor)
+
+    def picks(self, noise: RowNoise) -> Picks:
+        """Return picks from the rows of the whole vocabulary."""
+        return self._columns.replaced(self.tensor()).picks(noise)
+
+    def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
+        """Return the largest entries among the columns, at most as many as there are, searched in C if it can."""
+        columns, names = self._columns, self._subset.tokens.names
+        count = min(count, len(names))
+        library = columns.library
+        if count > library.max_count:
+            with columns.computing():
+                return self._by_torch().top(noise, count, overwrites=overwrites)
+        found = library.search(
+            columns.at, noise, count, totals=True, num_threads=columns.num_threads, ids=self._subset.address
+        )
+        return found._replace(tokens=[[names[column] for column in row] for row in found.tokens])
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Limit torch to one thread, as for the columns."""
+        return self._columns.computing()
+
+    def _by_torch(self) -> SubsetLogits:
+        return SubsetLogits(self._columns.tensor(), self._subset.tokens)
+
+
+ARRAYS = ("bias", "rows", "mix", "bias_squares", "rows_squares", "mix_squares")
+
+
+class CCorrection(ctypes.Structure):
+    """`Correction`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ARRAYS),
+        *((name, ctypes.c_int64) for name in ("tokens", "hidden", "rank")),
+    )
+
+
+@final
+class NativeCorrection:
+    """The arrays of a correction, changed in place by C.
+
+    Args:
+        arrays: `ARRAYS` by name, contiguous float32 in host memory; rows has shape (rank, tokens), mix (rank, hidden).
+
+    Raises:
+        NativeUnavailableError: the library cannot be built or loaded.
+    """
+
+    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
+        self._library = library()
+        self._arrays = dict(arrays)  # C has their addresses
+        rank, hidden = arrays["mix"].shape
+        self._correction = CCorrection(
+            *(arrays[name].data_ptr() for name in ARRAYS), arrays["bias"].shape[0], hidden, rank
+        )
+        self._at = ctypes.addressof(self._correction)
+
+    def apply(self, logits: Tensor, states: Tensor) -> None:
+        """Correct logits, shape (rows, tokens), by states, contiguous, shape (rows, hidden)."""
+        self._library.correct(self._at, logits.data_ptr(), _stride(logits), states.data_ptr(), len(logits))
+
+    def update(
+        self, logits: Tensor, states: Tensor, columns: Sequence[int], temperatures: Sequence[float], rate: float
+    ) -> None:
+        """Take a step for each row, in order; the logits are overwritten."""
+        count = len(columns)
+        places, divisors = (ctypes.c_int64 * count)(*columns), (ctypes.c_float * count)(*temperatures)
+        self._library.learn(
+            self._at, logits.data_ptr(), _stride(logits), states.data_ptr(), places, divisors, count, rate
+        )
+
+
+def _stride(logits: Tensor) -> int:
+    assert logits.element_size() == FLOAT_BYTES, "corrections in C are float32"
+    assert logits.stride(1) == 1, "the columns of a row are contiguous"
+    return logits.stride(0)

@@ -1,23 +1,21 @@
-"""Decoder in C as a `LanguageModel`, independent of transformers."""
+"""Native decoder as a `LanguageModel`, independent of transformers, and its quantized copy on the same slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import final
 
 import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LanguageModel, Pass, PassResult
-from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
-from draftree.models.kv.slots import LayerShape
+from draftree.models.base import Edit, EmbeddingFacts, Extend, LanguageModel, LayerSubset, Pass, PassResult, Slot
+from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint
-from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder
-from draftree.models.native.rows import plan_rows
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.decoder import KV_SCALE_BYTES, NativeDecoder, plan_rows
+from draftree.models.native.library import LANES
 from draftree.models.native.shares import Share
 from draftree.models.native.weights import Weights
 
@@ -125,8 +123,6 @@ class NativeModel(SlottedModel):
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
         """Return a copy with fewer bits that drafts on the model's slots."""
-        from draftree.models.native.twins import QuantizedCopy  # it imports this module
-
         return QuantizedCopy(self, quantization)
 
     @property
@@ -162,3 +158,197 @@ class NativeModel(SlottedModel):
         return self._decoder.run(
             self._pool.memory, rows, requested_rows(jobs, range(len(jobs))), layer_range=layer_range
         )
+
+
+# Copy of a target with weights of fewer bits, which drafts on the target's own slots.
+#
+# The copy reads and writes the keys and values of the target's slots, so it needs no prefill and no memory besides its
+# weights, and it sees the target's own keys and values of the text. Its nodes are partial nodes, which the target's
+# pass drops and computes again.
+#
+# Source: SubSpec, arXiv 2509.18344.
+
+
+@final
+class UnpackedWeights(Weights):
+    """Weights of a decoder, unpacked one product at a time. Its embedding is lent.
+
+    Args:
+        blueprint: architecture of the decoder.
+        decoder: the decoder.
+        dtype: dtype of matrices; None for the decoder's.
+    """
+
+    def __init__(self, blueprint: Blueprint, decoder: NativeDecoder, dtype: torch.dtype | None = None) -> None:
+        self._blueprint, self._decoder, self._dtype = blueprint, decoder, dtype
+        self._parts: dict[str, Tensor] = {}
+        self._small: dict[str, Tensor] = {}
+        for field in ("final_norm", "start_norm"):
+            self._add_norm(getattr(blueprint, field), None, field)
+        for index, layer in enumerate(blueprint.layers):
+            if layer.sinks is not None:
+                self._small[layer.sinks] = decoder.small_weight(index, "sinks")
+        if blueprint.positions is not None:
+            self._small[blueprint.positions] = decoder.small_weight(None, "positions")
+        self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
+        for index, layer in enumerate(blueprint.layers):
+            for product, linears, in_turns in _products(layer, is_gated=blueprint.is_gated):
+                for name in (name for linear in linears for name in linear.names):
+                    self._owners[name] = (index, product, linears, in_turns)
+            for field in NORMS:
+                self._add_norm(getattr(layer, field), index, field)
+            if layer.source is not None:
+                self._add_norm(layer.source.norm, index, "source_norm")
+
+    def _add_norm(self, name: str | None, layer: int | None, field: str) -> None:
+        if name is None:
+            return
+        found = self._decoder.small_weight(layer, field)
+        if self._blueprint.norm != LAYER_NORM:
+            self._small[name] = found
+            return
+        self._small[name], bias = found.chunk(2)
+        name_of_bias = self._blueprint.bias_of_norm(name)
+        if name_of_bias is not None:
+            self._small[name_of_bias] = bias
+
+    def get(self, name: str) -> Tensor:
+        """Return a weight in the decoder's dtype; norms, positions and biases in float32."""
+        plan = self._blueprint
+        if name in self._small:
+            return self._small[name]
+        if name == plan.embedding:
+            return self._decoder.input_embedding(self._dtype)
+        if name == plan.head.weight:
+            return self._decoder.output_head(self._dtype)
+        if name == plan.head.bias:
+            found = self._decoder.embedding_facts().bias
+            assert found is not None, "the head has a bias"
+            return found
+        if name not in self._parts:
+            self._unpack(*self._owners[name])
+        return self._parts[name]
+
+    def release(self, name: str) -> None:
+        """Forget an unpacked weight."""
+        self._parts.pop(name, None)
+
+    def lends(self, name: str) -> bool:
+        """Return whether it is an embedding that the decoder keeps."""
+        return name == self._blueprint.embedding and not self._blueprint.is_tied
+
+    def _unpack(self, layer: int, product: str, linears: Sequence[LinearBlueprint], in_turns: bool) -> None:
+        weight, bias = self._decoder.product_weight(layer, product, self._dtype)
+        if in_turns and len(linears) == 2:
+            # blocks of two products alternate
+            weights = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1).reshape(2, -1, weight.shape[1])
+            biases = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).reshape(2, -1)
+            pieces = [(weights[half], None if biases is None else biases[half]) for half in (0, 1)]
+        elif in_turns:
+            blocks = weight.view(-1, 2, LANES, weight.shape[1]).transpose(0, 1)
+            whole = None if bias is None else bias.view(-1, 2, LANES).transpose(0, 1).flatten()
+            pieces = [(blocks.reshape(-1, weight.shape[1]), whole)]
+        else:
+            sizes = [linear.outputs for linear in linears]
+            parts = [None] * len(sizes) if bias is None else bias[: sum(sizes)].split(sizes)
+            pieces = list(zip(weight.split(sizes), parts, strict=True))
+        for linear, (own, own_bias) in zip(linears, pieces, strict=True):
+            self._parts[linear.weight] = own.contiguous()
+            if linear.bias is not None:
+                assert own_bias is not None, "the product has biases"
+                self._parts[linear.bias] = own_bias.contiguous()
+
+
+def _products(layer: LayerBlueprint, *, is_gated: bool) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
+    """Yield name, linear layers and order of every product of a layer but those of experts that a row may not use."""
+    yield "qkv", layer.qkv, False
+    yield "output", (layer.output,), False
+    if layer.source is not None:
+        yield "source_query", (layer.source.query,), False
+        yield "source_output", (layer.source.output,), False
+    experts = layer.experts
+    if experts is None:
+        yield "gate_up", layer.gate_up, is_gated
+        yield "down", (layer.down,), False
+    elif experts.shared_down is not None:
+        yield f"gate_up.{experts.count}", experts.shared_gate_up, True
+        yield f"down.{experts.count}", (experts.shared_down,), False
+
+
+NORMS = (
+    "attention_norm",
+    "embedding_norm",
+    "attention_post_norm",
+    "mlp_norm",
+    "mlp_post_norm",
+    "query_norm",
+    "key_norm",
+)
+
+
+@final
+class QuantizedCopy(LanguageModel):
+    """Copy of a model that runs on the model's slots; its passes append partial nodes.
+
+    Args:
+        target: the model, not quantized.
+        quantization: "int8".
+
+    Raises:
+        UnsupportedModelError: the model is quantized already.
+    """
+
+    def __init__(self, target: NativeModel, quantization: str) -> None:
+        if target.quantization is not None:
+            raise UnsupportedModelError(
+                f"the target has weights of kind {target.quantization} already: a copy of it with fewer bits needs a "
+                "target that is not quantized"
+            )
+        if target.blueprint.has_experts:
+            raise UnsupportedModelError("a model with experts has no copy with fewer bits")
+        self._target = target
+        blueprint = target.blueprint.as_unpacked()
+        weights = UnpackedWeights(blueprint, target.decoder)
+        with torch.inference_mode():
+            self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
+        if target.kv_dtype is not None:
+            self._decoder.store_codes()  # it reads and writes the target's slots
+        self.vocab_size, self.max_length, self.supports_trees = target.vocab_size, target.max_length, True
+        self.device, self.dtype, self.num_layers = target.device, target.dtype, target.num_layers
+        self.fingerprint = f"{target.fingerprint}-{quantization}"
+
+    @property
+    def footprint(self) -> Footprint:
+        """Memory of the copied weights; keys and values are the target's."""
+        return Footprint(weights=self._decoder.weight_bytes, token=0, logits=0, row=0)
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Raise unless all layers are selected.
+
+        Raises:
+            UnsupportedModelError: a layer is skipped.
+        """
+        if part.attention or part.mlp or part.end not in (None, self.num_layers):
+            raise UnsupportedModelError("a copy of the target runs all of its layers")
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Make room in the target's slots."""
+        self._target.reserve(num_slots, length)
+
+    def open(self) -> Slot:
+        """Return an empty slot of the target."""
+        return self._target.open()
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Append partial nodes to the target's slots.
+
+        Raises:
+            UnsupportedModelError: the pass is a whole one, whose nodes the target would take for its own.
+        """
+        if pass_.layers.end != self.num_layers:
+            raise UnsupportedModelError("passes of a copy append partial nodes: name the number of layers as their end")
+        return self._target.run_with(self._decoder, pass_)
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Apply edits to the target's slots."""
+        return self._target.apply(edits)

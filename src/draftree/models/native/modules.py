@@ -1,16 +1,30 @@
-"""Modules of a transformers model by the names that families share; the name of the family is not used."""
+"""Modules of a transformers model, identified by structure and values and not by the name of the family."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftree.models.native.blueprint import GELU, GELU_TANH, QUICK_GELU, RELU, RELU_SQUARED, SILU, LinearBlueprint
+from draftree.models.native.blueprint import (
+    GELU,
+    GELU_TANH,
+    LAYER_NORM,
+    MAX_EXPERTS,
+    QUICK_GELU,
+    RELU,
+    RELU_SQUARED,
+    RMS_NORM,
+    SILU,
+    ExpertsBlueprint,
+    LinearBlueprint,
+)
 from draftree.models.native.build import NativeUnavailableError
 
 LINEAR_TOLERANCE = 2.0**-6
@@ -168,3 +182,203 @@ def reads_before(run: Any, writer: nn.Module, reader: nn.Module) -> bool:
     if len(found) != 2:
         raise NativeUnavailableError("the sublayers of its layers do not run as modules")
     return torch.equal(found[0], found[1])
+
+
+ROUTER = ("gate", "router")
+ROWS = 8
+"""Number of random rows with which a router is compared."""
+TOLERANCE = 2.0**-6
+"""Largest error of a weight: that of two roundings to bfloat16."""
+
+
+def has_experts(mlp: Any) -> bool:
+    """Return whether a module chooses among experts."""
+    return first_part(mlp, "experts") is not None
+
+
+def activation_module(mlp: Any) -> Any:
+    """Return the module whose activation the experts use."""
+    return part(mlp, "experts") if has_experts(mlp) else mlp
+
+
+def clamps_of(mlp: Any) -> tuple[float, float] | None:
+    """Return limit and slope of gates that are clamped; None if they are not."""
+    experts = activation_module(mlp)
+    found = first_part(experts, "limit"), first_part(experts, "alpha")
+    return None if found[0] is None or found[1] is None else (float(found[0]), float(found[1]))
+
+
+def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
+    """Return the experts of a layer.
+
+    Args:
+        mlp: module with `experts` and a router.
+        hidden: size of hidden states.
+        names: names of the model's parameters.
+
+    Raises:
+        NativeUnavailableError: they are stored or chosen in another way.
+    """
+    experts, router = part(mlp, "experts"), part(mlp, *ROUTER)
+    weight = first_part(experts, "gate_up_proj")
+    if not isinstance(weight, Tensor) or weight.dim() != 3 or not isinstance(first_part(experts, "down_proj"), Tensor):
+        raise NativeUnavailableError(f"{type(experts).__name__} does not store all experts in one weight")
+    is_transposed = bool(getattr(experts, "is_transposed", weight.shape[2] != hidden))
+    is_interleaved = not getattr(experts, "is_concatenated", clamps_of(mlp) is None)
+    count, inner = int(weight.shape[0]), int(weight.shape[2 if is_transposed else 1]) // 2
+    if count > MAX_EXPERTS:
+        raise NativeUnavailableError(f"it has {count} experts in a layer, of {MAX_EXPERTS} at most")
+
+    def linear(field: str, inputs: int, outputs: int, *, interleaved: bool = False) -> LinearBlueprint:
+        bias = first_part(experts, f"{field}_bias")
+        return LinearBlueprint(
+            names.of_parameter(getattr(experts, field)),
+            None if bias is None else names.of_parameter(bias),
+            inputs,
+            outputs,
+            is_transposed=is_transposed,
+            expert=0,
+            is_interleaved=interleaved,
+        )
+
+    shared = first_part(mlp, "shared_expert")
+    gate = first_part(mlp, "shared_expert_gate")
+    if (shared is None) != (gate is None):
+        raise NativeUnavailableError("its shared expert has no gate, or the gate has no expert")
+    chosen, is_renormalized = _choice(router, count, hidden)
+    return ExpertsBlueprint(
+        router=LinearBlueprint(names.of(router), names.of_bias(router), hidden, count),
+        gate_up=linear("gate_up_proj", hidden, 2 * inner, interleaved=is_interleaved),
+        down=linear("down_proj", inner, hidden),
+        count=count,
+        chosen=chosen,
+        is_renormalized=is_renormalized,
+        shared_gate_up=()
+        if shared is None
+        else linears_of(shared, ("gate_proj", "up_proj"), ("gate_up_proj",), names=names),
+        shared_down=None if shared is None else linear_of(part(shared, "down_proj"), "'down_proj'", names=names),
+        shared_gate=None if gate is None else linear_of(gate, "'shared_expert_gate'", names=names),
+    )
+
+
+@torch.inference_mode()
+def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
+    """Return how many experts a router chooses, and whether its softmax runs over these only, by its values.
+
+    Raises:
+        NativeUnavailableError: it does not choose the largest logits of a product with weights of a softmax.
+    """
+    weight: Tensor = part(router, "weight").detach()
+    bias = first_part(router, "bias")
+    if tuple(weight.shape) != (count, hidden):
+        raise NativeUnavailableError(f"{type(router).__name__} has a weight of the shape {tuple(weight.shape)}")
+    x = torch.randn(ROWS, hidden, generator=torch.Generator().manual_seed(0)).to(weight.dtype)
+    found = router(x)
+    if not isinstance(found, tuple) or len(found) != 3:
+        raise NativeUnavailableError(f"{type(router).__name__} does not return logits, weights and experts")
+    scores, indices = found[1].float(), found[2]
+    logits = torch.nn.functional.linear(x, weight, None if bias is None else bias.detach()).float()
+    chosen = int(indices.shape[-1])
+    over_all, over_chosen = logits.softmax(-1).gather(-1, indices), logits.gather(-1, indices).softmax(-1)
+    for is_renormalized, wanted in ((False, over_all), (True, over_chosen)):
+        if scores.shape == wanted.shape and torch.allclose(scores, wanted, rtol=0, atol=TOLERANCE):
+            largest = logits.topk(chosen, dim=-1).values.amin(-1, keepdim=True)
+            if bool((logits.gather(-1, indices) >= largest).all()):
+                return chosen, is_renormalized
+    raise NativeUnavailableError(f"{type(router).__name__} chooses or weighs experts in another way")
+
+
+KINDS = ((RMS_NORM, 0.0), (RMS_NORM, 1.0), (LAYER_NORM, 0.0), (LAYER_NORM, 1.0))
+NORM_TOLERANCE = 2.0**-6
+"""Maximum relative error of an element: twice that of two roundings to bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class NormFacts:
+    """Formula that all norms of a model share, as the C library requires.
+
+    Attributes:
+        kind: RMS_NORM, or LAYER_NORM with mean and variance.
+        offset: added to the weights.
+        epsilon: added to the mean square.
+        has_bias: whether there are biases.
+    """
+
+    kind: int
+    offset: float
+    epsilon: float
+    has_bias: bool
+
+
+def norm_facts(norm: Any) -> NormFacts:
+    """Return the formula that reproduces a norm.
+
+    With a large weight offsets 0 and 1 differ little, so errors are relative to each element, and a float32 copy is
+    used if possible: bfloat16 rounds 25 to within 0.1.
+
+    Raises:
+        NativeUnavailableError: no known formula reproduces it.
+    """
+    if not isinstance(getattr(norm, "weight", None), Tensor):
+        raise NativeUnavailableError(f"{type(norm).__name__} has no 'weight'")
+    has_bias = isinstance(getattr(norm, "bias", None), Tensor)
+    # a norm with a bias has a mean
+    errors = {one: _norm_error(norm, *one) for one in KINDS if one[0] == LAYER_NORM or not has_bias}
+    found = min(errors, key=lambda one: float(errors[one].mean()))
+    if not float(errors[found].max()) < NORM_TOLERANCE:  # also refuses NaN
+        raise NativeUnavailableError(
+            f"{type(norm).__name__} is neither a root-mean-square norm nor one with mean and variance"
+        )
+    return NormFacts(*found, epsilon_of(norm), has_bias)
+
+
+def epsilon_of(norm: Any) -> float:
+    """Return what a norm adds to the mean square.
+
+    Raises:
+        NativeUnavailableError: it has no such number.
+    """
+    found = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if found is None:
+        raise NativeUnavailableError(f"{type(norm).__name__} has no 'eps'")
+    return float(found)
+
+
+@torch.inference_mode()
+def _norm_error(norm: Any, kind: int, offset: float) -> Tensor:
+    """Return the relative error of each element, shape (inputs, elements), with this formula.
+
+    The inputs have a mean, which a norm may subtract, and two scales, one so small that epsilon matters.
+    """
+    weight: Tensor = norm.weight.detach().float()
+    bias = 0.0 if getattr(norm, "bias", None) is None else norm.bias.detach().float()
+    epsilon = epsilon_of(norm)
+    sizes = torch.linspace(0.5, 1.5, weight.numel())
+    sizes[::3] *= -1
+    x = torch.stack([sizes, sizes * epsilon**0.5]) if epsilon > 0 else sizes[None]
+    found = copy.deepcopy(norm).float()(x).float()
+    centred = x - x.mean(-1, keepdim=True) if kind == LAYER_NORM else x
+    wanted = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + epsilon) * (weight + offset) + bias
+    # where product and bias cancel, the rounding of both counts
+    size = torch.maximum(wanted.abs(), torch.as_tensor(bias).abs())
+    return (found - wanted).abs() / size.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def require_like_norms(model: Any, names: Iterable[str], wanted: NormFacts) -> None:
+    """Check that all norms have one formula, as the C library requires.
+
+    Args:
+        model: a transformers model.
+        names: names of the norms' weights.
+        wanted: formula of another norm.
+
+    Raises:
+        NativeUnavailableError: one differs.
+    """
+    for name in names:
+        found = norm_facts(model.get_submodule(name.rpartition(".")[0]))
+        if found != wanted:
+            raise NativeUnavailableError(
+                f"its norms differ: epsilon and offset are {(found.epsilon, found.offset)} in '{name}' and "
+                f"{(wanted.epsilon, wanted.offset)} in the last norm"
+            )

@@ -1,30 +1,106 @@
-"""Packing of the weights of a decoder for the C library.
-
-Each weight is released once it is packed, so no large weight is in memory twice.
-"""
+"""Packed weights of a decoder for the C library."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import LAYER_NORM, Blueprint, LayerBlueprint, LinearBlueprint
-from draftree.models.native.grouped_packing import GroupedPacker
-from draftree.models.native.groups import lookup_of
-from draftree.models.native.huge_pages import huge_pages
-from draftree.models.native.library import FORMATS, Library, address
-from draftree.models.native.linear_packing import LinearPacker
-from draftree.models.native.packed_experts import packed_experts
-from draftree.models.native.packing import Packing, by_distance, bytes_needed
+from draftree.models.native.blueprint import LAYER_NORM, Blueprint, ExpertsBlueprint, LayerBlueprint, LinearBlueprint
+from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
+from draftree.models.native.packing import GroupedPacker, LinearPacker, Packing, by_distance, bytes_needed
 from draftree.models.native.shares import Share
-from draftree.models.native.structures import CDecoder, CLayer, CLinear
+from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
+from draftree.weights.block_kinds import KINDS
+
+
+def packed_experts(
+    plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int
+) -> tuple[CExperts, tuple[Any, Any]]:
+    """Return the structure of a layer's experts, and the two arrays to which it points.
+
+    Args:
+        plan: the experts.
+        pack: packs linear layers (`PackedWeights`), without releasing their weights.
+        router_format: format of the router, which is never quantized.
+    """
+    router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
+    first, last = [], []
+    for expert in range(plan.count):
+        first.append(pack([replace(plan.gate_up, expert=expert)], in_turns=True, release=False))
+        last.append(pack([replace(plan.down, expert=expert)], release=False))
+    if plan.shared_down is not None:
+        first.append(pack(plan.shared_gate_up, in_turns=True, release=False))
+        last.append(pack([plan.shared_down], release=False))
+    gate_up, down = (CLinear * len(first))(*first), (CLinear * len(last))(*last)
+    found = CExperts(
+        router=router,
+        gate_up=ctypes.addressof(gate_up),
+        down=ctypes.addressof(down),
+        count=plan.count,
+        chosen=plan.chosen,
+        is_renormalized=plan.is_renormalized,
+        shared=plan.shared_down is not None,
+        has_shared_gate=plan.shared_gate is not None,
+    )
+    return found, (gate_up, down)
+
+
+class PackedSource(Protocol):
+    """Packed weights of one model, in the structures of the C library."""
+
+    decoder: CDecoder
+    """Structure of the model."""
+    layers: Any
+    """Array of the structures of its layers, whose keys and values passes set."""
+
+    @property
+    def biases(self) -> Sequence[Tensor]:
+        """Score biases by distance, shape (heads, distances)."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in memory in bytes."""
+        ...
+
+    def at(self, place: int | None) -> Tensor | None:
+        """Return the tensor at an address; None for no address."""
+        ...
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
+        ...
+
+
+HUGE_PAGE = 1 << 21
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """Return bytes in huge pages if available: address translation of small pages takes a tenth of a pass.
+
+    The rest after the last whole huge page lies in small pages, so that no memory is in use beyond these bytes.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(num_bytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    skipped = -whole.data_ptr() % HUGE_PAGE
+    if num_bytes >= HUGE_PAGE:
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE, skipped, num_bytes // HUGE_PAGE * HUGE_PAGE)
+    return whole[skipped : skipped + num_bytes]
+
 
 NO_ROPE = NO_TOKEN = -1
 PAGE = 1 << 12
@@ -304,3 +380,37 @@ class PackedWeights:
         start = self._used
         self._used += -(-num_bytes // PAGE) * PAGE
         return self.arena[start : start + num_bytes]
+
+
+def read_bytes(library: Library, decoder: CDecoder) -> int:
+    """Return the size of the products that a pass over one row reads at least, in bytes.
+
+    Of the experts of a layer, these are as many as a row uses, the smallest ones, and the shared one. Embedding, norms,
+    biases and scales of int8 outputs are not counted.
+    """
+    total = product_bytes(library, decoder.head) + product_bytes(library, decoder.projection)
+    for layer in decoder.layers[: decoder.num_layers]:
+        products = [layer.qkv, layer.output, layer.source_query, layer.source_output]
+        if layer.experts is None:
+            products += [layer.gate_up, layer.down]
+        else:
+            experts = CExperts.from_address(layer.experts)
+            total += _bytes_of_experts(library, experts)
+            products.append(experts.router)
+        total += sum(product_bytes(library, product) for product in products)
+    return total
+
+
+def product_bytes(library: Library, linear: CLinear) -> int:
+    """Return the size of a packed product in bytes, with the scales of groups; 0 for an empty one."""
+    count = -(-linear.outputs // LANES)
+    if linear.format != FORMATS["grouped"] or not count:
+        return count * library.block_bytes(linear.inputs, linear.format)
+    kinds = Counter(entry % (1 << KIND_BITS) for entry in (ctypes.c_int64 * count).from_address(linear.blocks))
+    return sum(number * library.groups.block_bytes(linear.inputs, KINDS[kind]) for kind, number in kinds.items())
+
+
+def _bytes_of_experts(library: Library, experts: CExperts) -> int:
+    both = zip(expert_products(experts, "gate_up"), expert_products(experts, "down"), strict=True)
+    sizes = [product_bytes(library, first) + product_bytes(library, last) for first, last in both]
+    return sum(sorted(sizes[: experts.count])[: experts.chosen]) + sum(sizes[experts.count :])

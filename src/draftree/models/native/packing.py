@@ -1,17 +1,30 @@
-"""What all packing shares: sizes of packed weights, and weights and biases in the order of the C library's blocks."""
+"""Packing of products into the blocks of the C library, and unpacking."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from draftree.models.native.blueprint import Blueprint, LinearBlueprint, ScoreBias
-from draftree.models.native.groups import kinds_of_plan
-from draftree.models.native.library import FORMATS, LANES, Library
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.library import (
+    FORMATS,
+    HEAD_KIND,
+    LANES,
+    LAYER_KIND,
+    GroupFunctions,
+    Library,
+    RowBlocks,
+    address,
+    kinds_of_plan,
+    table_of,
+)
+from draftree.models.native.structures import CLinear
 from draftree.models.native.weights import Weights
 
 PACK_ROWS = 256
@@ -179,3 +192,181 @@ def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: 
         blocks_of_all = -(-sum(part.outputs for part in parts) // LANES)
         total += blocks_of_all * library.block_bytes(parts[0].inputs, FORMATS[plan.dtype]) + page
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPacker:
+    """Packs products of one decoder.
+
+    Attributes:
+        library: packs weights.
+        packing: the decoder's weights, and where the result goes.
+    """
+
+    library: Library
+    packing: Packing
+
+    def pack(
+        self,
+        linears: Sequence[LinearBlueprint],
+        kind: int,
+        *,
+        in_turns: bool = False,
+        is_one: bool = False,
+        first_output: int = 0,
+    ) -> CLinear:
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
+
+        Args:
+            linears: layers with the same inputs.
+            kind: format of the packed weights.
+            in_turns: as above; one layer is divided into two halves.
+            is_one: their outputs are those of one layer, and their number is rounded up to a multiple of 16.
+            first_output: first column of a share.
+        """
+        packing, dtype = self.packing, self.packing.dtype
+        inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
+        blocks = -(-outputs // LANES)
+        packed = packing.keep(packing.room(blocks * self.library.block_bytes(inputs, kind)))
+        is_int8 = kind == FORMATS["int8"]
+        scales = packing.keep(torch.zeros(blocks * LANES)) if is_int8 else None
+        sums = packing.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
+        weights, biases = parts_of(packing.weights, linears, head_dim=packing.plan.head_dim, in_turns=in_turns)
+        bias = packed_bias(list(map(len, weights)), biases, dtype=dtype, in_turns=in_turns)
+        if bias is not None:
+            packing.keep(bias)
+        if is_one:
+            weights, outputs = [torch.cat(weights)], blocks * LANES
+        step = 2 if in_turns else 1
+        pack = partial(self.library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
+        pieces = pieces_of(weights, in_turns=in_turns)
+        list(packing.pool.map(lambda piece: pack(piece[0].to(dtype), first=piece[1]), pieces))
+        beside = (address(scales), address(sums), address(bias), None)
+        return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedPacker:
+    """Packs products of one decoder.
+
+    Attributes:
+        functions: of the C library.
+        packing: the decoder's weights, and where the result goes.
+    """
+
+    functions: GroupFunctions
+    packing: Packing
+
+    def pack(
+        self,
+        linears: Sequence[LinearBlueprint],
+        *,
+        in_turns: bool = False,
+        is_head: bool = False,
+        first_output: int = 0,
+    ) -> CLinear:
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
+
+        Args:
+            linears: layers with the same inputs.
+            in_turns: as above; one layer is divided into two halves.
+            is_head: whether it is the output head or the embedding, which have more bits.
+            first_output: first column of a share.
+        """
+        inputs = linears[0].inputs
+        sources = [source for linear in linears for source in self._sources(linear)]
+        biases = [None if linear.bias is None else self._arranged(linear.bias, linear) for linear in linears]
+        if in_turns and len(sources) == 1:
+            half = len(sources[0]) // 2
+            sources = [_part(sources[0], 0, half), _part(sources[0], half, 2 * half)]
+        if in_turns and len(biases) == 1:
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        owners = _owners([-(-len(source) // LANES) for source in sources], in_turns=in_turns)
+        own = HEAD_KIND if is_head else LAYER_KIND
+        kinds = [source.kind if isinstance(source, RowBlocks) else own for source in sources]
+        sizes = [self.functions.block_bytes(inputs, kinds[owner]) for owner in owners]
+        table = self.packing.keep(table_of([kinds[owner] for owner in owners], sizes))
+        packed = self.packing.keep(self.packing.room(sum(sizes)))
+        bias = packed_bias(list(map(len, sources)), biases, dtype=self.packing.dtype, in_turns=in_turns)
+        if bias is not None:
+            self.packing.keep(bias)
+        self._fill(sources, owners, inputs, packed, table)
+        outputs = sum(map(len, sources))
+        fields = (address(bias), address(table), inputs, outputs, FORMATS["grouped"], first_output)
+        return CLinear(packed.data_ptr(), None, None, *fields)
+
+    def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
+        return arranged(self.packing.weights.get(name), linear, head_dim=self.packing.plan.head_dim)
+
+    def _sources(self, linear: LinearBlueprint) -> Sequence[Tensor | RowBlocks]:
+        """Return the weight of a layer; gate and up of an expert in blocks are two."""
+        if linear.expert is None:
+            whole = self.packing.weights.blocks(linear.weight)
+            blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
+        else:
+            blocks = self.packing.weights.expert_blocks(linear.weight, linear.expert)
+        if blocks is None:
+            return [self._arranged(linear.weight, linear)]
+        if linear.is_transposed or linear.is_reordered:
+            raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
+        return blocks
+
+    def _fill(
+        self, sources: Sequence[Tensor | RowBlocks], owners: Sequence[int], inputs: int, packed: Tensor, table: Tensor
+    ) -> None:
+        owner = torch.tensor(owners)
+        pieces = []
+        for index, source in enumerate(sources):
+            own = table[owner == index]
+            pieces += [
+                (_part(source, first, first + PACK_ROWS), own[first // LANES : (first + PACK_ROWS) // LANES])
+                for first in range(0, len(source), PACK_ROWS)
+            ]
+
+        def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
+            source, blocks = piece
+            if isinstance(source, Tensor):
+                source = source.to(self.packing.dtype).contiguous()
+            self.functions.pack(source, inputs, packed, blocks.contiguous())
+
+        list(self.packing.pool.map(pack, pieces))
+
+
+def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:
+    return source.part(first, end) if isinstance(source, RowBlocks) else source[first:end]
+
+
+def _owners(blocks: Sequence[int], *, in_turns: bool) -> list[int]:
+    """Return the source of each block."""
+    if in_turns:
+        return [source for _ in range(blocks[0]) for source in range(len(blocks))]
+    return [source for source, count in enumerate(blocks) for _ in range(count)]
+
+
+UNITS = {FORMATS["bfloat16"]: (16, 2), FORMATS["int8"]: (16, 4)}
+"""Groups of inputs in a unit of a block, and inputs in a group; the 16 outputs lie between them."""
+TYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16, FORMATS["int8"]: torch.int8}
+
+
+def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tensor | None) -> Tensor:
+    """Return a weight of shape (outputs, inputs), as the pass uses it.
+
+    Args:
+        packed: bytes of the blocks.
+        kind: format of the blocks.
+        inputs: number of inputs of the layer.
+        outputs: number of outputs of the layer.
+        scales: one for each output of int8 blocks; None otherwise.
+
+    Returns:
+        The packed float32 or bfloat16 weight, bit for bit; for int8 the product of weights and scales in float32.
+    """
+    numbers = packed.view(TYPES[kind])
+    blocks = -(-outputs // LANES)
+    if kind == FORMATS["float32"]:
+        rows = numbers.reshape(blocks, inputs, LANES).transpose(1, 2)
+    else:
+        groups, size = UNITS[kind]
+        rows = numbers.reshape(blocks, -1, groups, LANES, size).permute(0, 3, 1, 2, 4)
+    found = rows.reshape(blocks * LANES, -1)[:outputs, :inputs]
+    return found.contiguous() if scales is None else found.float() * scales[:outputs, None]

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, LayerSubset
-from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
-from draftree.models.kv.slots import KVSlot
+from draftree.models.base import EmbeddingFacts, Extend, LayerSubset
+from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.torch.attention import ProbePass, announced, recorded, use_in_decoder
-from draftree.models.torch.context import context_length
-from draftree.models.torch.dynamic import plan_pass
-from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
-from draftree.models.torch.final_norm import FinalNorm
-from draftree.models.torch.identity import fingerprint
-from draftree.models.torch.layer_state import KNOWN_LAYER_TYPES, cache_windows, layer_types, refuse_state
-from draftree.models.torch.layers import TorchLayers
-from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs
+from draftree.models.torch.attention import ProbePass, announced, plan_pass, recorded, use_in_decoder
+from draftree.models.torch.inspection import (
+    KNOWN_LAYER_TYPES,
+    ReadPrompt,
+    cache_windows,
+    context_length,
+    fingerprint,
+    layer_types,
+    offsets_of,
+    prompt_inputs,
+    refuse_state,
+)
+from draftree.models.torch.layers import FinalNorm, TorchLayers, embedding_facts, input_embedding, output_head
 from draftree.models.torch.packing import weight_bytes
-from draftree.models.torch.static.buckets import WORD_BITS, Shapes
-from draftree.models.torch.static.runner import StaticPasses
+from draftree.models.torch.static import WORD_BITS, Shapes, StaticPasses
 from draftree.sampling.logits import TensorLogits
 
 

@@ -19,26 +19,30 @@ from draftree.models.base import (
     Close,
     Commit,
     Edit,
+    EmbeddingFacts,
     Extend,
     Fork,
     LanguageModel,
     Pass,
     PassResult,
     Slot,
+    SlotIds,
     Truncate,
 )
-from draftree.models.embeddings import EmbeddingFacts
-from draftree.models.kv.partial import LayerRange, require_capture
+from draftree.models.kv.slots import LayerRange, require_capture
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
-from draftree.models.slot_ids import SlotIds
 from draftree.models.torch.attention import windows_of_masks
-from draftree.models.torch.cache_argument import cache_name
-from draftree.models.torch.context import context_length
-from draftree.models.torch.embeddings import embedding_facts, input_embedding, output_head
-from draftree.models.torch.final_norm import FinalNorm
-from draftree.models.torch.layer_state import cache_windows, refuse_state
-from draftree.models.torch.layers import TorchLayers
-from draftree.models.torch.own_forward import ReadPrompt, offsets_of, prompt_inputs, takes_positions
+from draftree.models.torch.inspection import (
+    ReadPrompt,
+    cache_name,
+    cache_windows,
+    context_length,
+    offsets_of,
+    prompt_inputs,
+    refuse_state,
+    takes_positions,
+)
+from draftree.models.torch.layers import FinalNorm, TorchLayers, embedding_facts, input_embedding, output_head
 from draftree.models.torch.packing import weight_bytes
 from draftree.sampling.logits import TensorLogits
 

@@ -1,24 +1,22 @@
-"""Passes through a subset of a transformers model's layers, and copies of the residual stream between them.
-
-The layers are the first module list whose length is the number of layers in the configuration; an attention is a child
-with a layer index. A skipped layer returns its input. A skipped attention or perceptron returns zeros, which leave the
-residual stream unchanged. The model is modified during such a pass only.
-"""
+"""Parts of a transformers model: passes through a subset of its layers, its embedding, output head and final norm."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import LayerSubset
-from draftree.models.kv.partial import LayerRange
+from draftree.models.base import EmbeddingFacts, LayerSubset
+from draftree.models.kv.slots import LayerRange
+from draftree.models.torch.inspection import whole_tensor
+from draftree.models.torch.packing import PackedLinear
 
 PERCEPTRONS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 """Names of multilayer perceptrons in layers."""
@@ -185,3 +183,222 @@ def _passing(given: Tensor | None) -> Callable[[Tensor], Tensor]:
         return torch.nn.functional.pad(given.to(hidden.dtype), (0, 0, 0, missing)).unsqueeze(0)
 
     return passed
+
+
+# Embedding and output head of a transformers model, with scales, cap and bias.
+#
+# The facts are read from the configuration and compared with a pass of the model; a model that uses its embedding or
+# its head in another way is refused.
+
+PROBE_TOKENS = (3, 5)
+TOLERANCE = 1e-3
+HALF_TOLERANCE = 2e-2
+"""Maximum relative error between the facts and a pass, in float32 and in half precision."""
+
+
+def input_embedding(model: Any) -> Tensor:
+    """Return the embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight.
+
+    Raises:
+        UnsupportedModelError: the model has no such matrix.
+    """
+    weight = getattr(model.get_input_embeddings(), "weight", None)
+    return _of_vocabulary(model, weight, "input embedding")
+
+
+def output_head(model: Any) -> Tensor:
+    """Return the output head, shape (vocab, hidden); a view, or a new tensor if the weight is packed.
+
+    Raises:
+        UnsupportedModelError: the model has no such matrix.
+    """
+    head = model.get_output_embeddings()
+    weight = head.unpacked() if isinstance(head, PackedLinear) else getattr(head, "weight", None)
+    return _of_vocabulary(model, weight, "output head")
+
+
+def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
+    vocab = int(model.config.get_text_config().vocab_size)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[0] < vocab or not weight.is_floating_point():
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no {what} of {vocab} rows of numbers: choose a drafter that needs none"
+        )
+    return whole_tensor(weight)[:vocab]
+
+
+def scale_of_embedding(embedding: Any, config: Any) -> float:
+    """Return the factor of embeddings from the embedding module and the configuration."""
+    scale = getattr(embedding, "embed_scale", None)
+    own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
+    return own * float(getattr(config, "embedding_multiplier", 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Probe:
+    """Pass over one token: module outputs by name, the first layer's input, and logits; one axis each."""
+
+    modules: dict[str, Tensor]
+    entered: Tensor
+    logits: Tensor
+
+
+@torch.inference_mode()
+def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
+    """Return how a model uses its embedding and its head. Runs two passes over one token each.
+
+    Raises:
+        UnsupportedModelError: other operations than scale, bias and cap are used.
+    """
+    layers.require_capture()
+    one, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
+    head = model.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+    scale, cap = _logit_facts(model, one)
+    return EmbeddingFacts(
+        embedding_scale=_embedding_scale(model, one, other),
+        logit_scale=scale,
+        soft_cap=cap,
+        bias=None if bias is None else whole_tensor(bias).float(),
+    )
+
+
+def _probe(model: Any, layers: TorchLayers, token: int) -> _Probe:
+    found: dict[str, Tensor] = {}
+
+    def reads(module: nn.Module, args: tuple[Any, ...]) -> None:
+        found["head input"] = args[0].flatten(0, -2)[-1]
+
+    def writes(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        found["head output"] = output.flatten(0, -2)[-1].float()
+
+    def ends(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        found["base output"] = output[0].flatten(0, -2)[-1]
+
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} names no output head: choose a drafter that needs none")
+    with ExitStack() as stack:
+        stack.callback(head.register_forward_pre_hook(reads).remove)
+        stack.callback(head.register_forward_hook(writes).remove)
+        for base in (model.base_model, model.get_decoder()):  # some models run only a submodule of their base model
+            stack.callback(base.register_forward_hook(ends).remove)
+        caught = stack.enter_context(layers.running(LayerRange(0, layers.num_layers, capture=(0,))))
+        ids = torch.tensor([[token]], device=model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+    return _Probe(found, caught.hidden[0][-1].float(), logits)
+
+
+def _tolerance(model: Any) -> float:
+    return TOLERANCE if next(model.parameters()).dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
+
+
+def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
+    """Return the scale, from the difference of two tokens at one position, in which learned positions cancel."""
+    weight, config = input_embedding(model), model.config.get_text_config()
+    first, second = (weight[token].float() for token in PROBE_TOKENS)
+    rows, entered = first - second, one.entered - other.entered
+    root = float(torch.tensor(weight.shape[1] ** 0.5).to(weight.dtype))
+    for scale in (scale_of_embedding(model.get_input_embeddings(), config), root):
+        if rows.shape == entered.shape and _is_near(scale * rows, entered, _tolerance(model)):
+            return scale
+    raise UnsupportedModelError(
+        f"{type(model).__name__} changes embeddings by more than a factor before its first layer: choose a drafter "
+        "that does not read the target's embedding"
+    )
+
+
+def _logit_facts(model: Any, probe: _Probe) -> tuple[float, float | None]:
+    config, tolerance = model.config.get_text_config(), _tolerance(model)
+    found = probe.modules
+    names = {"head input", "head output", "base output"}
+    if names <= set(found) and _is_near(found["head input"].float(), found["base output"].float(), tolerance):
+        cap = getattr(config, "final_logit_softcapping", None)
+        scaling, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
+        for scale in (1.0, 1.0 / scaling if scaling else 1.0, factor or 1.0):
+            made = EmbeddingFacts(1.0, float(scale), cap).capped(found["head output"])
+            if _is_near(made, probe.logits, tolerance):
+                return float(scale), cap
+    raise UnsupportedModelError(
+        f"{type(model).__name__} does more between its last layer and its logits than a norm, a product, a scale and a "
+        "cap: choose a drafter that does not use the target's output head"
+    )
+
+
+def _is_near(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    return found.shape == wanted.shape and float((found - wanted).norm()) <= tolerance * float(wanted.norm())
+
+
+PROBE_TOKEN = 3
+MAX_ERROR = 1e-3
+MAX_ERROR_HALF = 2e-2
+"""Maximum relative error of the found norm in the probing pass, in float32 and in half precision."""
+MAX_VECTORS = 2
+"""A norm has a weight and a bias at most; larger modules are not tried."""
+
+
+@final
+class FinalNorm:
+    """The norm between a model's last layer and its output head: a copy in float32, or the identity.
+
+    Args:
+        model: a `…ForCausalLM`.
+        layers: its layers.
+
+    Raises:
+        UnsupportedModelError: the head does not read the output of one module that reads the last layer's.
+    """
+
+    def __init__(self, model: Any, layers: TorchLayers) -> None:
+        layers.require_capture()
+        self._device = model.device
+        module = _find(model, layers)
+        self._norm = None if module is None else copy.deepcopy(module).float().eval()
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return states after the norm, same shape, float32, on the device of the model."""
+        states = hidden.to(self._device, torch.float32)
+        return states if self._norm is None else self._norm(states)
+
+
+@torch.inference_mode()
+def _find(model: Any, layers: TorchLayers) -> nn.Module | None:
+    """Return the module whose output is the head's input; None if the head reads the last layer's output."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UnsupportedModelError(f"{type(model).__name__} names no output head: choose a drafter that needs none")
+    read: list[Tensor] = []
+    owners = {id(base): base for base in (model, model.base_model, model.get_decoder())}
+    candidates = {id(child): child for owner in owners.values() for child in owner.children()}
+    count = layers.num_layers
+    with ExitStack() as stack:
+        stack.callback(head.register_forward_pre_hook(lambda module, args: read.append(args[0])).remove)
+        caught = stack.enter_context(layers.running(LayerRange(0, count, capture=(count,))))
+        model(input_ids=torch.tensor([[PROBE_TOKEN]], device=model.device), use_cache=False)
+    last, wanted = caught.hidden[count][-1].float(), read[-1].flatten(0, -2)[-1].float()
+    if _is_near_norm(last, wanted, model):
+        return None
+    for module in candidates.values():
+        is_small = sum(parameter.numel() for parameter in module.parameters()) <= MAX_VECTORS * wanted.numel()
+        if is_small and _is_near_norm(_applied(module, last), wanted, model):
+            return module
+    raise UnsupportedModelError(
+        f"{type(model).__name__} does more between its last layer and its output head than one norm: choose a drafter "
+        "that does not use the target's output head"
+    )
+
+
+def _applied(module: nn.Module, state: Tensor) -> Tensor | None:
+    """Return what a module makes of one state, in float32; None if it takes other input."""
+    try:
+        found = copy.deepcopy(module).float().eval()(state[None])
+    except Exception:  # a module for other input may raise anything
+        return None
+    return found[0] if isinstance(found, Tensor) and found.dim() == 2 else None
+
+
+def _is_near_norm(found: Tensor | None, wanted: Tensor, model: Any) -> bool:
+    if found is None or found.shape != wanted.shape:
+        return False
+    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
+    return float((found - wanted).norm()) <= (MAX_ERROR if exact else MAX_ERROR_HALF) * float(wanted.norm())

@@ -26,6 +26,7 @@ from draftree.models.base import (
     Close,
     Commit,
     Edit,
+    EmbeddingFacts,
     Extend,
     Fork,
     LanguageModel,
@@ -36,7 +37,6 @@ from draftree.models.base import (
     SlotRequest,
     Truncate,
 )
-from draftree.models.embeddings import EmbeddingFacts
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.memory import Footprint
 from draftree.remote.address import FrameError, RefusedError, RemoteAddress

@@ -17,8 +17,7 @@ from draftree.core.errors import ConfigurationError, EngineClosedError, InvalidR
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import ROOT, depths, is_chain, is_path, is_rooted
 from draftree.models.base import Extend, LayerSubset
-from draftree.models.kv.pool import kv_slot
-from draftree.models.kv.slots import CLOSED, KVSlot
+from draftree.models.kv.slots import CLOSED, KVSlot, kv_slot
 from draftree.models.kv.slotted import SlottedModel
 from draftree.remote.address import PICKS, STATES, FrameError
 from draftree.remote.protocol import read_params

@@ -30,10 +30,8 @@ from draftree.lab.bench.passes import (
 from draftree.loading.load import load_model
 from draftree.models.base import LanguageModel, Pass, PassResult
 from draftree.models.native.blueprint import LinearBlueprint
-from draftree.models.native.build import FLAGS, SOURCES, NativeUnavailableError, find_compiler
-from draftree.models.native.groups import HEAD_KIND, LAYER_KIND
-from draftree.models.native.library import library
-from draftree.models.native.variants import VARIANTS
+from draftree.models.native.build import FLAGS, SOURCES, VARIANTS, NativeUnavailableError, find_compiler
+from draftree.models.native.library import HEAD_KIND, LAYER_KIND, library
 from draftree.models.table import TableLM, hashed
 from families import fresh
 from native_samples import EXPERTS, FAMILIES, SIZES

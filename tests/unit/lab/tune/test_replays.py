@@ -32,8 +32,7 @@ from draftree.lab.tune.replays import (
 )
 from draftree.loading.load import LoadedModel, load_model
 from draftree.models.base import LayerSubset
-from draftree.models.replay.model import ReplayModel
-from draftree.models.replay.text import RecordedText, ReplayClock
+from draftree.models.replay import RecordedText, ReplayClock, ReplayModel
 from head_samples import head_config, random_head
 
 PROMPT = [5, 9, 12, 5, 9, 12, 5, 9, 30, 31, 5, 9]

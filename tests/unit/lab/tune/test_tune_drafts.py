@@ -19,7 +19,7 @@ from draftree.lab.tune.contest import Cell, Contest, Sample
 from draftree.lab.tune.drafts import DraftSearch, with_full_paths
 from draftree.lab.tune.replays import Replays
 from draftree.loading.tuned import all_tuned, keep_tuned
-from draftree.models.replay.text import RecordedText
+from draftree.models.replay import RecordedText
 from private_cache import private_cache
 
 REPLAYED = ["--kernels", "torch", "--dtype", "float32", "--max-tokens", "6"]

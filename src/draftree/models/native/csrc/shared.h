@@ -176,7 +176,7 @@ typedef struct {
 /* A pass over rows, which run through the layers from first_layer to last_layer, exclusive.
  *   places             positions that a slot and head has room for
  *   slot_step          places from one slot to the next
- *   tokens ... list    of each row; see models/native/rows.py
+ *   tokens ... list    of each row; see models/native/decoder.py
  *   rope_position      of a row: its entry in the rotary tables
  *   identical          of a row: keys before this position lie at their position
  *   list_start, list   of a row: where its list of the other keys' places starts, and all lists

@@ -1,31 +1,416 @@
-"""Model whose passes run in C and read some of its layers from a file, within a memory budget.
-
-A pass runs layer by layer: while one layer computes, a thread reads the next streamed ones. Its logits have the same
-bits as those of a model in memory. Reading takes most of the time of a pass over few rows, so a pass over many rows
-costs hardly more, and large trees pay.
-"""
+"""Model whose native forward passes read some of its layers from a file, within a memory budget."""
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import logging
+import mmap
+import re
 import threading
 import weakref
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.slots import KVMemory
+from draftree.core.errors import ConfigurationError, ModelLoadError
+from draftree.models.kv.slots import KVMemory, LayerRange, RangeOutput
 from draftree.models.native.blueprint import Blueprint
-from draftree.models.native.decoder import NativeDecoder
-from draftree.models.native.library import library
+from draftree.models.native.decoder import NativeDecoder, Rows, SourceRows
+from draftree.models.native.library import LANES, Library, library
 from draftree.models.native.model import NativeModel
-from draftree.models.native.rows import Rows, SourceRows
-from draftree.models.native.streaming.store import WeightStore
-from draftree.models.native.streaming.structures import PRODUCTS
-from draftree.models.native.streaming.weights import StreamedWeights
+from draftree.models.native.packed import huge_pages
+from draftree.models.native.packing import TYPES
+from draftree.models.native.streaming.store import (
+    PRODUCTS,
+    Extent,
+    LayerReader,
+    WeightFile,
+    WeightStore,
+    decoder_of,
+    experts_of,
+    layer_of,
+    places_of,
+    products_of,
+)
+from draftree.models.native.structures import CLayer, CLinear
+
+# Packed layers as mapped memory, which passes can use before a thread has copied them to huge pages.
+#
+# Pages of the system's cache need no copy, so a start takes no longer than comparing checksums. Copies are worth their
+# time in longer use: address translation of small pages takes a tenth of a pass.
+
+logger = logging.getLogger(__name__)
+
+_ending = threading.Event()
+_threads = weakref.WeakSet[threading.Thread]()
+
+
+class MappedFile:
+    """Mapped file of packed weights; its memory stays valid as long as a tensor of it exists.
+
+    Args:
+        file: the open file.
+
+    Raises:
+        ModelLoadError: it cannot be mapped.
+    """
+
+    def __init__(self, file: WeightFile) -> None:
+        self._file = file
+        try:
+            with open(file.path, "rb") as opened:
+                self._memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"'{file.path}' cannot be mapped: {error}") from error
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+
+    def checked(self, extent: Extent, place: Tensor | None = None) -> Tensor:
+        """Return the bytes of a layer after their checksum was compared, shape (size,), uint8.
+
+        Args:
+            extent: where they are.
+            place: memory for a later copy; not used.
+
+        Raises:
+            ModelLoadError: the file is damaged.
+        """
+        end = extent.start + extent.size
+        with memoryview(self._memory) as whole, whole[extent.start : end] as content:
+            self._file.verify(extent, content)
+        return self._bytes[extent.start : end]
+
+    def release(self, extent: Extent) -> None:
+        """Let the process forget the pages of a layer; a later read finds them again in the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, extent.start, extent.size)
+
+
+class MappedLayers(Protocol):
+    """Weights some of whose layers are mapped."""
+
+    def copy_layer(self, layer: int) -> None:
+        """Copy a layer; raise ModelLoadError if the file cannot be read any more."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
+
+
+def copy_in_background(weights: MappedLayers, count: int) -> threading.Thread:
+    """Start a thread that copies the first `count` layers and closes the file; it ends once `weights` is unused."""
+    thread = threading.Thread(target=_copy, args=(weakref.ref(weights), count), name="draftree-weights", daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _end_threads() -> None:
+    # the interpreter would end threads inside calls of C++, which aborts the process
+    _ending.set()
+    for thread in list(_threads):
+        thread.join()
+
+
+def _copy(reference: weakref.ref[MappedLayers], count: int) -> None:
+    for layer in range(count):
+        weights = reference()
+        if weights is None or _ending.is_set():
+            return
+        try:
+            weights.copy_layer(layer)
+        except (ModelLoadError, MemoryError, RuntimeError) as error:
+            logger.info("layers stay mapped, so that passes are slower: %s", error)
+            break
+        del weights
+    if (weights := reference()) is not None:
+        weights.close()
+
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+NUM_BUFFERS = 2
+"""Least number of layers in memory besides those that stay there: one that computes and one that is read."""
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000.
+
+    Raises:
+        ConfigurationError: malformed, or not positive.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text > 0:
+        return text
+    found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
+    unit = None if found is None else UNITS.get(found[2].upper())
+    size = 0 if found is None or unit is None else int(float(found[1]) * unit)
+    if size <= 0:
+        raise ConfigurationError(
+            f"offload is {text!r}: give the memory for weights, a number with KB, MB, GB, KiB, MiB or GiB, such as 8GB"
+        )
+    return size
+
+
+class BudgetError(ConfigurationError):
+    """The memory is too small for a model whose weights are streamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the layers of a model are.
+
+    Attributes:
+        resident: layers that stay in memory, ascending.
+        streamed: layers that are read from the file in every pass, ascending.
+        num_buffers: layers that fit into memory besides the resident ones.
+        memory: bytes of all weights in memory, buffers included.
+    """
+
+    resident: tuple[int, ...]
+    streamed: tuple[int, ...]
+    num_buffers: int
+    memory: int
+
+
+def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
+    """Choose the layers that stay in memory: as many as fit beside two buffers, spread evenly over the model.
+
+    Between two streamed layers there is then about equally much to compute, so reading rarely waits for a buffer.
+
+    Args:
+        sizes: size of every layer in bytes.
+        fixed: bytes that are always in memory: norms, the output head, scales.
+        budget: bytes for all weights in memory.
+
+    Raises:
+        BudgetError: the budget is less than `fixed` and two layers.
+    """
+    count, largest = len(sizes), max(sizes)
+    if fixed + sum(sizes) <= budget:
+        return Placement(tuple(range(count)), (), 0, fixed + sum(sizes))
+    buffers = NUM_BUFFERS * largest
+    if fixed + buffers > budget:
+        raise BudgetError(
+            f"offload is {budget} bytes, which is too little for this model: its head and {NUM_BUFFERS} layers need "
+            f"{fixed + buffers} bytes ({readable(fixed + buffers)})"
+        )
+    num_resident = min((budget - fixed - buffers) // largest, count - 1)
+    resident = tuple(index * count // num_resident for index in range(num_resident)) if num_resident else ()
+    streamed = tuple(layer for layer in range(count) if layer not in set(resident))
+    num_buffers = min(NUM_BUFFERS, len(streamed))
+    memory = fixed + num_buffers * largest + sum(sizes[layer] for layer in resident)
+    return Placement(resident, streamed, num_buffers, memory)
+
+
+def readable(size: int) -> str:
+    """Return a size in MB or GB, rounded up to three digits."""
+    unit = "GB" if size >= UNITS["GB"] else "MB" if size >= UNITS["MB"] else "KB"
+    return f"{-(-size * 100 // UNITS[unit]) / 100:g}{unit}"
+
+
+LEAST_MAPPED = 64 << 20
+"""Least size of a file in bytes whose layers are mapped at first."""
+
+
+class StreamedWeights:
+    """Packed weights of a store within a memory budget, in the structures of the C library.
+
+    Args:
+        library: the C library.
+        store: the packed weights.
+        budget: bytes for all weights in memory; None for enough, with reads through the system's page cache. Layers of
+            a large file are then mapped, until `start_copying`.
+
+    Attributes:
+        decoder: the structure of the model.
+        layers: those of its layers. Products of a streamed layer are valid inside `loaded` only.
+        placement: the layers in memory and those that are read.
+
+    Raises:
+        ConfigurationError: the budget is too small.
+        ModelLoadError: the file is damaged or unreadable.
+    """
+
+    def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
+        self._library, self._store = library, store
+        self._is_resident = budget is None
+        self.biases: tuple[Tensor, ...] = ()
+        fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
+        sizes = [extent.size for extent in store.extents]
+        room = fixed + sum(sizes) if budget is None else budget
+        self.placement: Placement = place(sizes, fixed=fixed, budget=room)
+        self._file = WeightFile(store.file, is_cached=budget is None)
+        is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
+        self._map = MappedFile(self._file) if is_mapped else None
+        self._embedding = None if store.embedding is None else self._mapped(store.embedding)
+        resident = self.placement.resident
+        extents = [store.extents[layer] for layer in resident]
+        # one piece of memory for all: huge pages of single layers would be partly empty
+        places = huge_pages(store.tail.size + sum(extent.size for extent in extents)).split(
+            [store.tail.size, *(extent.size for extent in extents)]
+        )
+        self._places = dict(zip(resident, places[1:], strict=True))
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a checksum takes as long as a read
+            tail = pool.submit(self._read, store.tail, places[0])
+            buffers = pool.map(self._read if self._map is None else self._map.checked, extents, places[1:])
+            self._resident = dict(zip(resident, buffers, strict=True))
+            self._tail = tail.result()
+        self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
+        self._experts = [experts_of(fields, self._address) for fields in store.layers]
+        for layer, experts in zip(self.layers, self._experts, strict=True):
+            layer.experts = None if experts is None else ctypes.addressof(experts)
+        self.decoder = decoder_of(store.decoder, self.layers, self._address)
+        self._relative = [
+            [place - extent.start for place in places_of(fields)]
+            for fields, extent in zip(store.layers, store.extents, strict=True)
+        ]
+        for layer, buffer in self._resident.items():
+            self._point(layer, buffer)
+        streamed = self.placement.streamed
+        extents = [store.extents[layer] for layer in streamed]
+        self._index = {layer: index for index, layer in enumerate(streamed)}
+        self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
+        self.start_bytes = self._file.num_bytes
+        """Bytes read when the model was loaded."""
+        if budget is None:
+            weakref.finalize(self, self._file.close)
+            if self._map is None:
+                self._file.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights in memory, buffers included."""
+        return self._store.packed_bytes if self._is_resident else self.placement.memory
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether the file is read past the system's page cache."""
+        return self._file.is_direct
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all packed weights in the file."""
+        return self._store.num_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes that a whole pass reads from the file."""
+        return sum(self._store.extents[layer].size for layer in self.placement.streamed)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that passes have read from the file so far, read ahead included."""
+        return self._file.num_bytes - self.start_bytes
+
+    @contextmanager
+    def loaded(self, layer: int) -> Iterator[None]:
+        """Keep the products of a layer in memory inside the block; the reader reads the next streamed layers.
+
+        Raises:
+            ModelLoadError: the file is damaged or unreadable.
+        """
+        if self._reader is None or layer in self._resident:
+            yield
+            return
+        index = self._index[layer]
+        self._point(layer, self._reader.take(index))
+        try:
+            yield
+        finally:
+            self._reader.release(index)
+
+    def at(self, address: int | None) -> Tensor | None:
+        """Return the tensor in memory at an address; None for no address.
+
+        Raises:
+            LookupError: there is none, such as for a streamed product.
+        """
+        if address is None:
+            return None
+        plan, head = self.decoder, self.decoder.head
+        if address == head.weight:
+            size = -(-head.outputs // LANES) * self._library.block_bytes(head.inputs, head.format)
+            return self._tail[:size]
+        if address == plan.embedding:
+            assert self._embedding is not None, "the model has a separate embedding"
+            kind = TYPES[plan.kv_format]
+            return self._embedding[: plan.vocab * plan.hidden * kind.itemsize].view(kind).view(plan.vocab, plan.hidden)
+        found = next((tensor for tensor in self._store.small if tensor.data_ptr() == address), None)
+        if found is None:
+            raise LookupError("no tensor is kept in memory at this address")
+        return found
+
+    def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return a copy of the packed blocks of a layer's product, and their scales; inside `loaded` only."""
+        linear: CLinear = getattr(self.layers[layer], name)
+        size = -(-linear.outputs // LANES) * self._library.block_bytes(linear.inputs, linear.format)
+        blocks = (ctypes.c_uint8 * size).from_address(linear.weight)
+        return torch.frombuffer(bytearray(blocks), dtype=torch.uint8), self.at(linear.scale)
+
+    def start_copying(self) -> threading.Thread | None:
+        """Let a thread copy mapped layers to huge pages, and return it; None if there are none."""
+        return None if self._map is None else copy_in_background(self, len(self._resident))
+
+    def copy_layer(self, layer: int) -> None:
+        """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place.
+
+        Raises:
+            ModelLoadError: the file cannot be read any more; the layer stays mapped.
+        """
+        extent = self._store.extents[layer]
+        self._resident[layer] = self._read(extent, self._places[layer])
+        self._point(layer, self._resident[layer])
+        if self._map is not None:
+            self._map.release(extent)
+
+    def close(self) -> None:
+        """Stop reading and close the file."""
+        if self._reader is not None:
+            self._reader.close()
+        else:
+            self._file.close()
+
+    def _read(self, extent: Extent, buffer: Tensor) -> Tensor:
+        self._file.read(extent, buffer)
+        return buffer
+
+    def _mapped(self, extent: Extent) -> Tensor:
+        """Return the embedding as mapped memory: passes read few of its rows."""
+        with open(self._store.file, "rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with memoryview(memory) as view:
+            if zlib.crc32(view[extent.start : extent.start + extent.size]) != extent.checksum:
+                raise ModelLoadError(f"'{self._store.file}' is damaged: delete its folder, and it is written again")
+        if hasattr(mmap, "MADV_DONTNEED"):
+            memory.madvise(mmap.MADV_DONTNEED)
+            memory.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(memory, dtype=torch.uint8)[extent.start : extent.start + extent.size]
+
+    def _address(self, place: Mapping[str, int]) -> int:
+        """Return the address of what a field of the store points at; 0 for products, which are set later."""
+        if "tensor" in place:
+            return self._store.small[place["tensor"]].data_ptr()
+        at = place["at"]
+        if at < self._store.tail.start:
+            return 0
+        embedding = self._store.embedding
+        if self._embedding is not None and embedding is not None and at == embedding.start:
+            return int(self._embedding.data_ptr())
+        return int(self._tail.data_ptr()) + at - self._store.tail.start
+
+    def _point(self, layer: int, buffer: Tensor) -> None:
+        first = buffer.data_ptr()
+        for product, offset in zip(products_of(self.layers[layer]), self._relative[layer], strict=True):
+            product.weight = first + offset
+
 
 PASSES_BEFORE_COPY = 32
 """Passes before mapped weights are copied: a copy takes as long as some 4 passes, and makes them faster by a tenth."""

@@ -1,18 +1,18 @@
-"""Folder with the packed weights of one model: a file that is read layer by layer, small tensors, a description.
-
-The file holds the products of the layers, one layer after the other, then the output head and the embedding, each at
-the start of a page. It is written once per model, dtype and quantization, within a few layers of memory.
-"""
+"""Folder with the packed weights of one model: a file that is read layer by layer, small tensors, a description."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
 import json
 import mmap
 import os
 import shutil
 import tempfile
+import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,13 +24,306 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, read_json
-from draftree.models.native.blueprint import Blueprint
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint
 from draftree.models.native.library import Library, format_of
-from draftree.models.native.packed import PAGE, PackedWeights
+from draftree.models.native.packed import PAGE, PackedWeights, huge_pages
 from draftree.models.native.packing import bytes_needed
-from draftree.models.native.streaming.reader import Extent
-from draftree.models.native.streaming.structures import exported, layout
+from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
+
+# Structures of packed weights as JSON: pointers become places in a file or numbers of small tensors.
+#
+# The experts of a layer are a structure of their own, and two arrays of products.
+
+PRODUCTS = ("qkv", "output", "gate_up", "down")
+EXPERT_PRODUCTS = ("gate_up", "down")
+SET_BY_PASSES = ("keys", "values")
+"""Pointers of a layer that every memory of slots sets."""
+
+
+def layout() -> dict[str, list[str]]:
+    """Return the fields that a description has; another version of the package may have others."""
+    kinds = (CDecoder, CLayer, CExperts, CLinear)
+    return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
+
+
+def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str, int]]) -> dict[str, Any]:
+    """Return the fields of a structure; `place_of` describes what an address points at."""
+    found: dict[str, Any] = {}
+    for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
+        value = getattr(structure, name)
+        if name in SET_BY_PASSES or name == "layers":
+            continue
+        if isinstance(value, ctypes.Structure):
+            found[name] = exported(value, place_of)
+        elif name == "experts":
+            found[name] = None if value is None else exported(CExperts.from_address(value), place_of)
+        elif isinstance(structure, CExperts) and name in EXPERT_PRODUCTS:
+            found[name] = [exported(linear, place_of) for linear in expert_products(structure, name)]
+        elif kind is ctypes.c_void_p:
+            found[name] = None if value is None else place_of(value)
+        else:
+            found[name] = value
+    return found
+
+
+def decoder_of(fields: Mapping[str, Any], layers: Any, address_of: Callable[[Mapping[str, int]], int]) -> CDecoder:
+    """Return the structure of a model over an array of its layers.
+
+    Raises:
+        KeyError, TypeError: the fields are malformed.
+    """
+    return CDecoder(layers=layers, **_values(CDecoder, fields, address_of))
+
+
+def layer_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CLayer:
+    """Return the structure of a layer, without its experts.
+
+    Raises:
+        KeyError, TypeError: the fields are malformed.
+    """
+    return CLayer(**_values(CLayer, fields, address_of))
+
+
+def experts_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CExperts | None:
+    """Return the structure of a layer's experts, which keeps its arrays; None if the layer has none.
+
+    Raises:
+        KeyError, TypeError: the fields are malformed.
+    """
+    own = fields["experts"]
+    if own is None:
+        return None
+    found = CExperts(**_values(CExperts, own, address_of))
+    arrays = []
+    for name in EXPERT_PRODUCTS:
+        linears = [CLinear(**_values(CLinear, each, address_of)) for each in own[name]]
+        arrays.append((CLinear * len(linears))(*linears))
+        setattr(found, name, ctypes.addressof(arrays[-1]))
+    found.arrays = arrays
+    return found
+
+
+def products_of(layer: CLayer) -> list[CLinear]:
+    """Return all products of a layer that lie in its part of the file, as views of its structures."""
+    if layer.experts is None:
+        return [getattr(layer, name) for name in PRODUCTS]
+    experts = CExperts.from_address(layer.experts)
+    each = [linear for name in EXPERT_PRODUCTS for linear in expert_products(experts, name)]
+    return [layer.qkv, layer.output, experts.router, *each]
+
+
+def places_of(fields: Mapping[str, Any]) -> list[int]:
+    """Return the places in the file of the products of a layer, in the order of `products_of`."""
+    experts = fields["experts"]
+    if experts is None:
+        parts = [fields[name] for name in PRODUCTS]
+    else:
+        each = [linear for name in EXPERT_PRODUCTS for linear in experts[name]]
+        parts = [fields["qkv"], fields["output"], experts["router"], *each]
+    return [part["weight"]["at"] for part in parts]
+
+
+def _values(
+    structure: type[ctypes.Structure], fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, kind in ((entry[0], entry[1]) for entry in structure._fields_):
+        if name in (*SET_BY_PASSES, "layers", "experts") or (structure is CExperts and name in EXPERT_PRODUCTS):
+            continue
+        value = fields[name]
+        if kind is CLinear:
+            values[name] = CLinear(**_values(CLinear, value, address_of))
+        elif kind is ctypes.c_void_p:
+            values[name] = None if value is None else address_of(value)
+        else:
+            values[name] = value
+    return values
+
+
+PIECE = 8 << 20
+"""Bytes per read: smaller ones do not use the full speed of a solid-state drive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Place of one layer in the file; start and size are multiples of a page.
+
+    Attributes:
+        start: first byte.
+        size: number of bytes.
+        checksum: CRC-32 of the bytes.
+    """
+
+    start: int
+    size: int
+    checksum: int
+
+
+class WeightFile:
+    """Open file of packed weights, read without the system's page cache where the file system supports that.
+
+    Args:
+        path: path of the file.
+        is_cached: whether the system's page cache is used, for a file that is read once per process.
+
+    Raises:
+        ModelLoadError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, is_cached: bool = False) -> None:
+        self.path = path
+        self._is_cached = is_cached
+        self.num_bytes = 0
+        """Bytes read so far."""
+        self._verified: set[int] = set()
+        try:
+            self._descriptor, self.is_direct = self._opened()
+        except OSError as error:
+            raise ModelLoadError(f"'{path}' cannot be opened: {error.strerror}") from error
+
+    def _opened(self) -> tuple[int, bool]:
+        direct = getattr(os, "O_DIRECT", 0)
+        if direct and not self._is_cached:
+            with contextlib.suppress(OSError):  # some file systems have no direct reads
+                return os.open(self.path, os.O_RDONLY | direct), True
+        return os.open(self.path, os.O_RDONLY), False
+
+    def read(self, extent: Extent, buffer: Tensor) -> None:
+        """Read a layer into the beginning of a buffer, and compare its checksum the first time.
+
+        Raises:
+            ModelLoadError: the file is shorter, damaged or unreadable.
+        """
+        view = buffer.numpy().data[: extent.size]
+        done = 0
+        try:
+            while done < extent.size:
+                count = os.preadv(self._descriptor, [view[done : done + PIECE]], extent.start + done)
+                if not count:
+                    raise ModelLoadError(f"'{self.path}' ends early: delete its folder, and it is written again")
+                done += count
+            if not (self.is_direct or self._is_cached) and hasattr(os, "posix_fadvise"):
+                # these pages are not read again before all others
+                os.posix_fadvise(self._descriptor, extent.start, extent.size, os.POSIX_FADV_DONTNEED)
+        except OSError as error:
+            raise ModelLoadError(f"'{self.path}' cannot be read: {error.strerror}") from error
+        self.num_bytes += extent.size
+        self.verify(extent, view)
+
+    def verify(self, extent: Extent, content: memoryview) -> None:
+        """Compare the checksum of a layer with its content, the first time.
+
+        Raises:
+            ModelLoadError: the file is damaged.
+        """
+        if extent.start not in self._verified:
+            if zlib.crc32(content) != extent.checksum:
+                raise ModelLoadError(f"'{self.path}' is damaged: delete its folder, and it is written again")
+            self._verified.add(extent.start)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LayerReader:
+    """Buffers that a thread fills with layers in cyclic order, ahead of their use.
+
+    One thread takes and releases layers. The reader starts with the first `take`, so a model that is never run reads
+    nothing.
+
+    Args:
+        file: the file; closed with the reader.
+        extents: places of the layers, in the order of their use.
+        num_buffers: number of buffers; each has the size of the largest layer.
+    """
+
+    def __init__(self, file: WeightFile, extents: Sequence[Extent], num_buffers: int) -> None:
+        self._file, self._extents = file, extents
+        largest = max(extent.size for extent in extents)
+        self._free = deque(huge_pages(largest) for _ in range(num_buffers))
+        self._ready: dict[int, Tensor] = {}
+        self._in_use: dict[int, Tensor] = {}
+        self._next = 0
+        self._reading: int | None = None
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def take(self, index: int) -> Tensor:
+        """Return the buffer with the layer of this index in `extents`; it is unchanged until `release`.
+
+        Waits for the reader. A layer out of order discards what was read ahead.
+
+        Raises:
+            ModelLoadError: the file cannot be read.
+            RuntimeError: the reader is closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the weights of this model were closed")
+            self._start()
+            if index not in self._ready and index not in (self._reading, self._next):
+                self._jump(index)
+            self._changed.wait_for(lambda: index in self._ready or self._error is not None)
+            if self._error is not None:
+                raise self._error
+            self._in_use[index] = self._ready.pop(index)
+            return self._in_use[index]
+
+    def release(self, index: int) -> None:
+        """Let the reader use the buffer of a layer again."""
+        with self._changed:
+            self._free.append(self._in_use.pop(index))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop the thread and close the file; buffers that are in use stay valid."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._file.close()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_ahead, name="draftree-weights", daemon=True)
+            self._thread.start()
+
+    def _jump(self, index: int) -> None:
+        self._free.extend(self._ready.values())
+        self._ready.clear()
+        self._next = index
+        self._changed.notify_all()
+
+    def _read_ahead(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or bool(self._free))
+                if self._is_closed:
+                    return
+                index, buffer = self._next, self._free.popleft()
+                self._reading, self._next = index, (index + 1) % len(self._extents)
+            try:
+                self._file.read(self._extents[index], buffer)
+            except BaseException as error:
+                with self._changed:
+                    self._error, self._reading = error, None
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._reading = None
+                if index in self._ready or index in self._in_use or self._next != (index + 1) % len(self._extents):
+                    self._free.append(buffer)  # not the layer that is wanted any more
+                else:
+                    self._ready[index] = buffer
+                self._changed.notify_all()
+
 
 FORMAT = 3
 WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.json"
@@ -286,3 +579,41 @@ class _Mapped:
         with memoryview(self._memory) as view:
             view[self.used_bytes : self.used_bytes + len(raw)] = raw
         return self.end(self.used_bytes + size)
+
+
+LEAST_LAYERS = 2
+
+
+def shallow(blueprint: Blueprint, store: WeightStore) -> tuple[Blueprint, WeightStore]:
+    """Return the shortest beginning of a model that has two layers, and one of every kind.
+
+    Layers of one kind differ in the values of their weights only: passes run the same kernels for them.
+
+    Args:
+        blueprint: architecture of the model.
+        store: its packed weights.
+    """
+    kinds = [_kind(layer) for layer in blueprint.layers]
+    count = max(min(LEAST_LAYERS, len(kinds)), *(1 + kinds.index(kind) for kind in kinds))
+    return (
+        dataclasses.replace(blueprint, layers=blueprint.layers[:count]),
+        dataclasses.replace(
+            store,
+            decoder={**store.decoder, "num_layers": count},
+            layers=store.layers[:count],
+            extents=store.extents[:count],
+        ),
+    )
+
+
+def _kind(layer: LayerBlueprint) -> Any:
+    """Return everything about a layer except the names of its weights."""
+    return _without_names(dataclasses.asdict(layer))
+
+
+def _without_names(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_names(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_names(part) for part in value]
+    return "" if isinstance(value, str) else value

@@ -12,28 +12,65 @@ from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, Pass, PassResult
-from draftree.models.kv.partial import LayerRange, RangeOutput
-from draftree.models.kv.pool import Leftovers, SlotPool, kv_slot
-from draftree.models.kv.slots import LayerShape
-from draftree.models.kv.slotted import requested_rows
+from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
+from draftree.models.kv.slotted import SourcedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.source import Source
-from draftree.models.sourced import SourcedModel
-from draftree.models.torch.cache_argument import cache_name
-from draftree.models.torch.context import UNBOUNDED
-from draftree.models.torch.dynamic import plan_pass
-from draftree.models.torch.identity import fingerprint
+from draftree.models.torch.attention import plan_pass
+from draftree.models.torch.inspection import UNBOUNDED, cache_name, fingerprint
 from draftree.models.torch.packing import weight_bytes
-from draftree.models.torch.seq2seq.attention import RecordedCalls, announced, use_in
-from draftree.models.torch.seq2seq.cache import empty_cache
-from draftree.models.torch.seq2seq.cross import EncodedSource, plan_cross
-from draftree.models.torch.seq2seq.families import decoder_function, decoder_of
-from draftree.models.torch.seq2seq.layers import DecoderFunction
-from draftree.models.torch.seq2seq.passes import DecoderLayers, DecoderPass
-from draftree.models.torch.seq2seq.positions import BiasTables, replace_positions, restore_positions
+from draftree.models.torch.seq2seq.layers import DecoderFunction, decoder_function, decoder_of
+from draftree.models.torch.seq2seq.passes import (
+    BiasTables,
+    DecoderLayers,
+    DecoderPass,
+    EncodedSource,
+    RecordedCalls,
+    announced,
+    plan_cross,
+    replace_positions,
+    restore_positions,
+    use_in,
+)
 from draftree.models.torch.seq2seq.sources import encoder_input, source_facts
 from draftree.sampling.decoding_rules import DecodingRules, decoding_rules
 from draftree.sampling.logits import TensorLogits
+
+# Cache object for the passes of a decoder: it stores nothing and skips the projection of the source.
+#
+# transformers' cross-attentions project the encoder's output unless the cache they are given holds their keys. This one
+# holds one position of zeros for each layer, which our attention replaces by the keys of each row's source.
+
+
+def empty_cache(shapes: dict[int, tuple[int, int, int]], *, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the cache.
+
+    Args:
+        shapes: heads, key size and value size of each layer's cross-attention.
+        dtype: dtype of keys and values.
+        device: device of keys and values.
+    """
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    class PassedThrough(DynamicCache):
+        """Self-attention: keys and values are returned unchanged."""
+
+        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+            return key_states, value_states
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return 0
+
+        def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+            return query_length, 0
+
+    cross = DynamicCache()
+    for layer, (heads, key_dim, value_dim) in sorted(shapes.items()):
+        keys, values = (torch.zeros(1, heads, 1, size, dtype=dtype, device=device) for size in (key_dim, value_dim))
+        cross.update(keys, values, layer)
+    cache = EncoderDecoderCache(PassedThrough(), cross)
+    assert all(cache.is_updated.get(layer) for layer in shapes), "no layer projects the encoder's output"
+    return cache
 
 
 class HFEncoderDecoder(SourcedModel[EncodedSource]):

@@ -1,19 +1,453 @@
-"""Passes of a decoder over slots: self-attention in the slots' trees, cross-attention to each slot's source."""
+"""Forward passes of a decoder over slots: self-attention in the slots' trees, cross-attention to each slot's source."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from draftree.models.torch.attention import LayerCall
-from draftree.models.torch.dynamic import SlotPass
-from draftree.models.torch.seq2seq.attention import layer_call
-from draftree.models.torch.seq2seq.cross import CrossPass, EncodedSource
-from draftree.models.torch.seq2seq.positions import BiasTables
+from draftree.models.source import Source
+from draftree.models.torch.attention import LayerCall, SlotPass, attend
+
+# Attention of encoder-decoder models: the decoder's calls go to the current pass, all others to transformers.
+#
+# transformers calls one attention function for the encoder, for self-attention and for cross-attention. Which module is
+# which is learned once, by a pass over a source and a text of different lengths.
+
+NAME = "draftree_seq2seq"
+PLAIN = "sdpa"
+"""The implementation of transformers for calls outside of passes."""
+
+
+class DecoderCalls(Protocol):
+    """Handler of the attention calls of one pass of a decoder."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
+    ) -> Tensor:
+        """Attend; queries have shape (1, heads, rows, head_dim), the result (1, rows, heads, head_dim)."""
+
+    def positions_of(self) -> tuple[Tensor, Tensor] | None:
+        """Return tokens and positions of the rows, shape (rows,); None to leave positions to the model."""
+
+    def bias_of(self, module: nn.Module) -> bool:
+        """Note that a module's bias by position is wanted; returns whether the pass computes it itself."""
+
+
+_CURRENT: ContextVar[DecoderCalls | None] = ContextVar("draftree_seq2seq_pass", default=None)
+
+
+def current_calls() -> DecoderCalls | None:
+    """Return the handler of the current pass; None outside of passes."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def announced(calls: DecoderCalls) -> Iterator[None]:
+    """Route the decoder's attention calls inside to this handler."""
+    token = _CURRENT.set(calls)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **given: Any,
+) -> tuple[Tensor, None]:
+    current = _CURRENT.get()
+    if current is not None:
+        return current.attend(module, query, key, value, scaling, given), None
+    return plain_attention(module, query, key, value, attention_mask, scaling=scaling, **given), None
+
+
+def plain_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any
+) -> Tensor:
+    """Return what transformers computes, shape (batch, rows, heads, head_dim)."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    mixed: Tensor = ALL_ATTENTION_FUNCTIONS[PLAIN](module, query, key, value, mask, **given)[0]
+    return mixed
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    if _CURRENT.get() is not None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    return sdpa_mask(*args, **kwargs)
+
+
+def use_in(model: Any) -> None:
+    """Set our attention in encoder and decoder."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    model.set_attn_implementation(NAME)
+
+
+@dataclass(slots=True)
+class RecordedCalls:
+    """Pass over one text on one source, computed by transformers, that records keys and values of each module.
+
+    Attributes:
+        keys: keys and values by module, shape (1, heads, length, head_dim), in the order of the calls.
+        biased: modules that asked for a bias by position.
+    """
+
+    keys: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    biased: list[nn.Module] = field(default_factory=list)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
+    ) -> Tensor:
+        """Record keys and values, and attend as transformers does."""
+        self.keys[module] = (key, value)
+        return plain_attention(module, query, key, value, None, scaling=scaling, **given)
+
+    def positions_of(self) -> tuple[Tensor, Tensor] | None:
+        """Leave positions to the model."""
+        return None
+
+    def bias_of(self, module: nn.Module) -> bool:
+        """Leave the bias to the model."""
+        self.biased.append(module)
+        return False
+
+
+def layer_call(
+    layer: int, query: Tensor, scaling: float | None, given: dict[str, Any], bias: Tensor | None
+) -> LayerCall:
+    """Return the arguments of a layer's call."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return LayerCall(layer, scale, given.get("sliding_window"), given.get("softcap"), given.get("s_aux"), bias)
+
+
+# Cross-attention of passes: encoded sources, and stacks of them that attend in one call.
+#
+# Sources of similar length that take part in one pass are stacked, padded to the longest. A source's own keys and
+# values then are a part of the stack, so that they are stored once.
+
+MAX_STACKED_BYTES = 64 << 20
+"""Larger groups are not copied into a stack when they change: their sources attend alone."""
+SHORT = 32
+"""Sources up to this length are of one group."""
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True, eq=False)
+class EncodedSource:
+    """Cross-attention keys and values of a source. Its count is changed by its model only.
+
+    Attributes:
+        source: the source.
+        layers: keys and values of each layer, shape (1, heads, length, head_dim).
+        length: number of positions.
+        num_slots: number of slots that refer to it.
+        stack: the stack that holds its keys and values; None if they are stored alone.
+        place: its index in the stack.
+    """
+
+    source: Source
+    layers: Sequence[KeysValues]
+    length: int
+    num_slots: int = 0
+    stack: Stack | None = None
+    place: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its keys and values."""
+        return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
+
+
+@dataclass(slots=True, eq=False)
+class Stack:
+    """Keys and values of several sources.
+
+    Attributes:
+        layers: keys and values of each layer, shape (sources, heads, length, head_dim), with zeros as padding.
+        lengths: length of each source.
+        masks: additive masks of slices, which are made once.
+    """
+
+    layers: Sequence[KeysValues]
+    lengths: Sequence[int]
+    masks: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
+
+    def mask(self, first: int, end: int) -> Tensor | None:
+        """Return the mask of padding for some sources, shape (sources, 1, 1, length); None without padding."""
+        key = (first, end)
+        if key not in self.masks:
+            lengths, keys = self.lengths[first:end], self.layers[0][0]
+            longest = max(lengths)
+            if min(lengths) == longest:
+                self.masks[key] = None
+            else:
+                each = torch.tensor(lengths, device=keys.device)[:, None]
+                hidden = torch.arange(longest, device=keys.device) >= each
+                mask = torch.zeros(hidden.shape, dtype=keys.dtype, device=keys.device)
+                self.masks[key] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+        return self.masks[key]
+
+
+@dataclass(slots=True, eq=False)
+class CrossRun:
+    """Sources that attend in one call.
+
+    Attributes:
+        layers: keys and values of each layer, shape (sources, heads, length, head_dim).
+        mask: additive, shape (sources, 1, rows, length); None without padding.
+        rows: rows of each source in the pass, shape (sources, rows), the first repeated as padding; None if they are
+            all rows of the pass in order.
+        places: indices of the real rows in `rows`; None if they are all.
+    """
+
+    layers: Sequence[KeysValues]
+    mask: Tensor | None
+    rows: Tensor | None
+    places: Tensor | None
+
+    def attend(self, layer: int, call: LayerCall, query: Tensor) -> Tensor:
+        """Attend with queries of shape (1, heads, rows, head_dim); returns (sources * rows, heads, head_dim)."""
+        keys, values = self.layers[layer]
+        _, heads, _, dim = query.shape
+        if self.rows is None:
+            part = query[0].reshape(heads, keys.shape[0], -1, dim).transpose(0, 1)
+        else:
+            part = query[0][:, self.rows].transpose(0, 1)
+        mixed = attend(part, keys, values, call=call, mask=self.mask).transpose(1, 2)
+        return mixed.reshape(-1, heads, mixed.shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class CrossPass:
+    """The cross-attention of one pass: all its runs, which together have every row once."""
+
+    runs: Sequence[CrossRun]
+
+    def attend(self, layer: int, call: LayerCall, query: Tensor) -> Tensor:
+        """Attend with queries of shape (1, heads, rows, head_dim); returns (1, rows, heads, head_dim)."""
+        if self.runs[0].rows is None:
+            return self.runs[0].attend(layer, call, query).unsqueeze(0)
+        mixed: Tensor | None = None
+        for run in self.runs:
+            part = run.attend(layer, call, query)
+            if mixed is None:
+                mixed = part.new_empty(query.shape[2], *part.shape[1:])
+            assert run.rows is not None
+            rows = run.rows.flatten()
+            if run.places is None:
+                mixed[rows] = part
+            else:
+                mixed[rows[run.places]] = part[run.places]
+        assert mixed is not None, "a pass has rows"
+        return mixed.unsqueeze(0)
+
+
+def plan_cross(sources: Sequence[EncodedSource], counts: Sequence[int], device: torch.device) -> CrossPass:
+    """Plan the cross-attention of a pass; stacks sources of similar length that are not stacked yet.
+
+    Args:
+        sources: source of each job, in the order of the rows.
+        counts: number of rows of each job.
+        device: device of the row numbers.
+    """
+    found: dict[int, tuple[EncodedSource, list[int]]] = {}
+    first = 0
+    for source, count in zip(sources, counts, strict=True):
+        found.setdefault(id(source), (source, []))[1].extend(range(first, first + count))
+        first += count
+    if len(found) == 1:
+        return CrossPass([CrossRun(sources[0].layers, None, None, None)])
+    groups: dict[int, list[EncodedSource]] = {}
+    for source, _ in found.values():
+        groups.setdefault((max(source.length, SHORT) - 1).bit_length(), []).append(source)
+    parts = [part for group in groups.values() for part in _parts(group)]
+    return CrossPass([_run(part, [found[id(source)][1] for source in part], first, device) for part in parts])
+
+
+def _parts(group: list[EncodedSource]) -> list[list[EncodedSource]]:
+    """Divide sources into neighbours in a stack; a small group with several parts is stacked anew."""
+    parts: list[list[EncodedSource]] = []
+    for source in sorted(group, key=lambda one: (id(one.stack), one.place)):
+        if parts and _are_neighbours(parts[-1][-1], source):
+            parts[-1].append(source)
+        else:
+            parts.append([source])
+    if len(parts) > 1 and sum(source.num_bytes for source in group) <= MAX_STACKED_BYTES:
+        stack(group)
+        return [group]
+    return parts
+
+
+def _are_neighbours(one: EncodedSource, other: EncodedSource) -> bool:
+    return one.stack is not None and one.stack is other.stack and other.place == one.place + 1
+
+
+def stack(sources: Sequence[EncodedSource]) -> None:
+    """Copy the keys and values of sources into a new stack, in this order."""
+    lengths = [source.length for source in sources]
+    longest, layers = max(lengths), []
+    for layer in range(len(sources[0].layers)):
+        pair = []
+        for kind in (0, 1):
+            like = sources[0].layers[layer][kind]
+            whole = like.new_zeros(len(sources), like.shape[1], longest, like.shape[3])
+            for place, source in enumerate(sources):
+                whole[place, :, : source.length] = source.layers[layer][kind][0]
+            pair.append(whole)
+        layers.append((pair[0], pair[1]))
+    made = Stack(layers, lengths)
+    for place, source in enumerate(sources):
+        source.stack, source.place, length = made, place, source.length
+        source.layers = [
+            (keys[place : place + 1, :, :length], values[place : place + 1, :, :length]) for keys, values in layers
+        ]
+
+
+def _run(part: Sequence[EncodedSource], rows: Sequence[Sequence[int]], num_rows: int, device: torch.device) -> CrossRun:
+    if len(part) == 1:
+        layers, mask = part[0].layers, None
+    else:
+        found, start, end = part[0].stack, part[0].place, part[-1].place + 1
+        assert found is not None, "neighbours are in a stack"
+        mask, longest = found.mask(start, end), max(source.length for source in part)
+        layers = [(keys[start:end, :, :longest], values[start:end, :, :longest]) for keys, values in found.layers]
+    most = max(map(len, rows))
+    if mask is not None and most > 1:
+        mask = mask.expand(-1, -1, most, -1)
+    flat = [row for own in rows for row in own]
+    is_even = len(flat) == most * len(part)
+    if is_even and flat == list(range(num_rows)):
+        return CrossRun(layers, mask, None, None)
+    padded = torch.tensor([[*own, *[own[0]] * (most - len(own))] for own in rows], device=device)
+    if is_even:
+        return CrossRun(layers, mask, padded, None)
+    places = [place * most + row for place, own in enumerate(rows) for row in range(len(own))]
+    return CrossRun(layers, mask, padded, torch.tensor(places, device=device))
+
+
+# Positions by depth in decoders that count them themselves.
+#
+# | families | what is replaced during a pass | | --- | --- | | T5, mT5, UMT5 | `compute_bias`: the bias of a distance
+# is read from the model, and distances go by depth | | BART, mBART, PLBart, Marian, Pegasus, Blenderbot, Whisper |
+# `embed_positions`: a row of its table for each depth | | M2M100, NLLB | the same, with the table's offset and the
+# position of padding tokens | | others with `decoder_position_ids` or rotary positions | nothing: the positions are an
+# argument |
+#
+# Outside of passes the modules do as before.
+
+OWN = "_draftree_own"
+"""Attribute with the method of a module that was replaced."""
+FIRST_DISTANCES = 128
+
+
+class BiasTables:
+    """Biases of the decoder's modules by distance, read from the model and kept."""
+
+    def __init__(self) -> None:
+        self._tables: dict[nn.Module, Tensor] = {}
+
+    @torch.inference_mode()
+    def of(self, module: nn.Module, length: int) -> Tensor:
+        """Return the bias of a module for distances below `length` at least, shape (heads, distances)."""
+        known = self._tables.get(module)
+        if known is None or known.shape[1] < length:
+            count = max(FIRST_DISTANCES, 1 << (length - 1).bit_length())
+            own: Callable[..., Tensor] = getattr(module, OWN)
+            bias = own(1, count, past_seen_tokens=count - 1)  # (1, heads, 1, keys), the most distant key first
+            known = self._tables[module] = bias[0, :, 0].flip(-1).contiguous()
+        return known
+
+
+def replace_positions(model: Any, decoder: nn.Module) -> int | None:
+    """Replace the positions of a decoder during passes; idempotent.
+
+    Returns:
+        The number of positions that the decoder has; None if it is not limited by a table.
+    """
+    for module in decoder.modules():
+        if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
+            _replace(module, "compute_bias", _bias)
+    table = getattr(decoder, "embed_positions", None)
+    if not isinstance(table, nn.Module):
+        return None
+    if table is getattr(model.get_encoder(), "embed_positions", None):
+        return None  # shared with the encoder: the self-check decides
+    if isinstance(table, nn.Embedding):
+        _replace(table, "forward", _learned)
+        return int(table.weight.shape[0]) - int(getattr(table, "offset", 0))
+    if isinstance(getattr(table, "weights", None), Tensor):
+        _replace(table, "forward", _sinusoidal)
+        return int(model.config.max_position_embeddings)
+    return None
+
+
+def restore_positions(decoder: nn.Module) -> None:
+    """Undo `replace_positions`."""
+    for module in decoder.modules():
+        if OWN in module.__dict__:
+            for name in ("compute_bias", "forward"):
+                module.__dict__.pop(name, None)
+            del module.__dict__[OWN]
+
+
+def _replace(module: nn.Module, name: str, ours: Callable[..., Any]) -> None:
+    if OWN not in module.__dict__:
+        setattr(module, OWN, getattr(module, name))
+        setattr(module, name, types.MethodType(ours, module))
+
+
+def _bias(module: nn.Module, query_length: int, key_length: int, *args: Any, **kwargs: Any) -> Tensor:
+    current = current_calls()
+    if current is not None and current.bias_of(module):
+        return torch.empty(0)  # the pass adds the bias itself
+    found: Tensor = getattr(module, OWN)(query_length, key_length, *args, **kwargs)
+    return found
+
+
+def _learned(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    current = current_calls()
+    rows = None if current is None else current.positions_of()
+    if rows is None:
+        found: Tensor = getattr(module, OWN)(*args, **kwargs)
+        return found
+    weight: Any = module.weight
+    return nn.functional.embedding(rows[1] + int(getattr(module, "offset", 0)), weight).unsqueeze(0)
+
+
+def _sinusoidal(module: Any, *args: Any, **kwargs: Any) -> Tensor:
+    current = current_calls()
+    rows = None if current is None else current.positions_of()
+    if rows is None:
+        found: Tensor = getattr(module, OWN)(*args, **kwargs)
+        return found
+    tokens, positions = rows
+    pad = int(module.padding_idx)
+    last = int(positions.max()) + pad + 2
+    if last > module.weights.shape[0]:
+        module.make_weights(2 * last, module.embedding_dim, pad)
+    # as in generate: the position of a padding token is that of padding
+    index = torch.where(tokens == pad, torch.full_like(positions, pad), positions + (pad + 1))
+    return module.weights.index_select(0, index).unsqueeze(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.models.check import BRANCHES, PREFIX_LENGTH, TREE_PARENTS, ReferenceLogits
 from draftree.models.source import FeatureSource, HiddenSource, Source, TokenSource
-from draftree.models.torch.context import UNBOUNDED
+from draftree.models.torch.inspection import UNBOUNDED
 
 PROBE_TOKENS = 6
 """Length of the source of checks."""

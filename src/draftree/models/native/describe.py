@@ -1,0 +1,659 @@
+"""Derivation of the `Blueprint` of a transformers model."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draftree.models.native.blueprint import (
+    CLAMPED_SILU,
+    LAYER_NORM,
+    Blueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    Rope,
+    read_ropes,
+)
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.modules import (
+    Names,
+    activation_module,
+    activation_of,
+    clamps_of,
+    experts_of,
+    first_part,
+    has_experts,
+    linear_of,
+    linears_of,
+    norm_facts,
+    part,
+    reads_before,
+    require_like_norms,
+    runs_before,
+)
+from draftree.models.torch.attention import LayerCall, ProbePass, announced
+from draftree.models.torch.hf import HFModel
+from draftree.models.torch.inspection import context_length, fingerprint
+from draftree.models.torch.layers import scale_of_embedding
+
+
+class ModelFacts(Protocol):
+    """A transformers model and facts about it. `HFModel` has them, too."""
+
+    model: Any
+    config: Any
+    vocab_size: int
+    max_length: int
+    device: torch.device
+    dtype: torch.dtype
+    fingerprint: str
+
+    @property
+    def kind(self) -> str:
+        """Name in messages."""
+        ...
+
+    @property
+    def calls(self) -> Mapping[int, LayerCall]:
+        """Arguments of the attention of each layer."""
+        ...
+
+
+class OwnAttention:
+    """Facts of a model that computes its attention itself: softmax of all earlier scores over the root of a head.
+
+    That it does is found by comparison of logits, like everything else that passes in C assume.
+
+    Args:
+        model: a `…ForCausalLM` with rotary positions.
+
+    Raises:
+        NativeUnavailableError: its scores depend on distances.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config = model.eval(), model.config.get_text_config()
+        if getattr(self.config, "alibi", False):
+            raise NativeUnavailableError("its attention adds distances to scores")
+        self.vocab_size, self.max_length = int(self.config.vocab_size), context_length(self.config)
+        self.device, self.dtype = model.device, next(model.parameters()).dtype
+        self.fingerprint = fingerprint(model)
+        self.kind = type(model).__name__
+        scaling = float(self.config.hidden_size // self.config.num_attention_heads) ** -0.5
+        layers = range(int(self.config.num_hidden_layers))
+        self.calls = {layer: LayerCall(layer, scaling, window=None, softcap=None, sinks=None) for layer in layers}
+
+
+def facts_of(model: Any) -> ModelFacts:
+    """Return the facts of a model.
+
+    Args:
+        model: a `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours where it has one.
+
+    Raises:
+        NativeUnavailableError: its attention is not supported.
+        UnsupportedModelError: as for `HFModel`.
+    """
+    layers = first_part(model.base_model, "h")
+    attention = first_part(layers[0], "self_attention") if layers is not None and len(layers) else None
+    if hasattr(attention, "query_key_value") and first_part(model.base_model, "rotary_emb") is not None:
+        return OwnAttention(model)
+    return HFModel(model)
+
+
+ATTENTION = ("self_attn", "attn", "attention", "self_attention")
+QUERIES = ("q_proj", "qkv_proj", "c_attn")
+FACTOR_TOLERANCE = 1e-2
+"""Largest relative error of a factor of queries that is one of the usual ones, in half precision."""
+ROTATION_TOLERANCE = 0.1
+"""Largest error of rotated queries relative to their size. Another rotation of random queries differs by about 1."""
+
+
+class Rotation(Enum):
+    """How the queries of a layer are rotated by position.
+
+    HALVES: number i of the rotary part of a head and number i of its second half are a pair.
+    PAIRS: neighbouring numbers are a pair.
+    """
+
+    NONE = "none"
+    HALVES = "halves"
+    PAIRS = "pairs"
+
+
+class _EnoughError(Exception):
+    """Ends a pass once all queries of interest are known."""
+
+
+@dataclass(slots=True)
+class _Queries(ProbePass):
+    """Pass that records the queries of each layer, shape (rows, heads, head_dim), up to a last layer."""
+
+    last: int | None = None
+    queries: dict[int, Tensor] = field(default_factory=dict)
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Record the queries, and attend."""
+        self.queries[call.layer] = query[0].transpose(0, 1).float()
+        if call.layer == self.last:
+            raise _EnoughError
+        return ProbePass.attend(self, call, query, key, value)
+
+
+@torch.inference_mode()
+def _before_and_after(
+    model: ModelFacts, layers: Sequence[Any], *, last: int | None = None
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return by layer its queries as its product and norm give them, and as it attends with them.
+
+    Args:
+        model: a transformers model.
+        layers: modules of its layers.
+        last: layer at which the pass ends; None for all.
+
+    Returns:
+        Two tensors of shape (rows, heads, head_dim), float32, for rows at positions 0, 1, ….
+    """
+    heads = int(model.config.num_attention_heads)
+    tokens = [1, 2, 1] if heads == 2 else [1, 2]  # not as many rows as heads, which tells both dimensions apart
+    found: dict[int, Tensor] = {}
+    probe = _Queries(last=last)
+    with ExitStack() as stack:
+        for index, layer in enumerate(layers):
+            attention = part(layer, *ATTENTION)
+            for module in (first_part(attention, *QUERIES), first_part(attention, "q_norm")):
+                if module is not None:  # of product and norm, which runs later, the last one is kept
+                    hook = module.register_forward_hook(lambda _, given, out, index=index: found.update({index: out}))
+                    stack.callback(hook.remove)
+        try:
+            with announced(probe):
+                model.model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
+        except _EnoughError:
+            pass
+    pairs = {}
+    for index, after in probe.queries.items():
+        if index in found:
+            own = found[index][0].float()
+            own = own.transpose(0, 1) if own.shape[0] != len(tokens) else own
+            pairs[index] = own.reshape(len(tokens), -1)[:, : after[0].numel()].reshape(after.shape), after
+    return pairs
+
+
+def query_factors(model: ModelFacts, layers: Sequence[Any]) -> dict[int, float]:
+    """Return by layer the factor between the product of its queries and the queries with which it attends.
+
+    Some families scale queries before their attention. It is only of use for layers without rotary positions.
+    """
+    found = {}
+    for index, (before, after) in _before_and_after(model, layers).items():
+        factor = float((after * before).sum() / before.square().sum().clamp_min(torch.finfo().tiny))
+        usual = (1.0, float(after.shape[-1]) ** -0.5)
+        found[index] = next((one for one in usual if abs(factor - one) < FACTOR_TOLERANCE * one), factor)
+    return found
+
+
+def rotations(
+    model: ModelFacts, layers: Sequence[Any], ropes: Sequence[Rope], kinds: Sequence[int | None]
+) -> list[Rotation]:
+    """Return how each layer rotates its queries.
+
+    Layers with the same rotary positions and the same window are alike, so the pass ends at the last layer that is the
+    first one of its kind. Queries of products with another name are taken to be rotated in the usual way; whether
+    they are is found by the comparison of logits.
+
+    Args:
+        model: a transformers model.
+        layers: modules of its layers.
+        ropes: its kinds of rotary positions.
+        kinds: index of each layer's kind; None for none.
+    """
+    alike = [(kind, model.calls[index].window) for index, kind in enumerate(kinds)]
+    firsts = {one: alike.index(one) for one in alike if one[0] is not None}
+    if not any(first_part(part(layer, *ATTENTION), *QUERIES) for layer in layers):
+        return [Rotation.NONE if kind is None else Rotation.HALVES for kind in kinds]
+    if not firsts:
+        return [Rotation.NONE] * len(layers)
+    recorded = _before_and_after(model, layers, last=max(firsts.values()))
+    of_kind = {
+        one: _rotation(*recorded[index], ropes[one[0]]) if index in recorded else Rotation.HALVES
+        for one, index in firsts.items()
+        if one[0] is not None
+    }
+    return [of_kind.get(one, Rotation.NONE) for one in alike]
+
+
+def _rotation(before: Tensor, after: Tensor, rope: Rope) -> Rotation:
+    """Return the rotation that agrees best with queries; HALVES, the usual one, if none agrees."""
+    cosines, sines = (table[:, None, : table.shape[1] // 2] for table in rope.at(torch.arange(before.shape[0])))
+    size = 2 * cosines.shape[-1]
+    turned, rest = before[..., :size], before[..., size:]
+    low, high = turned.chunk(2, dim=-1)
+    even, odd = turned[..., ::2], turned[..., 1::2]
+    halves = torch.cat((low * cosines - high * sines, high * cosines + low * sines, rest), dim=-1)
+    pairs = torch.stack((even * cosines - odd * sines, odd * cosines + even * sines), dim=-1).flatten(-2)
+    wanted = {
+        Rotation.HALVES: halves,
+        Rotation.PAIRS: torch.cat((pairs, rest), dim=-1),
+        Rotation.NONE: before,
+    }
+    errors = {kind: float((one - after).norm()) for kind, one in wanted.items()}
+    best = min(errors, key=lambda kind: errors[kind])
+    return best if errors[best] <= ROTATION_TOLERANCE * float(after.norm()) else Rotation.HALVES
+
+
+BEFORE_ATTENTION = ("input_layernorm", "ln_attn", "ln_1", "self_attn_layer_norm")
+BEFORE_MLP = ("ln_mlp", "post_attention_layernorm", "ln_2", "final_layer_norm")
+OUTPUT = ("o_proj", "out_proj", "c_proj", "dense")
+AFTER_ATTENTION = "post_attention_layernorm"
+"""Name of a norm before the perceptron, or after attention if there are other names for that or none before it."""
+UP = ("fc1", "c_fc", "dense_h_to_4h")
+DOWN = ("down_proj", "fc2", "c_proj", "dense_4h_to_h")
+
+
+def mlp_of(layer: Any) -> Any:
+    """Return the module with the perceptron: the layer itself in some families."""
+    return layer if hasattr(layer, "fc1") else part(layer, "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorms:
+    """Modules of the norms of a layer, None for none: before and after attention, before and after the perceptron."""
+
+    attention: Any
+    attention_post: Any
+    mlp: Any
+    mlp_post: Any
+
+    @property
+    def any(self) -> Any:
+        """One of them."""
+        return self.attention if self.attention is not None else self.attention_post
+
+
+def norms_of(layer: Any) -> LayerNorms:
+    """Return the norms of a layer.
+
+    Raises:
+        NativeUnavailableError: it has none with a known name.
+    """
+    first, after = first_part(layer, *BEFORE_ATTENTION), first_part(layer, AFTER_ATTENTION)
+    feedforward = first_part(layer, "post_feedforward_layernorm")
+    if first is None and after is not None and feedforward is not None:
+        return LayerNorms(None, after, None, feedforward)
+    first = part(layer, *BEFORE_ATTENTION)
+    if hasattr(layer, "pre_feedforward_layernorm"):
+        return LayerNorms(first, after, layer.pre_feedforward_layernorm, feedforward)
+    if hasattr(layer, "post_self_attn_layernorm"):
+        return LayerNorms(first, layer.post_self_attn_layernorm, after, part(layer, "post_mlp_layernorm"))
+    second = first_part(layer, *BEFORE_MLP)
+    return LayerNorms(first, None, first if second is None else second, None)  # parallel sublayers may share theirs
+
+
+def up_of(mlp: Any) -> str | None:
+    """Return the name of the first product of a perceptron without a gate; None if it has one."""
+    found = next((name for name in UP if hasattr(mlp, name)), None)
+    is_plain = hasattr(mlp, "up_proj") and not hasattr(mlp, "gate_proj")
+    return "up_proj" if found is None and is_plain else found
+
+
+def describe_layer(
+    layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float, pairs: int = 0
+) -> LayerBlueprint:
+    """Return the blueprint of a layer.
+
+    Args:
+        layer: module of the layer.
+        call: how it calls its attention.
+        rope: index of its rotary positions; None for none.
+        names: names of the model's parameters.
+        factor: of its queries.
+        pairs: rotary size of its heads if neighbouring numbers rotate together, otherwise 0.
+
+    Raises:
+        NativeUnavailableError: its modules are unknown.
+    """
+    attention, mlp, norms = part(layer, *ATTENTION), mlp_of(layer), norms_of(layer)
+
+    def norm(module: Any) -> str | None:
+        return None if module is None else names.of(module)
+
+    up = up_of(mlp)
+    gated = ("gate_proj", "up_proj")
+    experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
+    return LayerBlueprint(
+        attention_norm=norm(norms.attention),
+        attention_post_norm=norm(norms.attention_post),
+        mlp_norm=norm(norms.mlp),
+        mlp_post_norm=norm(norms.mlp_post),
+        query_norm=norm(getattr(attention, "q_norm", None)),
+        key_norm=norm(getattr(attention, "k_norm", None)),
+        qkv=_queries_keys_values(attention, names=names, pairs=pairs),
+        output=linear_of(part(attention, *OUTPUT), "'o_proj'", names=names),
+        gate_up=(experts.gate_up,)
+        if experts is not None
+        else linears_of(mlp, gated if up is None else (up,), ("gate_up_proj",), names=names),
+        down=experts.down if experts is not None else linear_of(part(mlp, *DOWN), "'down_proj'", names=names),
+        window=call.window,
+        scaling=call.scaling * factor,
+        rope=rope,
+        score_cap=call.softcap,
+        sinks=None if call.sinks is None else names.of_parameter(call.sinks),
+        experts=experts,
+    )
+
+
+def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[LinearBlueprint, ...]:
+    """Return the products before attention; heads of one product lie side by side, each with its key and value."""
+    fused = first_part(attention, "query_key_value")
+    if fused is None:
+        found = linears_of(attention, ("q_proj", "k_proj", "v_proj"), ("qkv_proj", "c_attn"), names=names)
+        if pairs and (len(found) != 3 or hasattr(attention, "q_norm")):
+            raise NativeUnavailableError("neighbouring numbers rotate in a fused product, or behind norms of heads")
+        return (*(replace(one, pairs=pairs) for one in found[:2]), found[2]) if pairs else found
+    whole = linear_of(fused, "'query_key_value'", names=names)
+    head_dim = int(part(attention, "head_size", "head_dim"))
+    heads = whole.inputs // head_dim
+    kv_heads = (whole.outputs // head_dim - heads) // 2
+    return (replace(whole, groups=0 if kv_heads == 1 else kv_heads),)
+
+
+def is_gated(layer: LayerBlueprint) -> bool:
+    """Return whether the perceptron of a layer has a gate."""
+    return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
+
+
+# Derivation of the `Blueprint` of a transformers model.
+#
+# Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
+# attention with rotary or learned positions, optional norms of heads, soft caps and sinks; perceptrons with a gate or
+# without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
+# families share; the name of the family is not used. The blueprint must account for every parameter, and the native
+# model is checked against the original logits.
+
+LAYERS = ("layers", "h")
+LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+POSITIONS = ("wpe", "embed_positions")
+ACTIVATION = ("act_fn", "activation_fn", "act")
+
+
+def read(model: ModelFacts) -> Blueprint:
+    """Derive the blueprint of a model.
+
+    Args:
+        model: the wrapped model, with its weights.
+
+    Raises:
+        NativeUnavailableError: the architecture is not supported; the message has the reason.
+    """
+    names = Names(model.model)
+    config, inner, base = model.config, model.model, model.model.base_model
+    base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
+    modules = list(part(base, *LAYERS))
+    heads, head_dim = int(config.num_attention_heads), _head_dim(config)
+    rotary, table = first_part(base, "rotary_emb"), _position_table(base)
+    if any("dynamic" in str(kind) for kind in _rope_types(config)):
+        raise NativeUnavailableError("its rotary positions change with the length of the text")
+    if rotary is None and table is None:
+        raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
+    is_post_norm = _is_post_norm(model, modules[0])
+    layers, ropes = _layers(model, modules, rotary, names=names)
+    norm = first_part(base, *LAST_NORM)
+    facts = norm_facts(norms_of(modules[0]).any if norm is None else norm)
+    require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
+    final = None if norm is None else names.of(norm)
+    if is_post_norm:
+        if final is not None:
+            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
+        layers, final = norms_after(layers, None)
+    embedding = inner.get_input_embeddings()
+    mlps = [mlp_of(module) for module in modules]
+    activation, limit, slope = _activation(mlps)
+    offset = 0 if table is None else int(getattr(table, "offset", 0))
+    rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
+    found = Blueprint(
+        kind=model.kind,
+        fingerprint=model.fingerprint,
+        context=min(model.max_length, rows),
+        dtype=str(model.dtype).removeprefix("torch."),
+        hidden=int(config.hidden_size),
+        heads=heads,
+        kv_heads=(sum(linear.outputs for linear in layers[0].qkv) // head_dim - heads) // 2,
+        head_dim=head_dim,
+        mlp=max(layer.down.inputs if layer.experts is None else layer.experts.widest for layer in layers),
+        vocab=model.vocab_size,
+        activation=activation,
+        epsilon=facts.epsilon,
+        norm_offset=facts.offset,
+        embedding_scale=scale_of_embedding(embedding, config),
+        residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
+        logit_scale=_logit_scale(config),
+        embedding=names.of(embedding),
+        final_norm=final,
+        head=linear_of(inner.get_output_embeddings(), "the head", names=names),
+        ropes=ropes,
+        layers=layers,
+        norm=facts.kind,
+        has_norm_bias=facts.has_bias,
+        is_post_norm=is_post_norm,
+        is_gated=is_gated(layers[0]),
+        is_parallel=_is_parallel(model, modules[0]),
+        has_joint_norms=_has_joint_norms(layers, names, head_dim),
+        logit_cap=getattr(config, "final_logit_softcapping", None),
+        gate_limit=limit,
+        gate_slope=slope,
+        positions=None if table is None else names.of(table),
+        position_offset=offset,
+    )
+    require_sizes(found, names)
+    require_nothing_else(names, found)
+    return found
+
+
+def _layers(
+    model: ModelFacts, modules: Sequence[Any], rotary: Any, *, names: Names
+) -> tuple[tuple[LayerBlueprint, ...], tuple[Rope, ...]]:
+    """Return the blueprints of all layers, and the kinds of rotary positions that they use."""
+    of_layers = _kinds(rotary, model.config, modules)
+    kinds = tuple(dict.fromkeys(kind for kind in of_layers if kind is not None))
+    ropes = read_ropes(rotary, kinds, context=model.max_length)
+    numbers = [None if kind is None else kinds.index(kind) for kind in of_layers]
+    turned = rotations(model, modules, ropes, numbers)
+    numbers = [None if one is Rotation.NONE else number for one, number in zip(turned, numbers, strict=True)]
+    factors = query_factors(model, modules) if None in numbers else {}
+    layers = tuple(
+        describe_layer(
+            layer,
+            model.calls[index],
+            number,
+            names=names,
+            factor=factors.get(index, 1.0) if number is None else 1.0,
+            pairs=2 * len(ropes[number].frequencies) if number is not None and turned[index] is Rotation.PAIRS else 0,
+        )
+        for index, (layer, number) in enumerate(zip(modules, numbers, strict=True))
+    )
+    return layers, ropes
+
+
+def _logit_scale(config: Any) -> float:
+    """Return the factor of the logits, which families give as a factor or as a divisor."""
+    factor = getattr(config, "logit_scale", None)
+    return 1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor)
+
+
+def _has_joint_norms(layers: Sequence[LayerBlueprint], names: Names, head_dim: int) -> bool:
+    """Return whether the norms of queries and keys are over all heads together."""
+    norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
+    return any(names.parameters[name].numel() != head_dim for name in norms)
+
+
+def _head_dim(config: Any) -> int:
+    if getattr(config, "_heterogeneity_spec", None) is not None:
+        raise NativeUnavailableError("its layers have sizes of their own")
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _position_table(base: Any) -> nn.Embedding | None:
+    """Return the table that is added to embeddings by position; None for none."""
+    found = first_part(base, *POSITIONS)
+    if found is not None and not isinstance(found, nn.Embedding):
+        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
+    return found
+
+
+def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | None]:
+    """Return each layer's kind of rotary positions; "" if there is only one, None for none."""
+    if rotary is None:
+        return [None] * len(layers)
+    known = [""] * len(layers)
+    if "layer_type" in inspect.signature(rotary.forward).parameters:
+        known = [str(kind) for kind in config.layer_types]
+    uses = [getattr(part(layer, *ATTENTION), "use_rope", True) for layer in layers]
+    return [kind if used else None for kind, used in zip(known, uses, strict=True)]
+
+
+def _rope_types(config: Any) -> list[Any]:
+    settings = getattr(config, "rope_parameters", None) or {}
+    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
+    return [rope.get("rope_type") for rope in own]
+
+
+def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
+    """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
+    norm, attention = norms_of(layer).any, part(layer, *ATTENTION)
+    if norm_facts(norm).kind != LAYER_NORM:
+        return False
+
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+
+    return not runs_before(run, norm, attention)
+
+
+def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
+    """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm.
+
+    Args:
+        layers: layers, whose `attention_norm` is the one after attention, and so on.
+        first: norm before the first layer.
+    """
+    found, before = [], first
+    for layer in layers:
+        found.append(layer.with_norms_of(before))
+        before = layer.mlp_norm
+    return tuple(found), before
+
+
+def _is_parallel(model: ModelFacts, layer: Any) -> bool:
+    """Return whether the perceptron of a layer does not read what its attention adds.
+
+    Only a layer without a second norm, or with norms of mean and variance, can be such a layer.
+    """
+    if first_part(layer, *BEFORE_MLP) is not None and norm_facts(norms_of(layer).any).kind != LAYER_NORM:
+        return False
+    mlp = mlp_of(layer)
+
+    def run() -> None:
+        with announced(ProbePass()):
+            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+
+    return reads_before(run, part(part(layer, *ATTENTION), *OUTPUT), part(mlp, *UP, "gate_up_proj", "up_proj"))
+
+
+def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
+    """Return the activation of all layers, and limit and slope of gates that are clamped."""
+    clamps = {clamps_of(mlp) for mlp in mlps}
+    if clamps == {None}:
+        return activation_of([part(activation_module(mlp), *ACTIVATION) for mlp in mlps]), 0.0, 0.0
+    (clamp,) = clamps if len(clamps) == 1 else (None,)
+    if clamp is None:
+        raise NativeUnavailableError("the gates of its layers are clamped in different ways")
+    return CLAMPED_SILU, *clamp
+
+
+def require_sizes(found: Blueprint, names: Names) -> None:
+    """Check that the C library can compute layers of these sizes.
+
+    Raises:
+        NativeUnavailableError: it cannot.
+    """
+    inner = {size for layer in found.layers for size in _inner_sizes(layer)}
+    units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
+    for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
+        if size % unit:
+            raise NativeUnavailableError(f"its {name} of {size} is no multiple of {unit}")
+    heads, wide = (found.heads + 2 * found.kv_heads) * found.head_dim, 2 if found.is_gated else 1
+    for layer in found.layers:
+        sizes = (
+            sum(linear.outputs for linear in layer.qkv),
+            layer.output.inputs,
+            sum(linear.outputs for linear in layer.gate_up),
+            layer.down.inputs,
+        )
+        if sizes != (heads, found.heads * found.head_dim, wide * layer.down.inputs, layer.down.inputs):
+            raise NativeUnavailableError(f"a layer has projections of the sizes {sizes}")
+        norms = [
+            (layer.query_norm, found.heads if found.has_joint_norms else 1),
+            (layer.key_norm, found.kv_heads if found.has_joint_norms else 1),
+        ]
+        if any(norm and names.parameters[norm].shape != (count * found.head_dim,) for norm, count in norms):
+            raise NativeUnavailableError("it normalizes queries and keys in parts of another size")
+    if len(found.ropes) > 2:
+        raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
+
+
+def _inner_sizes(layer: LayerBlueprint) -> set[int]:
+    shared = None if layer.experts is None else layer.experts.shared_down
+    return {layer.down.inputs} | (set() if shared is None else {shared.inputs})
+
+
+def require_nothing_else(names: Names, found: Blueprint) -> None:
+    """Check that the blueprint accounts for every parameter.
+
+    Raises:
+        NativeUnavailableError: some have an unknown use.
+    """
+    strange = [name for name in names.parameters if name not in found.names]
+    if strange:
+        raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")
+
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "bfloat16")
+"""Dtypes of passes."""
+PACKED_AS: Mapping[str, str] = MappingProxyType({"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"})
+"""The dtype of passes by that of a model. Every number of float16 is one of float32."""
+
+
+def plan_lowering(model: ModelFacts) -> Blueprint:
+    """Return the blueprint of a model. The weights of a float16 model are packed as float32, with the same values.
+
+    Raises:
+        NativeUnavailableError: its architecture, dtype or device is not supported.
+    """
+    dtype = str(model.dtype).removeprefix("torch.")
+    if model.device.type != "cpu" or dtype not in PACKED_AS:
+        known = ", ".join(PACKED_AS)
+        raise NativeUnavailableError(f"passes in C are for {known} on CPUs, not {dtype} on {model.device}")
+    if PACKED_AS[dtype] != dtype:
+        logger.info("%s: its %s weights are packed as %s, with the same values", model.kind, dtype, PACKED_AS[dtype])
+    return replace(read(model), dtype=PACKED_AS[dtype])
+
+
+def plan_model(model: Any) -> Blueprint:
+    """Return the blueprint of a transformers model, whose attention implementation is set to ours where it has one.
+
+    Raises:
+        NativeUnavailableError, UnsupportedModelError: it is not supported.
+    """
+    return plan_lowering(facts_of(model))

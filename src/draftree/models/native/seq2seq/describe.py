@@ -1,0 +1,382 @@
+"""Derivation of the `Blueprint` of the decoder of an encoder-decoder model of transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.models.native.blueprint import Blueprint, LayerBlueprint, ScoreBias, SourceBlueprint
+from draftree.models.native.build import NativeUnavailableError
+from draftree.models.native.describe import is_gated, norms_after, require_sizes
+from draftree.models.native.modules import (
+    Names,
+    activation_of,
+    first_part,
+    linear_of,
+    linears_of,
+    norm_facts,
+    part,
+    require_like_norms,
+)
+from draftree.models.native.seq2seq.model import SourceEncoder
+from draftree.models.torch.inspection import UNBOUNDED, fingerprint
+
+TOLERANCE = 2e-2
+"""Largest relative difference between a factor and one of the usual ones, in half precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecoder:
+    """Facts about a decoder.
+
+    Attributes:
+        is_post_norm: whether norms follow their sublayers.
+        is_start_norm_first: whether positions are added after the norm of embeddings.
+        embedding_scale: factor of embeddings.
+        head_scale: factor of what the head reads.
+    """
+
+    is_post_norm: bool
+    is_start_norm_first: bool
+    embedding_scale: float
+    head_scale: float
+
+
+@torch.inference_mode()
+def record(model: Any, decoder: Any, *, first: Any, attention: Any, start_norm: Any) -> RecordedDecoder:
+    """Run a decoder over two texts of one token each.
+
+    Args:
+        model: the model.
+        decoder: its decoder.
+        first: norm of the first layer's attention.
+        attention: that attention.
+        start_norm: norm of embeddings; None for none.
+
+    Raises:
+        NativeUnavailableError: a factor is none of the usual ones.
+    """
+    tokens = [token for token in range(3, 8) if token != getattr(model.config, "pad_token_id", None)][:2]
+    one, other = (_inputs(model, decoder, first, attention, start_norm, token) for token in tokens)
+    weight: Tensor = decoder.embed_tokens.weight
+    rows = (weight[tokens[0]] - weight[tokens[1]]).float()
+    # positions cancel in the difference of two tokens
+    entered = "layer" if start_norm is None else "start norm"
+    scale = _factor(one.tensors[entered] - other.tensors[entered], rows, "embeddings")
+    is_first = start_norm is not None and not torch.equal(one.tensors["layer"], one.tensors["after start norm"])
+    return RecordedDecoder(
+        is_post_norm=one.order.index("attention") < one.order.index("norm"),
+        is_start_norm_first=is_first,
+        embedding_scale=scale,
+        head_scale=_factor(one.tensors["head"], one.tensors["decoder"], "hidden states"),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recorded:
+    """Vectors by the module that reads or returns them, and the order of two modules."""
+
+    tensors: dict[str, Tensor]
+    order: list[str]
+
+
+def _inputs(model: Any, decoder: Any, first: Any, attention: Any, start_norm: Any, token: int) -> _Recorded:
+    found = _Recorded({}, [])
+
+    def reads(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+            value = args[0] if args else given.get("hidden_states")
+            if isinstance(value, Tensor):
+                found.tensors.setdefault(name, value.flatten(0, -2)[-1].float())
+            found.order.append(name)
+
+        return hook
+
+    def returns(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            value = output if isinstance(output, Tensor) else output[0]
+            found.tensors.setdefault(name, value.flatten(0, -2)[-1].float())
+
+        return hook
+
+    from transformers.modeling_outputs import BaseModelOutput
+
+    layer = next(iter(getattr(decoder, "layers", None) or decoder.block))
+    inputs = [(layer, "layer"), (first, "norm"), (attention, "attention"), (model.get_output_embeddings(), "head")]
+    outputs = [(decoder, "decoder")]
+    if start_norm is not None:
+        inputs.append((start_norm, "start norm"))
+        outputs.append((start_norm, "after start norm"))
+    with ExitStack() as hooks:
+        for module, name in inputs:
+            hooks.callback(module.register_forward_pre_hook(reads(name), with_kwargs=True).remove)
+        for module, name in outputs:
+            hooks.callback(module.register_forward_hook(returns(name)).remove)
+        size = int(model.config.hidden_size)
+        hidden = torch.linspace(-1, 1, size, dtype=next(model.parameters()).dtype).expand(1, 2, size)
+        model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            decoder_input_ids=torch.tensor([[token]]),
+            use_cache=False,
+            return_dict=True,
+        )
+    return found
+
+
+def _factor(found: Tensor, of: Tensor, what: str) -> float:
+    """Return the factor between two vectors: 1, or the root of their size or its inverse."""
+    factor = float((found * of).sum() / of.square().sum().clamp_min(torch.finfo().tiny))
+    root = float(found.numel()) ** 0.5
+    for usual in (1.0, root, 1.0 / root):
+        if abs(factor - usual) <= TOLERANCE * usual:
+            return usual
+    raise NativeUnavailableError(f"it multiplies {what} by {factor:.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """Table of positions.
+
+    Attributes:
+        name: name of the parameter or buffer.
+        offset: row of position 0.
+        length: number of positions.
+        unplaced: token to which no position is added; None for none.
+    """
+
+    name: str
+    offset: int
+    length: int
+    unplaced: int | None
+
+
+def position_table(model: Any, decoder: Any) -> PositionTable | None:
+    """Return the table of a decoder; None for none.
+
+    Raises:
+        NativeUnavailableError: its positions are computed in an unknown way.
+    """
+    found = first_part(decoder, "embed_positions")
+    if found is None:
+        return None
+    prefix = next(name for name, module in model.named_modules() if module is found)
+    if isinstance(found, nn.Embedding):
+        offset = int(getattr(found, "offset", 0))
+        return PositionTable(f"{prefix}.weight", offset, int(found.weight.shape[0]) - offset, None)
+    if not isinstance(getattr(found, "weights", None), Tensor):
+        raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
+    # padding tokens have the position of padding, a row of zeros
+    pad, length = int(found.padding_idx), int(model.config.max_position_embeddings)
+    rows = length + pad + 1
+    if rows > found.weights.shape[0]:
+        found.make_weights(rows, found.embedding_dim, pad)
+    if found.weights[pad].any():
+        raise NativeUnavailableError("the position of its padding tokens is not zero")
+    return PositionTable(f"{prefix}.weights", pad + 1, length, pad)
+
+
+@torch.inference_mode()
+def score_bias_of(attention: Any, names: Names) -> ScoreBias | None:
+    """Return the bias by distance of an attention that has one of its own; None for none."""
+    table = getattr(attention, "relative_attention_bias", None)
+    if table is None:
+        return None
+    distance = int(attention.relative_attention_max_distance)
+    count = int(attention.relative_attention_num_buckets)
+    settings = {"bidirectional": False, "num_buckets": count, "max_distance": distance}
+    known = inspect.signature(attention._relative_position_bucket).parameters  # some families read their own settings
+    given = {name: value for name, value in settings.items() if name in known}
+    buckets = attention._relative_position_bucket(-torch.arange(distance + 1), **given)
+    return ScoreBias(names.of(table), tuple(buckets.tolist()))
+
+
+# Derivation of the `Blueprint` of the decoder of an encoder-decoder model of transformers.
+#
+# Two kinds of layers are known, by the names of their modules: those of T5 (`block`, one module per sublayer) and those
+# of BART (`layers`, all modules in the layer). Where norms, scales and positions are applied is found by one recorded
+# pass. The blueprint must account for every parameter of the decoder, and the native model is checked against the
+# original logits.
+
+QUERIES = ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v")
+OUTPUT = ("out_proj", "o")
+
+
+@dataclass(frozen=True, slots=True)
+class LayerModules:
+    """Modules of one layer.
+
+    Attributes:
+        own: attention to the text.
+        own_norm: its norm.
+        source: attention to the source.
+        source_norm: its norm.
+        mlp: module with the products of the perceptron.
+        mlp_norm: its norm.
+    """
+
+    own: Any
+    own_norm: Any
+    source: Any
+    source_norm: Any
+    mlp: Any
+    mlp_norm: Any
+
+
+def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
+    """Derive the blueprint of a decoder, and return what runs once for each source.
+
+    Args:
+        model: a `…ForConditionalGeneration` in evaluation mode, on a CPU.
+
+    Raises:
+        NativeUnavailableError: the architecture is not supported; the message has the reason.
+    """
+    if int(getattr(model.config, "num_experts", None) or 0) > 1:
+        raise NativeUnavailableError("its layers have experts")
+    names, decoder = Names(model), model.get_decoder()
+    modules = [_modules(layer) for layer in part(decoder, "layers", "block")]
+    start_norm = first_part(decoder, "layernorm_embedding")
+    recorded = record(model, decoder, first=modules[0].own_norm, attention=modules[0].own, start_norm=start_norm)
+    heads = int(part(modules[0].own, "num_heads", "n_heads"))
+    table = position_table(model, decoder)
+    layers, biases = _layers(modules, names)
+    last = first_part(decoder, "layer_norm", "final_layer_norm")
+    facts = norm_facts(modules[0].own_norm)
+    found_norms = [name for layer in layers for name in layer.norms]
+    extra = [names.of(norm) for norm in (start_norm, last) if norm is not None]
+    require_like_norms(model, [*found_norms, *extra], facts)
+    final = None if last is None else names.of(last)
+    if recorded.is_post_norm:
+        if final is not None:
+            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
+        layers, final = norms_after(layers, None)
+    head = model.get_output_embeddings()
+    linear = linear_of(head, "the head", names=names)
+    bias = getattr(model, "final_logits_bias", None)
+    if bias is not None:
+        linear = type(linear)(linear.weight, "final_logits_bias", linear.inputs, linear.outputs)
+    found = Blueprint(
+        kind=type(model).__name__,
+        fingerprint=fingerprint(model),
+        context=UNBOUNDED if table is None else table.length,
+        dtype=str(model.dtype).removeprefix("torch."),
+        hidden=linear.inputs,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=layers[0].qkv[0].outputs // heads,
+        mlp=layers[0].down.inputs,
+        vocab=linear.outputs,
+        activation=activation_of([part(layer.mlp, "activation_fn", "act") for layer in modules]),
+        epsilon=facts.epsilon,
+        norm_offset=facts.offset,
+        embedding_scale=recorded.embedding_scale,
+        residual_scale=1.0,
+        logit_scale=recorded.head_scale,
+        embedding=names.of(decoder.embed_tokens),
+        final_norm=final,
+        head=linear,
+        ropes=(),
+        layers=layers,
+        norm=facts.kind,
+        has_norm_bias=facts.has_bias,
+        is_post_norm=recorded.is_post_norm,
+        is_gated=is_gated(layers[0]),
+        start_norm=None if start_norm is None else names.of(start_norm),
+        is_start_norm_first=recorded.is_start_norm_first,
+        score_biases=biases,
+        **_position_fields(table),
+    )
+    require_sizes(found, names)
+    encoder = SourceEncoder(
+        model.get_encoder(),
+        [(_linear(layer.source, *QUERIES[1]), _linear(layer.source, *QUERIES[2])) for layer in modules],
+        heads,
+        model.device,
+        next(model.parameters()).dtype,
+    )
+    _require_nothing_else(names, found, encoder, (model.get_input_embeddings(), first_part(model.base_model, "shared")))
+    return found, encoder
+
+
+def _position_fields(table: PositionTable | None) -> dict[str, Any]:
+    if table is None:
+        return {}
+    return {"positions": table.name, "position_offset": table.offset, "unplaced": table.unplaced}
+
+
+def _modules(layer: Any) -> LayerModules:
+    if hasattr(layer, "layer"):
+        own, source, mlp = (layer.layer[place] for place in range(3))
+        return LayerModules(
+            part(own, "SelfAttention"), part(own, "layer_norm"),
+            part(source, "EncDecAttention"), part(source, "layer_norm"),
+            part(mlp, "DenseReluDense"), part(mlp, "layer_norm"),
+        )  # fmt: skip
+    return LayerModules(
+        part(layer, "self_attn"), part(layer, "self_attn_layer_norm"),
+        part(layer, "encoder_attn"), part(layer, "encoder_attn_layer_norm"),
+        layer, part(layer, "final_layer_norm"),
+    )  # fmt: skip
+
+
+def _linear(owner: Any, *names: str) -> nn.Linear:
+    found = part(owner, *names)
+    if type(found) is not nn.Linear:
+        raise NativeUnavailableError(f"'{names[0]}' is a {type(found).__name__}, not a plain linear layer")
+    return found
+
+
+def _layers(modules: Sequence[LayerModules], names: Names) -> tuple[tuple[LayerBlueprint, ...], tuple[ScoreBias, ...]]:
+    """Return the layers, with norms as if they were before their sublayers, and the score biases."""
+    biases: list[ScoreBias] = []
+    layers = []
+    for layer in modules:
+        bias = score_bias_of(layer.own, names)
+        if bias is not None and bias not in biases:
+            biases.append(bias)
+        has_gate = hasattr(layer.mlp, "wi_0")
+        up = ("wi_0", "wi_1") if has_gate else ("fc1",) if hasattr(layer.mlp, "fc1") else ("wi",)
+        layers.append(
+            LayerBlueprint(
+                attention_norm=names.of(layer.own_norm),
+                attention_post_norm=None,
+                mlp_norm=names.of(layer.mlp_norm),
+                mlp_post_norm=None,
+                query_norm=None,
+                key_norm=None,
+                qkv=tuple(linear_of(part(layer.own, *each), f"'{each[0]}'", names=names) for each in QUERIES),
+                output=linear_of(part(layer.own, *OUTPUT), "'out_proj'", names=names),
+                gate_up=linears_of(layer.mlp, up, (), names=names),
+                down=linear_of(part(layer.mlp, "fc2", "wo"), "'fc2'", names=names),
+                window=None,
+                scaling=float(part(layer.own, "scaling")),
+                rope=None,
+                source=SourceBlueprint(
+                    names.of(layer.source_norm),
+                    linear_of(_linear(layer.source, *QUERIES[0]), "'q_proj'", names=names),
+                    linear_of(part(layer.source, *OUTPUT), "'out_proj'", names=names),
+                    float(part(layer.source, "scaling")),
+                ),
+                # a layer without a bias of its own uses that of an earlier one
+                score_bias=biases.index(bias) if bias is not None else len(biases) - 1 if biases else None,
+            )
+        )
+    return tuple(layers), tuple(biases)
+
+
+def _require_nothing_else(names: Names, found: Blueprint, encoder: SourceEncoder, shared: Sequence[Any]) -> None:
+    """Check that every parameter belongs to the decoder of the blueprint, or to what runs once for each source."""
+    known = {id(parameter) for parameter in encoder.parameters}
+    # without tied embeddings the shared one may be in no use
+    known |= {id(one.weight) for one in shared if one is not None}
+    strange = [
+        name for name, parameter in names.parameters.items() if name not in found.names and id(parameter) not in known
+    ]
+    if strange:
+        raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

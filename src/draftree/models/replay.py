@@ -1,0 +1,310 @@
+"""Target that replays recorded sequences: passes return their tokens and cost measured seconds; nothing is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
+from draftree.core.host import SYSTEM_CLOCK, Clock
+from draftree.models.base import (
+    ALL_LAYERS,
+    Close,
+    Commit,
+    Edit,
+    EmbeddingFacts,
+    Extend,
+    Fork,
+    LanguageModel,
+    LayerSubset,
+    Pass,
+    PassResult,
+    Slot,
+    SlotRequest,
+    Truncate,
+)
+from draftree.sampling.logits import PickedRows
+from draftree.sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedText:
+    """One text of the target.
+
+    Attributes:
+        prompt: token ids of the prompt.
+        tokens: the text, the token that ended it included.
+        params: parameters of its request.
+        seed: seed of its noise.
+        is_ended: whether it ended by itself, before the limit of its request.
+        layers: layers whose input was recorded, counted from 0; see `Pass.capture`.
+        hidden: these states at every token of prompt and text but the last, shape (tokens, layers, hidden).
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    is_ended: bool = False
+    layers: tuple[int, ...] = ()
+    hidden: Tensor | None = None
+
+    def answers(self, request: SlotRequest) -> bool:
+        """Return whether a request with the same prompt writes this text, or the beginning of it."""
+        controls, start = request.controls, len(self.prompt)
+        same = replace(controls.params, max_tokens=self.params.max_tokens) == self.params.resolved()
+        enough = self.is_ended or request.limit - start <= len(self.tokens)
+        prompt = tuple(request.history.tokens[:start].tolist())
+        return same and enough and prompt == self.prompt and controls.noise.seed == self.seed
+
+
+class ReplayCosts(Protocol):
+    """Measured seconds of the recorded target."""
+
+    def pass_seconds(self, rows: int) -> float:
+        """Return the seconds of a pass over so many tokens."""
+
+    def pick_seconds(self, rows: int, temperature: float) -> float:
+        """Return the seconds of the picks of so many rows."""
+
+
+@final
+class ReplayClock:
+    """A clock on which passes that are not computed take their measured time.
+
+    Args:
+        clock: what all other work is measured with.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock, self._added = clock, 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds of the clock and of all charges."""
+        return self._clock() + self._added
+
+    def charge(self, since: float, seconds: float) -> None:
+        """Set the time to `seconds` after `since`."""
+        self._added += since + seconds - self()
+
+
+BESIDE = -1
+"""Pick at a node beside the text: it is not known, and the walk does not reach it."""
+
+
+@final
+class ReplaySlot(Slot):
+    """A slot of a replayed target. Mutated by `ReplayModel` only.
+
+    Args:
+        number: its id.
+        text: the recorded text.
+    """
+
+    def __init__(self, number: int, text: RecordedText) -> None:
+        self._id, self.text = number, text
+        self.held, self.tentative = 0, 0
+
+    @property
+    def id(self) -> int:
+        """Lowest free number when the slot was opened."""
+        return self._id
+
+    @property
+    def length(self) -> int:
+        """Tokens in the committed prefix."""
+        return self.held
+
+    @property
+    def num_tentative(self) -> int:
+        """Tokens in the tentative tree."""
+        return self.tentative
+
+    def places(self, job: Extend) -> list[int | None]:
+        """Return for each node its position in prompt and text; None for a node beside them."""
+        text, start = self.text, len(self.text.prompt)
+        found: list[int | None] = []
+        for token, parent in zip(job.tokens, job.parents, strict=True):
+            before = self.held - 1 if parent < 0 else found[parent]
+            place = None if before is None else before + 1
+            if place is not None and place >= start:
+                is_right = place - start < len(text.tokens) and text.tokens[place - start] == token
+                place = place if is_right else None
+            found.append(place)
+        return found
+
+    def picks(self, job: Extend, places: Sequence[int | None]) -> list[int]:
+        """Return the text's next token at each requested row."""
+        rows = range(len(job.tokens)) if job.logits_at is None else job.logits_at
+        tokens, start = self.text.tokens, len(self.text.prompt)
+        found = []
+        for row in rows:
+            place = places[row]
+            is_known = place is not None and 0 <= place + 1 - start < len(tokens)
+            found.append(tokens[place + 1 - start] if place is not None and is_known else BESIDE)
+        return found
+
+    def states(self, places: Sequence[int | None], layers: Sequence[int]) -> Tensor:
+        """Return recorded states at positions, zeros beside the text, shape (positions, layers, hidden)."""
+        text = self.text
+        missing = [layer for layer in layers if text.hidden is None or layer not in text.layers]
+        if missing or text.hidden is None:
+            raise UnsupportedModelError(f"hidden states of layers {missing} were not recorded")
+        columns = [text.layers.index(layer) for layer in layers]
+        known = [0 if place is None or place >= len(text.hidden) else place for place in places]
+        found = text.hidden[known][:, columns]
+        for row, place in enumerate(places):
+            if place is None or place >= len(text.hidden):
+                found[row] = 0
+        return found
+
+
+def replayed(slot: Slot) -> ReplaySlot:
+    """Return a slot as one of a replayed target."""
+    assert isinstance(slot, ReplaySlot), "a replayed target has replay slots"
+    return slot
+
+
+# A target that replays one recorded text: passes return its picks and cost measured seconds, and nothing is computed.
+#
+# Under a rule that follows the target's picks, the text does not depend on drafts, and the pick after any beginning of
+# the text is its next token. One recorded text therefore determines the verdict on every draft of every drafter, tree
+# shape and planner: nodes on the text are accepted, nodes beside it are rejected. The engine, the drafter and the
+# planner run as with the recorded target, on a clock to which the seconds of the passes are added.
+#
+# Not replayable: picks beside the text (`DraftTraits.wants_picks`) and passes through a part of the target's layers.
+# Hidden states of the text are returned if they were recorded.
+
+
+@final
+class ReplayModel(LanguageModel):
+    """A target that replays a recorded text.
+
+    Args:
+        model: the recorded target; its embedding and its output head are used by drafters that share them.
+        costs: seconds of its passes.
+        clock: charged with them.
+
+    Attributes:
+        text: what is replayed; None before the first one is set.
+    """
+
+    applies_controls = True
+    returns_states = True
+
+    def __init__(self, model: LanguageModel, costs: ReplayCosts, clock: ReplayClock) -> None:
+        self._model, self._costs, self._clock = model, costs, clock
+        self.text: RecordedText | None = None
+        self.vocab_size, self.max_length = model.vocab_size, model.max_length
+        self.supports_trees, self.is_exact = model.supports_trees, model.is_exact
+        self.device, self.dtype = model.device, model.dtype
+        self.fingerprint, self.num_layers = model.fingerprint, model.num_layers
+        self._slots: dict[int, ReplaySlot] = {}
+
+    @property
+    def here(self) -> LanguageModel:
+        """The recorded model, for drafters whose passes use its threads."""
+        return self._model.here
+
+    @property
+    def num_open(self) -> int:
+        """Open slots."""
+        return len(self._slots)
+
+    def known_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Return the measured seconds of passes by rows."""
+        return {rows: self._costs.pass_seconds(rows) for rows in range(1, max_rows + 1)}
+
+    def reserve(self, num_slots: int, length: int) -> None:
+        """Do nothing: slots hold no keys and values."""
+
+    def open(self) -> Slot:
+        """Raise: there are no passes over other texts."""
+        raise UnsupportedModelError("a replayed target runs no passes over other texts than the recorded one")
+
+    def opener(self, request: SlotRequest) -> Callable[[], Slot]:
+        """Return a function that opens the slot of the recorded text.
+
+        Raises:
+            InvalidRequestError: the request is not the recorded one.
+        """
+        text = self.text
+        if text is None or not text.answers(request):
+            raise InvalidRequestError("the request is not the recorded one: a replay writes the recorded text only")
+        return lambda: self._open(text)
+
+    def _open(self, text: RecordedText) -> ReplaySlot:
+        number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
+        self._slots[number] = ReplaySlot(number, text)
+        return self._slots[number]
+
+    def run(self, pass_: Pass) -> PassResult:
+        """Return the picks of the text, and its hidden states.
+
+        Raises:
+            UnsupportedModelError: the states of a layer were not recorded, or the pass leaves layers out.
+        """
+        start = self._clock()
+        if pass_.layers != ALL_LAYERS:
+            self.require_part(pass_.layers)
+        slots = [replayed(job.slot) for job in pass_.jobs]
+        ways = [slot.places(job) for slot, job in zip(slots, pass_.jobs, strict=True)]
+        picks = [pick for slot, job, way in zip(slots, pass_.jobs, ways, strict=True) for pick in slot.picks(job, way)]
+        hidden = None
+        if pass_.capture:
+            hidden = torch.cat([slot.states(way, pass_.capture) for slot, way in zip(slots, ways, strict=True)])
+        for slot, job in zip(slots, pass_.jobs, strict=True):
+            slot.tentative += len(job.tokens)
+        self._clock.charge(start, self._costs.pass_seconds(sum(len(job.tokens) for job in pass_.jobs)))
+        return PassResult.of_jobs(pass_.jobs, PickedRows(picks, self.vocab_size, self._charge_picks), hidden)
+
+    def _charge_picks(self, rows: int) -> None:
+        temperature = 0.0 if self.text is None else self.text.params.sampling.temperature
+        self._clock.charge(self._clock(), self._costs.pick_seconds(rows, temperature))
+
+    def apply(self, edits: Sequence[Edit]) -> list[Slot]:
+        """Note what the slots hold."""
+        for edit in edits:
+            slot = replayed(edit.slot)
+            match edit:
+                case Commit(_, path, keep):
+                    slot.held, slot.tentative = slot.held + len(path), len(keep)
+                case Truncate(_, length):
+                    slot.held, slot.tentative = length, 0
+                case Fork():
+                    raise UnsupportedModelError("slots of a replayed target cannot be copied")
+                case Close():
+                    del self._slots[slot.id]
+        return []
+
+    def require_part(self, part: LayerSubset) -> None:
+        """Raise: no layer is computed."""
+        raise UnsupportedModelError("it drafts with layers of the target, which a replay does not compute")
+
+    def quantized_copy(self, quantization: str) -> LanguageModel:
+        """Raise: no layer is computed."""
+        raise UnsupportedModelError("it drafts with a copy of the target on its slots, which a replay does not compute")
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        """Check that the recorded model has these layers."""
+        self._model.require_capture(layers)
+
+    def input_embedding(self) -> Tensor:
+        """Return the embedding of the recorded model."""
+        return self._model.input_embedding()
+
+    def output_head(self) -> Tensor:
+        """Return the output head of the recorded model."""
+        return self._model.output_head()
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        """Return how the recorded model uses both."""
+        return self._model.embedding_facts()
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """Return the final norm of the recorded model."""
+        return self._model.final_norm(hidden)

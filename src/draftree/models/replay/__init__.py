@@ -1,1 +1,0 @@
-"""A target that replays recorded texts without passes."""

@@ -1,0 +1,668 @@
+"""Forward passes of fixed shapes over slots, which a CUDA graph can replay."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.core.errors import ConfigurationError
+from draftree.core.tensors import to_device
+from draftree.core.tree import ancestor_bits
+from draftree.models.kv.slots import KVMemory, KVSlot
+from draftree.models.torch.attention import LayerCall, additive, announced, attend
+
+# Buckets: the shapes that static passes are rounded up to.
+#
+# The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention runs
+# over a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded number of
+# keys.
+
+WORD_BITS = 64
+"""Number of tentative nodes per integer of visibility bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Limits of static shapes and captured graphs.
+
+    Attributes:
+        max_nodes: maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as
+            prompt chunks, are dynamic.
+        max_cells: maximum of slots times nodes.
+        shortest: minimum number of keys that attention reads.
+        max_graphs: maximum number of captured shapes, and of other shapes that are tracked.
+        max_graph_bytes: maximum bytes of logits of captured graphs.
+        passes_per_exchange: minimum number of passes between evictions of a captured shape; limits the share of time
+            spent on captures if more shapes alternate than fit.
+        eager_uses: passes of a shape that run operator by operator before it is captured.
+        captures: whether shapes are captured if the device supports it.
+    """
+
+    max_nodes: int = 64
+    max_cells: int = 4096
+    shortest: int = 128
+    max_graphs: int = 64
+    max_graph_bytes: int = 1 << 30
+    passes_per_exchange: int = 64
+    eager_uses: int = 1
+    captures: bool = True
+
+    def __post_init__(self) -> None:
+        sizes = ("max_nodes", "max_cells", "shortest", "max_graphs", "max_graph_bytes", "passes_per_exchange")
+        for name in (*sizes, "eager_uses"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} of static shapes is {getattr(self, name)}: it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The shape of a pass.
+
+    Attributes:
+        first_slot: first slot of the range.
+        num_slots: number of slots in the range, with or without a job.
+        nodes: number of cells per slot.
+        rows: number of rows.
+        length: number of keys per cell.
+        words: number of integers of a cell's visibility bits.
+    """
+
+    first_slot: int
+    num_slots: int
+    nodes: int
+    rows: int
+    length: int
+    words: int
+
+    @property
+    def num_cells(self) -> int:
+        """Number of cells of the rectangle."""
+        return self.num_slots * self.nodes
+
+    @property
+    def tree_size(self) -> int:
+        """Maximum number of tentative nodes per slot."""
+        return self.words * WORD_BITS
+
+
+def rounded(count: int) -> int:
+    """Round up to 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, …: powers of two, with midpoints from 32 on."""
+    power = 1
+    while power < count:
+        power *= 2
+    middle = power * 3 // 4
+    return middle if power > 32 and middle >= count else power
+
+
+def slot_range(indices: Sequence[int]) -> tuple[int, int]:
+    """Return first slot and size of the smallest aligned range, of a power of two, that contains these slots."""
+    low, high, size = min(indices), max(indices), 1
+    while low // size != high // size:
+        size *= 2
+    return low // size * size, size
+
+
+def bucket_of(
+    slots: Sequence[KVSlot], counts: Sequence[int], *, shapes: Shapes, num_slots: int, length: int, min_rows: int
+) -> Bucket | None:
+    """Return the shape of a pass; None if it exceeds the limits.
+
+    Args:
+        slots: slots of the jobs, with the new tentative nodes.
+        counts: number of new nodes of each.
+        shapes: limits.
+        num_slots: number of slots in memory.
+        length: tokens per slot in memory.
+        min_rows: minimum number of rows.
+    """
+    tentative = max(slot.num_tentative for slot in slots)
+    if max(*counts, tentative) > shapes.max_nodes:
+        return None
+    first, size = slot_range([slot.index for slot in slots])
+    keys = max(slot.length + slot.num_tentative for slot in slots)
+    found = Bucket(
+        first_slot=first,
+        num_slots=min(size, num_slots - first),
+        nodes=rounded(max(counts)),
+        rows=rounded(max(sum(counts), min_rows)),
+        length=min(rounded(max(keys, shapes.shortest)), length),
+        words=rounded(-(-tentative // WORD_BITS)),
+    )
+    return found if found.num_cells <= shapes.max_cells else None
+
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs(Generic[Array]):
+    """Views of one array of integers.
+
+    Attributes:
+        tokens: token of each row; 0 for padding.
+        positions: position of each row.
+        slots: slot of each row's keys; for padding the first slot of the range.
+        places: index of each row's keys in its slot; for padding the scratch index after all others.
+        cell_of_row: cell in which each row attends; for padding the cell of the first row.
+        requested: rows whose logits are requested, then zeros.
+        row_of_cell: row whose query each cell has, shape (slots, nodes); the first row for empty cells.
+        prefixes: committed tokens of each slot, 0 without a job.
+        cell_positions: position of each cell, shape (slots, nodes).
+        tree_positions: positions of each slot's tentative nodes, shape (slots, tree size).
+        seen: bits of the tentative nodes that are visible to each cell, shape (slots, nodes, words); at least one.
+    """
+
+    tokens: Array
+    positions: Array
+    slots: Array
+    places: Array
+    cell_of_row: Array
+    requested: Array
+    row_of_cell: Array
+    prefixes: Array
+    cell_positions: Array
+    tree_positions: Array
+    seen: Array
+
+
+def inputs_size(bucket: Bucket) -> int:
+    """Return the number of integers of a pass of this shape."""
+    return sum(int(np.prod(shape)) for shape in _shapes(bucket))
+
+
+def inputs_of(array: Array, bucket: Bucket) -> Inputs[Array]:
+    """Return the views of a flat array of `inputs_size` integers."""
+    views, start = [], 0
+    for shape in _shapes(bucket):
+        end = start + int(np.prod(shape))
+        views.append(array[start:end].reshape(shape))
+        start = end
+    return Inputs(*views)
+
+
+def _shapes(bucket: Bucket) -> list[tuple[int, ...]]:
+    cells = (bucket.num_slots, bucket.nodes)
+    trees = (bucket.num_slots, bucket.tree_size)
+    return [*[(bucket.rows,)] * 6, cells, (bucket.num_slots,), cells, trees, (*cells, bucket.words)]
+
+
+def pack_inputs(
+    bucket: Bucket,
+    slots: Sequence[KVSlot],
+    tokens: Sequence[Sequence[int]],
+    nodes: Sequence[Sequence[int]],
+    *,
+    requested: Sequence[int],
+    scratch: int,
+) -> np.ndarray:
+    """Return the integers of one pass.
+
+    Args:
+        bucket: shape of the pass.
+        slots: slot of each job.
+        tokens: tokens of each job.
+        nodes: tentative nodes of each job's tokens.
+        requested: rows whose logits are requested; rows are in the order of the jobs.
+        scratch: index that is never read.
+    """
+    array = np.zeros(inputs_size(bucket), dtype=np.int64)
+    into = inputs_of(array, bucket)
+    into.slots[:] = bucket.first_slot
+    into.places[:] = scratch
+    into.requested[: len(requested)] = requested
+    into.seen[:, :, 0] = 1  # softmax over no visible key gives NaN
+    row = 0
+    for slot, own_tokens, own in zip(slots, tokens, nodes, strict=True):
+        line, count, chosen = slot.index - bucket.first_slot, len(own), list(own)
+        rows = slice(row, row + count)
+        positions = np.array(slot.depths) + (slot.length - 1)
+        into.tokens[rows] = own_tokens
+        into.positions[rows] = into.cell_positions[line, :count] = positions[chosen]
+        into.slots[rows] = slot.index
+        into.places[rows] = np.array(chosen) + slot.length
+        into.cell_of_row[rows] = np.arange(count) + line * bucket.nodes
+        into.row_of_cell[line, :count] = np.arange(row, row + count)
+        into.prefixes[line] = slot.length
+        into.tree_positions[line, : len(positions)] = positions
+        bits = ancestor_bits(slot.parents, num_bytes=bucket.words * WORD_BITS // 8)
+        into.seen[line, :count] = bits.view("<i8")[chosen]
+        row += count
+    into.cell_of_row[row:] = into.cell_of_row[0]
+    return array
+
+
+# Attention of static passes: all addresses and sizes are fixed.
+#
+# Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides invisible
+# keys. Nothing depends on a value, so nothing waits for the device.
+
+
+class StaticAttention:
+    """Handler of the attention calls of one static pass. Mutates the memory.
+
+    Args:
+        memory: keys and values.
+        bucket: shape of the pass.
+        inputs: integers of the pass, on the memory's device.
+    """
+
+    def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
+        self._memory = memory
+        self._bucket = bucket
+        self._inputs = inputs
+        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
+
+    def note_mask(self, window: int | None) -> None:
+        """Do nothing: each call has its window."""
+
+    def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store keys and values, then attend over the range of slots at once."""
+        bucket, inputs = self._bucket, self._inputs
+        keys, values = self._memory.keys[call.layer], self._memory.values[call.layer]
+        keys[inputs.slots, :, inputs.places] = key[0].transpose(0, 1)
+        values[inputs.slots, :, inputs.places] = value[0].transpose(0, 1)
+        line = slice(bucket.first_slot, bucket.first_slot + bucket.num_slots)
+        cells = query[0].index_select(1, inputs.row_of_cell.flatten())
+        cells = cells.unflatten(1, (bucket.num_slots, bucket.nodes)).transpose(0, 1)
+        mask = self._mask(call.window, query.shape[1] // keys.shape[1], query.dtype)
+        mixed = attend(cells, keys[line, :, : bucket.length], values[line, :, : bucket.length], call=call, mask=mask)
+        return mixed.transpose(1, 2).flatten(0, 1).index_select(0, inputs.cell_of_row).unsqueeze(0)
+
+    def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+        """Return the additive mask of shape (slots, 1, group * nodes, length), built once per pass and window."""
+        key = (window, group, dtype)
+        if key not in self._masks:
+            self._masks[key] = additive(self._visible(window), dtype).repeat(1, group, 1).unsqueeze(1)
+        return self._masks[key]
+
+    def _visible(self, window: int | None) -> Tensor:
+        """Return which keys are visible to each cell, bool of shape (slots, nodes, length): prefix and ancestors."""
+        inputs, bucket = self._inputs, self._bucket
+        place = torch.arange(bucket.length, device=inputs.prefixes.device)
+        offset = place - inputs.prefixes[:, None]
+        node = offset.clamp(0, bucket.tree_size - 1)
+        word = (node // WORD_BITS)[:, None, :].expand(-1, bucket.nodes, -1)
+        bits = inputs.seen if bucket.words == 1 else inputs.seen.gather(2, word)
+        is_ancestor = ((bits >> (node % WORD_BITS)[:, None, :]) & 1).bool() & (offset < bucket.tree_size)[:, None, :]
+        visible = (offset < 0)[:, None, :] | is_ancestor
+        if window is None:
+            return visible
+        # windows go by depth: siblings share a position
+        position = torch.where(offset < 0, place, inputs.tree_positions.gather(1, node))
+        return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)
+
+
+# Capture of work as CUDA graphs: recorded once, then replayed with one call of the host.
+#
+# Every model has its own memory pool. Graphs of one pool may share addresses of intermediate results, which is safe
+# only if they are replayed one after another on one stream. This holds for the passes of one model, not for those of a
+# target and its drafter. Never timed on a GPU.
+
+
+class CaptureError(Exception):
+    """The work cannot be captured; the message is the reason."""
+
+
+class GraphApi(ABC):
+    """Functions of a device's runtime that capture uses. Tests record the order of its calls."""
+
+    @abstractmethod
+    def new_pool(self) -> Any:
+        """Return a memory pool that no other graph uses."""
+
+    @abstractmethod
+    def new_stream(self) -> Any:
+        """Return a new stream."""
+
+    @abstractmethod
+    def current_stream(self) -> Any:
+        """Return the stream of this thread."""
+
+    @abstractmethod
+    def set_stream(self, stream: Any) -> None:
+        """Set the current stream of this thread."""
+
+    @abstractmethod
+    def wait(self, stream: Any, other: Any) -> None:
+        """Make later work on `stream` wait for the work queued on `other`."""
+
+    @abstractmethod
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return a context in which the device is current."""
+
+    @abstractmethod
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued on this stream."""
+
+    @abstractmethod
+    def new_graph(self) -> Any:
+        """Return an empty graph; its `replay` queues what was recorded."""
+
+    @abstractmethod
+    def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
+        """Return a context in which work is recorded into the graph and not run."""
+
+
+@final
+class CudaApi(GraphApi):
+    """CUDA runtime of torch for one GPU.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def new_pool(self) -> Any:
+        """Create it through torch."""
+        return torch.cuda.graph_pool_handle()
+
+    def new_stream(self) -> Any:
+        """Create it on the device."""
+        return torch.cuda.Stream(self._device)
+
+    def current_stream(self) -> Any:
+        """Return the stream on the device."""
+        return torch.cuda.current_stream(self._device)
+
+    def set_stream(self, stream: Any) -> None:
+        """Set it through torch."""
+        torch.cuda.set_stream(stream)
+
+    def wait(self, stream: Any, other: Any) -> None:
+        """Wait by an event."""
+        stream.wait_stream(other)
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Return torch's context."""
+        return torch.cuda.device(self._device)
+
+    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Return torch's context."""
+        return torch.cuda.stream(stream)
+
+    def new_graph(self) -> Any:
+        """Create it through torch."""
+        return torch.cuda.CUDAGraph()
+
+    def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
+        """Record in thread-local mode: other threads may allocate meanwhile."""
+        return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A captured graph.
+
+    Attributes:
+        replay: runs the graph on the current stream; returns the same tensor each time, with new values.
+        num_bytes: size of that tensor, which occupies the pool while the graph is kept.
+    """
+
+    replay: Callable[[], Tensor]
+    num_bytes: int
+
+
+class Graphs:
+    """Graphs of one model, with their pool and the stream on which they are recorded.
+
+    Args:
+        api: the device's runtime.
+    """
+
+    def __init__(self, api: GraphApi) -> None:
+        self._api = api
+        self._pool: Any = None
+        self._side: Any = None
+
+    def capture(self, work: Callable[[], Tensor]) -> Captured:
+        """Run the work once on a side stream, then record it there.
+
+        Args:
+            work: reads and writes tensors at fixed addresses only, and may be run twice with the same effect.
+
+        Raises:
+            CaptureError: the work waits for the device, or uses operations that graphs do not support.
+        """
+        api = self._api
+        with api.on_device():
+            if self._side is None:
+                self._pool, self._side = api.new_pool(), api.new_stream()
+            side, before = self._side, api.current_stream()
+            graph = api.new_graph()
+            try:
+                api.wait(side, before)
+                with api.on_stream(side):
+                    work()
+                api.wait(before, side)
+                with api.recording(graph, pool=self._pool, stream=side):
+                    output = work()
+            except Exception as error:  # torch and its libraries raise many types
+                raise CaptureError(str(error).strip().split("\n")[0] or type(error).__name__) from error
+            finally:
+                api.set_stream(before)  # a failed capture leaves its own stream current
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return Captured(replay, output.nbytes)
+
+
+def graphs_of(device: torch.device) -> Graphs | None:
+    """Return the `Graphs` of a model on this device; None if the device has no graphs."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    return Graphs(CudaApi(device))
+
+
+# Passes of fixed shapes: inputs are copied into static buffers, and the same kernels run in the same order.
+#
+# On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that graphs do not support, and for
+# shapes without room, the same work runs operator by operator. A captured shape is evicted for another one only rarely,
+# because a capture costs more than a few passes.
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+"""Tokens and positions, both (1, rows), to logits (rows, vocab)."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Static buffer and pass of one shape.
+
+    Attributes:
+        buffer: integers of a pass, at a fixed address.
+        run: the pass; its logits are overwritten by the next pass.
+        uses: number of passes so far.
+        is_captured: whether `run` replays a graph.
+        num_bytes: size of the graph's logits.
+    """
+
+    buffer: Tensor
+    run: Callable[[], Tensor]
+    uses: int = 0
+    is_captured: bool = False
+    num_bytes: int = 0
+
+
+class StaticPasses:
+    """Passes of static shapes. Mutates the memory of slots.
+
+    Args:
+        forward: forward pass of the whole model.
+        memory: keys and values, with an index after each slot's end that is never read.
+        device: device of both.
+        shapes: limits of shapes.
+        min_rows: minimum number of rows.
+        row_bytes: size of the logits of one row.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        memory: KVMemory,
+        *,
+        device: torch.device,
+        shapes: Shapes,
+        min_rows: int,
+        row_bytes: int,
+    ) -> None:
+        assert memory.num_scratch, "padding rows need a scratch index"
+        self._forward = forward
+        self._memory = memory
+        self._device = device
+        self.shapes = shapes
+        self._min_rows = min_rows
+        self._row_bytes = row_bytes
+        self._num_passes = 0
+        self._last_exchange = 0
+        """Number of the pass in which a captured shape was last evicted."""
+        self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
+        self._version = memory.version
+        self._graphs: Graphs | None = graphs_of(device) if shapes.captures else None
+        self.why_eager = _why_eager(device, shapes, self._graphs)
+
+    @property
+    def num_captured(self) -> int:
+        """Number of captured graphs."""
+        return sum(prepared.is_captured for prepared in self._prepared.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the logits of captured graphs in bytes."""
+        return sum(prepared.num_bytes for prepared in self._prepared.values())
+
+    @property
+    def most_bytes(self) -> int:
+        """Maximum size of the logits of captured graphs in bytes; 0 if nothing is captured."""
+        if self.why_eager is not None:
+            return 0
+        return min(self.shapes.max_graph_bytes, self.shapes.max_graphs * self.shapes.max_cells * self._row_bytes)
+
+    @property
+    def num_warm_ups(self) -> int:
+        """Number of slower first passes of a shape: operator by operator, then the capture."""
+        return self.shapes.eager_uses + (self.why_eager is None)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Known shapes, least recently used first."""
+        return tuple(self._prepared)
+
+    def bucket(self, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]]) -> Bucket | None:
+        """Return the shape of a pass over these tentative nodes; None if it must be dynamic."""
+        return bucket_of(
+            slots,
+            list(map(len, nodes)),
+            shapes=self.shapes,
+            num_slots=self._memory.num_slots,
+            length=self._memory.length,
+            min_rows=self._min_rows,
+        )
+
+    def run(
+        self,
+        bucket: Bucket,
+        slots: Sequence[KVSlot],
+        *,
+        tokens: Sequence[Sequence[int]],
+        nodes: Sequence[Sequence[int]],
+        requested: Sequence[int],
+    ) -> Tensor:
+        """Run one pass.
+
+        Args:
+            bucket: shape of the pass.
+            slots: slot of each job.
+            tokens: tokens of each job.
+            nodes: tentative nodes of each job's tokens.
+            requested: rows whose logits are requested; rows are in the order of the jobs.
+
+        Returns:
+            Logits of shape (requested rows, vocab), in new memory.
+        """
+        prepared = self._ready(bucket)
+        packed = pack_inputs(bucket, slots, tokens, nodes, requested=requested, scratch=self._memory.length)
+        prepared.buffer.copy_(to_device(packed, self._device))
+        if self._graphs is not None and not prepared.is_captured and prepared.uses >= self.shapes.eager_uses:
+            self._capture(bucket, prepared, self._graphs)
+        prepared.uses += 1
+        self._num_passes += 1
+        rows = inputs_of(prepared.buffer, bucket).requested[: len(requested)]
+        return prepared.run().index_select(0, rows)
+
+    def drop(self) -> None:
+        """Drop all shapes."""
+        self._prepared.clear()
+
+    def _ready(self, bucket: Bucket) -> Prepared:
+        if self._version != self._memory.version:
+            self.drop()  # graphs contain addresses of freed memory
+            self._version = self._memory.version
+        if bucket not in self._prepared:
+            waiting = [known for known, prepared in self._prepared.items() if not prepared.is_captured]
+            for known in waiting[: max(0, len(waiting) + 1 - self.shapes.max_graphs)]:
+                del self._prepared[known]
+            self._prepared[bucket] = self._prepare(bucket)
+        self._prepared.move_to_end(bucket)
+        return self._prepared[bucket]
+
+    def _prepare(self, bucket: Bucket) -> Prepared:
+        buffer = torch.zeros(inputs_size(bucket), dtype=torch.int64, device=self._device)
+        inputs = inputs_of(buffer, bucket)
+
+        def work() -> Tensor:
+            with announced(StaticAttention(self._memory, bucket, inputs)):
+                return self._forward(inputs.tokens.unsqueeze(0), inputs.positions.unsqueeze(0))
+
+        return Prepared(buffer, work)
+
+    def _capture(self, bucket: Bucket, prepared: Prepared, graphs: Graphs) -> None:
+        if self.why_eager is not None or not self._make_room(bucket.rows * self._row_bytes):
+            return
+        try:
+            captured = graphs.capture(prepared.run)
+        except CaptureError as error:
+            self.why_eager = f"a pass could not be captured: {error}"
+            logger.warning("passes run operator by operator from now on, since %s", self.why_eager)
+            return
+        prepared.run, prepared.num_bytes, prepared.is_captured = captured.replay, captured.num_bytes, True
+        logger.info("captured a graph of %s", bucket)
+
+    def _make_room(self, num_bytes: int) -> bool:
+        """Return whether one more graph may be kept; evicts the least recently used ones, but rarely."""
+        shapes = self.shapes
+        if num_bytes > shapes.max_graph_bytes:
+            return False
+        captured = [(bucket, prepared) for bucket, prepared in self._prepared.items() if prepared.is_captured]
+        free_bytes = shapes.max_graph_bytes - sum(prepared.num_bytes for _, prepared in captured)
+        if len(captured) < shapes.max_graphs and num_bytes <= free_bytes:
+            return True
+        if self._num_passes - self._last_exchange < shapes.passes_per_exchange:
+            return False
+        self._last_exchange = self._num_passes
+        count = len(captured)
+        for bucket, prepared in captured:
+            if count < shapes.max_graphs and num_bytes <= free_bytes:
+                break
+            del self._prepared[bucket]
+            count, free_bytes = count - 1, free_bytes + prepared.num_bytes
+        return True
+
+
+def _why_eager(device: torch.device, shapes: Shapes, graphs: Graphs | None) -> str | None:
+    if not shapes.captures:
+        return "capturing was turned off"
+    return f"there are no graphs on {device.type}" if graphs is None else None

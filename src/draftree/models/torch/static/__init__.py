@@ -1,1 +1,0 @@
-"""Passes of fixed shapes over slots, which a CUDA graph can replay."""
