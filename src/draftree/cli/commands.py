@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Collection, Sequence
@@ -22,12 +23,14 @@ class Entry:
     """A command that is not imported yet.
 
     Attributes:
+        panel: title in the list of commands.
         name: name on the command line.
         home: "module:attribute" of a function or a `typer.Typer`.
         summary: one line for the list of commands.
         examples: lines that can be pasted into a shell.
     """
 
+    panel: str
     name: str
     home: str
     summary: str
@@ -47,10 +50,15 @@ class Entry:
         return get_command(holder).commands[self.name]  # type: ignore[attr-defined]
 
 
+GENERATE = "Generate"
+SERVE = "Serve"
+TRAIN = "Choose and train"
+MEASURE = "Measure"
 COMMANDS = {
     entry.name: entry
     for entry in (
         Entry(
+            GENERATE,
             "generate",
             "draftree.cli.generate:generate",
             "Generate text.",
@@ -62,6 +70,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            GENERATE,
             "chat",
             "draftree.cli.chat:chat",
             "Chat with a model in the terminal.",
@@ -72,6 +81,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            GENERATE,
             "beam",
             "draftree.cli.beam:beam",
             "Search the most likely texts with beams.",
@@ -82,6 +92,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            GENERATE,
             "transcribe",
             "draftree.cli.transcribe:transcribe",
             "Transcribe sound files.",
@@ -91,6 +102,14 @@ COMMANDS = {
             ),
         ),
         Entry(
+            GENERATE,
+            "demo",
+            "draftree.cli.demo:demo",
+            "Show a real model generate the same text, plain and with speculation.",
+            ("draftree demo", "draftree demo --dtype float32"),
+        ),
+        Entry(
+            SERVE,
             "serve",
             "draftree.cli.serve:serve",
             "Serve models with an OpenAI-compatible HTTP API.",
@@ -101,24 +120,28 @@ COMMANDS = {
             ),
         ),
         Entry(
+            SERVE,
             "verify-server",
             "draftree.cli.verify_server:verify_server",
             "Serve models to devices that draft.",
             ("draftree verify-server smollm2-135m-instruct",),
         ),
         Entry(
+            SERVE,
             "watch",
             "draftree.cli.watch:watch",
             "Show the load and the rounds of a running server.",
             ("draftree watch http://127.0.0.1:8000", "draftree watch http://127.0.0.1:8000 --once --json"),
         ),
         Entry(
+            TRAIN,
             "methods",
             "draftree.cli.methods:methods",
             "List drafters, verifiers and planners.",
             ("draftree methods", "draftree methods --json"),
         ),
         Entry(
+            TRAIN,
             "models",
             "draftree.cli.models:app",
             "List, fetch, find and remove model weights.",
@@ -129,6 +152,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            TRAIN,
             "doctor",
             "draftree.cli.doctor:doctor",
             "Report how a model runs on this machine, and why.",
@@ -139,6 +163,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            TRAIN,
             "explain",
             "draftree.cli.explain:explain",
             "Explain the planner's decisions for a drafter with measurements.",
@@ -148,50 +173,7 @@ COMMANDS = {
             ),
         ),
         Entry(
-            "demo",
-            "draftree.cli.demo:demo",
-            "Show a real model generate the same text, plain and with speculation.",
-            ("draftree demo", "draftree demo --dtype float32"),
-        ),
-        Entry(
-            "bench",
-            "draftree.cli.bench:bench",
-            "Measure methods against plain decoding.",
-            (
-                "draftree bench smollm2-135m-instruct --draft none --draft ngram",
-                "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
-            ),
-        ),
-        Entry(
-            "trace",
-            "draftree.cli.trace:trace",
-            "Summarize recorded rounds, and convert them to timelines, tables and a page.",
-            (
-                "draftree trace show trace.jsonl",
-                "draftree trace export trace.jsonl --to chrome --output timeline.json",
-                "draftree trace page trace.jsonl --output playground.html",
-            ),
-        ),
-        Entry(
-            "analyse",
-            "draftree.cli.analyse:analyse",
-            "Draw measured acceptance and speed beside their theory.",
-            (
-                "draftree analyse --list",
-                "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
-                "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
-            ),
-        ),
-        Entry(
-            "size",
-            "draftree.cli.size:size",
-            "Estimate the devices that serve a rate of requests.",
-            (
-                "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
-                "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
-            ),
-        ),
-        Entry(
+            TRAIN,
             "tune",
             "draftree.cli.tune:tune",
             "Measure which drafter is fastest for a model on this machine, and keep it.",
@@ -202,6 +184,7 @@ COMMANDS = {
             ),
         ),
         Entry(
+            TRAIN,
             "train",
             "draftree.cli.train:train",
             "Make training data from a model's own texts, and train drafters.",
@@ -209,6 +192,48 @@ COMMANDS = {
                 "draftree train data smollm2-135m-instruct --output data --limit-tokens 100000",
                 "draftree train head smollm2-135m-instruct --data data --output head --minutes 60",
                 "draftree train export head --to speculators --target smollm2-135m-instruct --output exported",
+            ),
+        ),
+        Entry(
+            MEASURE,
+            "bench",
+            "draftree.cli.bench:bench",
+            "Measure methods against plain decoding.",
+            (
+                "draftree bench smollm2-135m-instruct --draft none --draft ngram",
+                "draftree bench smollm2-135m-instruct --draft none --draft ngram --peer",
+            ),
+        ),
+        Entry(
+            MEASURE,
+            "trace",
+            "draftree.cli.trace:trace",
+            "Summarize recorded rounds, and convert them to timelines, tables and a page.",
+            (
+                "draftree trace show trace.jsonl",
+                "draftree trace export trace.jsonl --to chrome --output timeline.json",
+                "draftree trace page trace.jsonl --output playground.html",
+            ),
+        ),
+        Entry(
+            MEASURE,
+            "analyse",
+            "draftree.cli.analyse:analyse",
+            "Draw measured acceptance and speed beside their theory.",
+            (
+                "draftree analyse --list",
+                "draftree analyse smollm2-135m-instruct --draft head:smollm2-135m-instruct --output figures",
+                "draftree analyse --trace trace.jsonl --figures verified-cdf,phases --output figures",
+            ),
+        ),
+        Entry(
+            MEASURE,
+            "size",
+            "draftree.cli.size:size",
+            "Estimate the devices that serve a rate of requests.",
+            (
+                "draftree size --model-size 8B --device h100 --devices 4 --rate 10",
+                "draftree size --model-size 70B --device h100 --devices 16 --rate 5 --nodes 8 --tokens-per-round 2.8",
             ),
         ),
     )
@@ -257,6 +282,7 @@ def suggested_option(given: str, options: Collection[str], close: Sequence[str])
 
 PROGRAM = "draftree"
 WRONG_USAGE = 2
+HELP_WIDTH = 100
 COMPLETION_VARIABLE = "_DRAFTREE_COMPLETE"
 """Set by a shell that asks for completions."""
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -280,13 +306,15 @@ class CommandTable(PlainGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List names and summaries without imports."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(entry.name, entry.summary) for entry in COMMANDS.values()])
+        widest = max(map(len, COMMANDS))
+        for panel, entries in itertools.groupby(COMMANDS.values(), key=lambda entry: entry.panel):
+            with formatter.section(panel):
+                formatter.write_dl([(f"{entry.name:<{widest}}", entry.summary) for entry in entries])
 
 
 app = typer.Typer(
     cls=CommandTable,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": HELP_WIDTH},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="draftree demo\ndraftree generate smollm2-135m-instruct 'What is a prime number?' --draft ngram",

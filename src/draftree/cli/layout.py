@@ -1,4 +1,4 @@
-"""Shared behaviour of all commands: repeated options are refused, help has titled groups, examples keep their lines.
+"""Shared behaviour of all commands: repeated options are refused, help fits a screen, examples keep their lines.
 
 typer 0.29 imports pydantic to convert the first value, even one without a type to convert to, which takes a sixth of a
 second. Values that are what they should be, or plain numbers, skip this.
@@ -18,16 +18,28 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["PlainCommand", "PlainGroup"]
-
 WHOLE = 1000
 """Longer than any summary."""
 NUMBERS = {int: re.compile(r"[0-9]{1,18}", re.ASCII), float: re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)}
 """Texts of numbers that typer reads as Python does."""
 
 
+SCREEN_LINES = 40
+"""Longer help is reduced to the essential options; --help-all shows the rest."""
+ESSENTIAL = frozenset(
+    {"prompts", "draft", "system", "temperature", "max_tokens", "seed", "json_schema", "quantization", "as_json"}
+    | {"compare", "output", "beam_width", "num_return_sequences", "language", "form", "host", "port", "split"}
+    | {"data", "minutes", "measure", "peer", "spec_bench", "baseline", "trace", "figures", "device", "rate"}
+    | {"limit_tokens", "save", "stream"}
+)
+"""Options that reduced help shows."""
+HELP_ALL = "--help-all"
+SHOWS_ALL = "draftree.cli.layout.shows_all"
+"""Key of a context's data: whether its help shows all options."""
+
+
 class PlainCommand(TyperCommand):
-    """A command whose options are listed under their titles."""
+    """A command whose help fits a screen; --help-all lists all options under their titles."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all parameters, which convert only what needs it."""
@@ -35,18 +47,39 @@ class PlainCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse as typer does, but refuse repeated options."""
+        if HELP_ALL in args[: args.index("--") if "--" in args else None]:
+            ctx.meta[SHOWS_ALL] = True
+            args = ["--help"]
         refuse_repeated(self, ctx, args)
         return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return help with all options if it fits a screen or is wanted, otherwise with the essential ones."""
+        is_wanted = ctx.meta.get(SHOWS_ALL, False)
+        ctx.meta[SHOWS_ALL] = True
+        text = super().get_help(ctx)
+        ctx.meta[SHOWS_ALL] = is_wanted
+        return text if is_wanted or text.count("\n") < SCREEN_LINES else super().get_help(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each title, in order of appearance; --help is last."""
         panels: dict[str, list[tuple[str, str]]] = {}
+        num_options = 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                # the --help option is not typer's own and has no title
-                title = getattr(parameter, "rich_help_panel", None) or "Other options"
-                panels.setdefault(title, []).append(record)
+            if record is None:
+                continue
+            # the --help option is not typer's own and has no title
+            title = getattr(parameter, "rich_help_panel", None) or "Other options"
+            if parameter.param_type_name == "option":
+                num_options += 1
+                if not ctx.meta[SHOWS_ALL]:
+                    if parameter.name not in ESSENTIAL and parameter.name != "help" and not parameter.required:
+                        continue
+                    title = "Options"
+            panels.setdefault(title, []).append(record)
+        if not ctx.meta[SHOWS_ALL]:
+            panels["Options"].append((HELP_ALL, f"Show all {num_options} options and exit."))
         for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)

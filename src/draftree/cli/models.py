@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -180,21 +181,30 @@ def check_folder(name: str, cache: Cache) -> bool:
 
 @app.command("remove", cls=PlainCommand)
 def remove_models(names: CachedNames) -> None:
-    """Remove models from the cache."""
+    """Remove models from the cache, or by name from the hub client's cache, which other programs share."""
     cache = Cache()
+    hub = {row.name: Path(row.folder) for row in hub_rows() if row.folder}
     wanted = cache.names() if names == ["all"] else names
     for name in wanted:
-        if cache.manifest(name) is None:
-            held = suggestion(name, cache.names()) if cache.names() else "the cache is empty"
+        if cache.manifest(name) is None and name not in hub:
+            known = [*cache.names(), *hub]
+            held = suggestion(name, known) if known else "the cache is empty"
             raise ModelNotFoundError(f"'{name}' is not in the cache, so it cannot be removed: {held}")
     from draftree.loading.packed_start import packed_folders, remove_packed  # it imports torch
 
     console = Console(stderr=True)
     for name in wanted:
-        freed_bytes = folder_bytes(cache.folder(name))
-        freed_bytes += sum(size for _, size in packed_folders(cache.folder(name)))
-        remove_packed(cache.folder(name))
-        cache.remove(name)
+        is_own = cache.manifest(name) is not None
+        folder = cache.folder(name) if is_own else hub[name]
+        loaded = [folder] if is_own else sorted(folder.glob("snapshots/*"))
+        freed_bytes = folder_bytes(folder if is_own else folder / "blobs")
+        for each in loaded:
+            freed_bytes += sum(size for _, size in packed_folders(each))
+            remove_packed(each)
+        if is_own:
+            cache.remove(name)
+        else:
+            shutil.rmtree(folder)
         console.print(f"removed {escape(harmless(name))} ({freed_bytes / 1e6:.0f} MB)", highlight=False)
 
 
@@ -283,13 +293,13 @@ def other_row(name: str, cache: Cache) -> ModelRow:
 
 
 def hub_rows() -> list[ModelRow]:
-    """Return the models that the hub's client downloaded, whatever program asked for them."""
+    """Return the models in the hub client's cache."""
     folders = (path for path in sorted(hub_cache().glob("models--*")) if any(path.glob("snapshots/*/config.json")))
     return [
         ModelRow(
             name=folder.name.removeprefix("models--").replace("--", "/"),
             kind="hub",
-            description="in the cache of the hub's client, which 'hf cache' manages",
+            description="in the hub client's cache, which other programs share",
             parameters=None,
             download_bytes=None,
             disk_bytes=folder_bytes(folder / "blobs"),

@@ -53,7 +53,10 @@ def test_help_lists_every_command(arguments: list[str], capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("name", commands.COMMANDS)
-def test_every_command_has_help_with_its_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help_with_its_examples(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     assert run([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"Usage: draftree {name} ")
@@ -61,6 +64,16 @@ def test_every_command_has_help_with_its_examples(name: str, capsys: pytest.Capt
     assert examples
     for example in examples:
         assert f"  {example}\n" in out
+    assert len(out.splitlines()) <= 40
+    command = commands.COMMANDS[name].load()
+    below = getattr(command, "commands", {})
+    for path, each in [((name, sub), each) for sub, each in below.items()] or [((name,), command)]:
+        assert run([*path, "--help"]) == 0
+        assert len(capsys.readouterr().out.splitlines()) <= 40
+        assert run([*path, "--help-all"]) == 0
+        out = capsys.readouterr().out
+        options = [parameter.opts[0] for parameter in each.params if parameter.param_type_name == "option"]
+        assert [option for option in options if f"  {option}" not in out] == []
 
 
 def test_listing_and_help_do_not_wait_for_torch() -> None:

@@ -82,6 +82,10 @@ def test_models_of_the_hub_and_of_gguf_files_are_told_apart(
         (cache / "models" / name / "draftree.json").write_text(json.dumps({"source": source}))
     found = {row["name"]: row["kind"] for row in json.loads(run("--json").stdout)["models"] if row["folder"]}
     assert found == {"gguf-x": "GGUF", "old": "cache", "some/model": "hub"}
+    assert run("remove", "all").exit_code == 0
+    assert snapshot.is_dir()  # other programs use it
+    assert run("remove", "some/model").stderr.startswith("removed some/model")
+    assert not snapshot.exists()
 
 
 @pytest.mark.parametrize("arguments", [["--json"], ["list", "--json"]])
