@@ -48,11 +48,7 @@ def config_folder() -> Path | None:
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:
-    """Return a path with `~` replaced by a home folder.
-
-    Raises:
-        ConfigurationError: there is no such home folder.
-    """
+    """Return a path with `~` replaced by a home folder."""
     path = Path(spelled)
     first = path.parts[0] if path.parts else ""
     if first == "~" and (home := home_folder()) is not None:
@@ -90,10 +86,6 @@ def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[
 
     Args:
         content: text, or its bytes in UTF-8.
-        object_pairs_hook: as for `json.loads`.
-
-    Raises:
-        JsonError: it is not JSON, not UTF-8, or nested too deeply.
     """
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
@@ -107,11 +99,7 @@ def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[
 
 
 def parse_json_object(content: str | bytes) -> dict[str, Any]:
-    """Parse one JSON object.
-
-    Raises:
-        JsonError: as `parse_json`, or it is not an object.
-    """
+    """Parse one JSON object."""
     found = parse_json(content)
     if not isinstance(found, dict):
         raise JsonError("it does not hold a JSON object")
@@ -119,12 +107,7 @@ def parse_json_object(content: str | bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        JsonError: it cannot be read, is too large, or does not hold one JSON object.
-    """
+    """Read a file that holds one JSON object."""
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
@@ -143,12 +126,7 @@ def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, A
     """Read a file that holds one JSON object per line; blank lines are skipped.
 
     Args:
-        path: the file.
         may_be_cut: leave out a last line that its writer did not complete.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        JsonError: it cannot be read, or a line is too long or not a JSON object; the text has its number.
     """
     found = []
     try:
@@ -170,12 +148,7 @@ def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, A
 
 
 def read_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file; unlike `str.splitlines`, only line feeds end one.
-
-    Raises:
-        JsonError: a line is longer than any content that is read, as in a file without line breaks.
-        OSError: the file cannot be read.
-    """
+    """Yield the lines of a file; unlike `str.splitlines`, only line feeds end one."""
     number = 0
     while line := stream.readline(MAX_JSON_BYTES + 1):
         number += 1
@@ -190,10 +163,6 @@ class PathLock:
 
     Args:
         path: a folder, or a file that is made if it does not exist.
-
-    Raises:
-        BlockingIOError: another holder has it.
-        OSError: it cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:

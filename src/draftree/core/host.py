@@ -142,7 +142,6 @@ def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None
     """Read the processors from the files of the system.
 
     Args:
-        root: folder that contains `sys` and `proc`.
         allowed: affinity mask; None for that of this process.
     """
     base = root / "sys" / "devices" / "system"
@@ -174,11 +173,7 @@ def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None
 
 
 def parse_processors(text: str) -> list[int]:
-    """Return the numbers of a list such as `0-3,8`.
-
-    Raises:
-        ConfigurationError: it is malformed or empty.
-    """
+    """Return the numbers of a list such as `0-3,8`."""
     found: set[int] = set()
     for part in text.strip().split(","):
         match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
@@ -285,11 +280,7 @@ def own_choice() -> tuple[ProcessorFacts, ThreadChoice]:
 
 
 def require_affinity(affinity: str | None) -> None:
-    """Raise for a malformed affinity.
-
-    Raises:
-        ConfigurationError: it is neither auto nor none, nor a list of processors.
-    """
+    """Raise for a malformed affinity."""
     if affinity not in (None, AUTO, NONE):
         parse_processors(affinity)
 
@@ -303,10 +294,6 @@ def apply_threads(threads: int | None, affinity: str | None = None) -> None:
         affinity: "auto" for the processors of `choose_threads`, a list such as "0-3,8", or "none" to leave the threads
             to the system; None is "auto" on machines with several memory nodes or kinds of cores, if the number of
             threads is chosen too, and "none" elsewhere.
-
-    Raises:
-        ConfigurationError: no thread, a malformed affinity, processors that this process may not use, or a system
-            without affinity.
     """
     require_affinity(affinity)
     if threads is not None and threads < 1:

@@ -46,16 +46,7 @@ class NodeMap:
 
     @classmethod
     def keeping(cls, parents: Sequence[int], keep: Iterable[int], *, root: int = ROOT) -> NodeMap:
-        """Only some nodes stay, in their old order.
-
-        Args:
-            parents: of the source's nodes.
-            keep: the nodes that stay.
-            root: the node that is the derived tree's root.
-
-        Raises:
-            ValueError: a node does not exist, or its parent is neither kept nor the root.
-        """
+        """Only some nodes stay, in their old order."""
         targets: list[int | None] = [None] * len(parents)
         kept = sorted(set(keep))
         for new, node in enumerate(kept):
@@ -82,14 +73,7 @@ class NodeMap:
     def by_tokens(
         cls, tokens: Sequence[int], parents: Sequence[int], known: Mapping[tuple[int, int], int], *, num_targets: int
     ) -> NodeMap:
-        """Every node is mapped to the node with the same tokens from the root down.
-
-        Args:
-            tokens: of the source's nodes.
-            parents: of the source's nodes.
-            known: nodes of the derived tree by parent and token.
-            num_targets: nodes of the derived tree.
-        """
+        """Every node is mapped to the node with the same tokens from the root down."""
         targets: list[int | None] = []
         for token, parent in zip(tokens, parents, strict=True):
             above = ROOT if parent == ROOT else targets[parent]
@@ -183,11 +167,7 @@ class NodeMap:
 
 
 def prune(tree: TokenTree, keep: Iterable[int]) -> TokenTree:
-    """The tree of the nodes in `keep`, in their old order; a kept node needs its parent kept.
-
-    Raises:
-        ValueError: a node does not exist, or its parent is not kept.
-    """
+    """The tree of the nodes in `keep`, in their old order; a kept node needs its parent kept."""
     return NodeMap.keeping(tree.parents, keep).cut(tree)
 
 
@@ -232,7 +212,6 @@ def join(trees: Sequence[TokenTree], names: Sequence[str], *, vocab_size: int) -
     is merged into such a sibling; a draw from a distribution is kept, because dropping it would condition on its value.
 
     Args:
-        trees: trees of point or independent draws.
         names: one name per tree; a node lists the names of all trees that proposed it.
         vocab_size: width of the distributions; a point draw gets a one-hot distribution.
     """

@@ -84,7 +84,6 @@ def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
     """Return standard Gumbel noise for rows of tokens.
 
     Args:
-        keys: one pair of keys per row, from `Noise.keys`.
         token_ids: integers of shape (rows or 1, tokens), on the device where the noise is wanted.
 
     Returns:

@@ -29,11 +29,7 @@ def save_svg(figure: Any, path: Path) -> None:
 
 
 def with_dark_scheme(svg: str) -> str:
-    """Return a drawing of matplotlib with a style sheet for the dark scheme.
-
-    Raises:
-        ValueError: the text has no style sheet of matplotlib, so it is not a drawing of it.
-    """
+    """Return a drawing of matplotlib with a style sheet for the dark scheme."""
     mark = '<style type="text/css">'
     if mark not in svg:
         raise ValueError("the drawing has no style sheet: only drawings of matplotlib can be given a dark scheme")
@@ -54,11 +50,7 @@ def with_dark_scheme(svg: str) -> str:
 
 
 def dark_colour(colour: str) -> str:
-    """Return the colour of the dark scheme: surfaces become dark, ink becomes light, the hue stays.
-
-    Args:
-        colour: "#rrggbb".
-    """
+    """Return the colour of the dark scheme: surfaces become dark, ink becomes light, the hue stays."""
     if colour == "#ffffff":
         return GROUND
     lightness, *chroma = _lab(colour)

@@ -18,13 +18,7 @@ def on_host(tensor: Tensor) -> bool:
 
 
 def to_device(values: Any, device: torch.device, *, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return numbers as a tensor on a device; the host does not wait.
-
-    Args:
-        values: an array or nested sequences of numbers.
-        device: target device.
-        dtype: dtype of the tensor.
-    """
+    """Return numbers as a tensor on a device; the host does not wait."""
     host = torch.as_tensor(np.asarray(values)).to(dtype)
     if device.type != "cuda":
         return host.to(device)

@@ -61,7 +61,6 @@ class Lifelines:
     """Watches connections to other ranks on a thread of its own.
 
     Args:
-        rank: of this process.
         peers: connected sockets by rank.
     """
 
@@ -91,9 +90,6 @@ class Lifelines:
         """Add a function that gets `failure` when it occurs, on the thread that watches; it must return soon.
 
         The process then has `LISTENED_GRACE_SECONDS` to end by itself.
-
-        Returns:
-            A function that removes the callback.
         """
         with self._lock:
             self._listeners.append(callback)
@@ -374,11 +370,7 @@ class MessageReader:
 
     @staticmethod
     def rest_of(header: bytes) -> int:
-        """Return the number of bytes after a header.
-
-        Raises:
-            MessageError: this is no header of this version.
-        """
+        """Return the number of bytes after a header."""
         magic, version, length, *_ = array("q", header)
         if (magic, version) != (MAGIC, VERSION) or not HEADER <= length <= MAX_NUMBERS:
             raise MessageError(
@@ -388,11 +380,7 @@ class MessageReader:
         return (length - HEADER) * NUMBER_BYTES
 
     def read(self, header: bytes, rest: bytes, slots: Mapping[int, Slot]) -> tuple[Flag, Iterator[Operation]]:
-        """Return the flag of a message and its operations on these slots; a slot must exist when it is used.
-
-        Raises:
-            MessageError: the message is malformed or out of order; also while the operations are read.
-        """
+        """Return the flag of a message and its operations on these slots; a slot must exist when it is used."""
         *_, number, flag, count = array("q", header)
         if number != self._received or flag not in (Flag.WORK, Flag.STOP):
             raise MessageError(f"message {number} with flag {flag} came instead of message {self._received}")
@@ -485,14 +473,7 @@ def ending_with(reason: str) -> str:
 
 
 class Leader:
-    """Rank 0's connections to all other ranks. Not thread-safe.
-
-    Args:
-        world: the processes.
-
-    Raises:
-        RankError: not all ranks connected in time.
-    """
+    """Rank 0's connections to all other ranks. Not thread-safe."""
 
     def __init__(self, world: World, *, join_seconds: float = JOIN_SECONDS) -> None:
         ranks = range(1, world.size)
@@ -513,11 +494,7 @@ class Leader:
         return bool(self._peers)
 
     def send(self, message: bytes) -> None:
-        """Send a message to all other ranks.
-
-        Raises:
-            RankError: a rank ended.
-        """
+        """Send a message to all other ranks."""
         self.num_bytes += len(message)
         self.num_messages += 1
         if not self._peers or self.lifelines.failure is not None:
@@ -529,11 +506,7 @@ class Leader:
                 self.give_up(error)
 
     def reports(self) -> list[bytes]:
-        """Return one report of each other rank, in the order of the ranks.
-
-        Raises:
-            RankError: a rank ended.
-        """
+        """Return one report of each other rank, in the order of the ranks."""
         found = []
         for peer in self._peers.values():
             try:
@@ -544,11 +517,7 @@ class Leader:
         return found
 
     def give_up(self, cause: BaseException | None) -> NoReturn:
-        """End the connections without a stop, which ends the other ranks, and raise.
-
-        Raises:
-            RankError: always.
-        """
+        """End the connections without a stop, which ends the other ranks, and raise."""
         if self._peers and self.lifelines.failure is None:
             self.lifelines.wait(STORE_POLL_SECONDS * 5)  # the reason may still be on its way
         reason = self.lifelines.failure
@@ -576,14 +545,7 @@ class Leader:
 
 
 class Member:
-    """Connection of another rank to rank 0. Not thread-safe.
-
-    Args:
-        world: the processes.
-
-    Raises:
-        RankError: rank 0 did not listen in time.
-    """
+    """Connection of another rank to rank 0. Not thread-safe."""
 
     def __init__(self, world: World, *, join_seconds: float = JOIN_SECONDS) -> None:
         key = world.next_name("address")
@@ -599,11 +561,7 @@ class Member:
         self.lifelines = Lifelines(world.rank, {0: lifeline})
 
     def receive(self) -> tuple[bytes, bytes]:
-        """Wait for a message; return its header and the rest.
-
-        Raises:
-            RankError: rank 0 ended.
-        """
+        """Wait for a message; return its header and the rest."""
         try:
             header = _received_exactly(self._messages, HEADER * NUMBER_BYTES)
             return header, _received_exactly(self._messages, MessageReader.rest_of(header))
@@ -611,11 +569,7 @@ class Member:
             raise RankError(f"rank 0 ended, so rank {self.rank} ends") from error
 
     def report(self, data: bytes) -> None:
-        """Send a report to rank 0.
-
-        Raises:
-            RankError: rank 0 ended.
-        """
+        """Send a report to rank 0."""
         try:
             self._messages.sendall(LENGTH.pack(len(data)) + data)
         except OSError as error:

@@ -26,13 +26,8 @@ def start_ranks(
     """Make this process rank 0 of a new job on this machine, and start its other ranks, which end with it.
 
     Args:
-        model: name of the model that `load_divided` loads afterwards.
-        division: how it is divided.
         settings: as for `load_divided`; values that JSON can hold.
         threads: CPU threads of each rank; None keeps torch's own choice.
-
-    Raises:
-        ConfigurationError: this process belongs to a job already.
     """
     if "RANK" in os.environ:
         raise ConfigurationError("this process is a rank of a job and cannot start another one: leave torchrun out")

@@ -27,13 +27,6 @@ def load_divided(
 
     Args:
         load: loads a model in one process, from its name and the settings.
-        model: the model.
-        division: how it is divided.
-        settings: fields of `LoadSettings`.
-
-    Raises:
-        SystemExit: on other ranks than 0, when rank 0 has ended.
-        DraftreeError: as `load` and `load_together`.
     """
     if not division.is_parallel:
         return load(model, **settings)
@@ -51,15 +44,7 @@ def leave_to_rank_zero(
     Commands call it first, so that only rank 0 reads input, writes output and opens ports.
 
     Args:
-        model: name of the model.
-        division: how it is divided.
-        settings: as for `load_divided`.
         threads: CPU threads; None keeps torch's own choice.
-
-    Raises:
-        SystemExit: on other ranks than 0, when rank 0 has ended.
-        ConfigurationError: the process was not started by torchrun, or torchrun started several processes for a model
-            that is not divided.
     """
     if not division.is_parallel:
         require_one_process(division)
@@ -83,9 +68,6 @@ def on_loss(model: LanguageModel, callback: Callable[[RankError], bool]) -> Call
         model: any model; one that this process computes alone never calls it.
         callback: gets the reason; must return soon, with whether nothing uses the model any more. Otherwise the
             process ends after some seconds.
-
-    Returns:
-        A function that removes the callback.
     """
     from draftree.parallel.model import ParallelModel
 

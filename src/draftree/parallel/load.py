@@ -68,7 +68,6 @@ def own_part(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
     """Return the entries of a plan whose modules or parameters this process has.
 
     Args:
-        model: a model whose other stages are replaced.
         plan: style by name of a module or parameter of the whole model.
     """
     modules = {name for name, module in model.named_modules() if type(module).__name__ != REPLACED}
@@ -78,11 +77,7 @@ def own_part(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def plans_of_stages() -> Iterator[None]:
-    """Let models that are loaded inside have tensor-parallel stages.
-
-    Raises:
-        ConfigurationError: the installed transformers applies plans in another way.
-    """
+    """Let models that are loaded inside have tensor-parallel stages."""
     import transformers
     from transformers.distributed import mixin
 
@@ -119,10 +114,6 @@ PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_
 class Stage:
     """Forward passes through the layers of one stage.
 
-    Args:
-        model: a `…ForCausalLM` whose layers transformers has divided.
-        version: of transformers.
-
     Attributes:
         is_own: whether the passes are ours; if not, transformers' own forward runs, which sends the logits.
     """
@@ -143,9 +134,6 @@ class Stage:
 
     def logits(self, **arguments: Any) -> Tensor | None:
         """Run one pass through all stages.
-
-        Args:
-            **arguments: of the model's forward: `input_ids`, `position_ids` and others.
 
         Returns:
             The logits; None where they are not computed.
@@ -210,11 +198,7 @@ def ordered_sum(part: Tensor, group: Any) -> Tensor:
 
 
 def require_ordered(styles: Iterator[str] | list[str], kind: str) -> None:
-    """Check that all sums of a plan can be ordered.
-
-    Raises:
-        UnsupportedModelError: the plan has other sums, such as those of experts.
-    """
+    """Check that all sums of a plan can be ordered."""
     strange = sorted(set(styles) - set(ORDERED) - set(WITHOUT_SUMS))
     if strange:
         raise UnsupportedModelError(
@@ -245,16 +229,7 @@ def ordered_sums() -> Iterator[None]:
 
 
 def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
-    """Check that the heads and layers of a model can be divided; loads nothing.
-
-    Args:
-        name: name of the model in messages.
-        config: its configuration.
-        options: the division.
-
-    Raises:
-        ConfigurationError: heads or layers cannot be divided, or transformers has no plan for the architecture.
-    """
+    """Check that the heads and layers of a model can be divided; loads nothing."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
@@ -283,11 +258,7 @@ def require_divisible(name: str, config: Any, options: ParallelOptions) -> None:
 
 
 class ShardedReader:
-    """Reads a process's share of a model, in place of a class of transformers.
-
-    Args:
-        options: the division.
-    """
+    """Reads a process's share of a model, in place of a class of transformers."""
 
     def __init__(self, options: ParallelOptions) -> None:
         self._options = options
@@ -310,17 +281,7 @@ class ShardedReader:
 
 
 class ShardedModel(HFModel):
-    """Share of a transformers model as a `LanguageModel`; its passes are those of all processes together.
-
-    Args:
-        model: the share.
-        options: the division.
-        row_buckets: as for `HFModel`.
-        shapes: as for `HFModel`.
-
-    Raises:
-        UnsupportedModelError: as for `HFModel`.
-    """
+    """Share of a transformers model as a `LanguageModel`; its passes are those of all processes together."""
 
     def __init__(
         self, model: Any, options: ParallelOptions, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None
@@ -403,11 +364,7 @@ class LoadedShare:
 def load_share(
     world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings
 ) -> LoadedShare:
-    """Load this process's share; all processes call it.
-
-    Raises:
-        DraftreeError: as `load_together`.
-    """
+    """Load this process's share; all processes call it."""
     require_possible(world, options, settings)
     device = local_device(settings.device, world)
     folder = resolve_model(name, reason="processes that share a model read plain weights")
@@ -426,11 +383,7 @@ def load_share(
 def _load_native(
     world: World, folder: Path, options: ParallelOptions, settings: LoadSettings, device: torch.device
 ) -> LoadedShare:
-    """Load this process's share of a model whose passes run in C.
-
-    Raises:
-        NativeUnavailableError: the model, the division or this machine has no native kernels.
-    """
+    """Load this process's share of a model whose passes run in C."""
     if options.pp > 1:
         raise NativeUnavailableError("passes in C have no stages: use tp")
     if not world.is_one_machine:
@@ -456,11 +409,7 @@ def _load_native(
 
 
 def team_memory(world: World) -> TeamMemory:
-    """Return memory that all processes of this machine share; all processes call it.
-
-    Raises:
-        NativeUnavailableError: the system has none.
-    """
+    """Return memory that all processes of this machine share; all processes call it."""
     TeamMemory.require_possible()
     key = world.next_name("memory")
     if world.rank == 0:
@@ -471,11 +420,7 @@ def team_memory(world: World) -> TeamMemory:
 
 
 def require_possible(world: World, options: ParallelOptions, settings: LoadSettings) -> None:
-    """Check the options before anything is loaded.
-
-    Raises:
-        ConfigurationError: they do not fit together, or to the number of processes.
-    """
+    """Check the options before anything is loaded."""
     require_known(settings.kernels, settings.quantization)
     if world.size != options.num_processes:
         raise ConfigurationError(
@@ -518,11 +463,7 @@ def _load_torch(
 
 
 def require_distributed() -> None:
-    """Raise if the installed transformers cannot divide models.
-
-    Raises:
-        ConfigurationError: it cannot.
-    """
+    """Raise if the installed transformers cannot divide models."""
     import transformers
 
     try:
@@ -542,17 +483,6 @@ def load_together(name: str | os.PathLike[str], options: ParallelOptions, settin
 
     On rank 0 the model is returned. On the other ranks this function runs the passes of their shares until rank 0 has
     ended, and then ends the process.
-
-    Args:
-        name: the model, in any supported form.
-        options: the division.
-        settings: other options.
-
-    Raises:
-        SystemExit: on other ranks than 0, after rank 0 stopped (status 0), or if it ended otherwise (status 1).
-        ConfigurationError: the number of processes, the division or an option is not possible.
-        ModelError: the model cannot be found or used.
-        RankError: a process ended.
     """
     if not isinstance(name, str | os.PathLike):
         raise ConfigurationError(f"{options} needs the name or the folder of a model: each process loads its own share")
@@ -571,11 +501,7 @@ def load_together(name: str | os.PathLike[str], options: ParallelOptions, settin
 
 
 def lead(world: World, name: str | os.PathLike[str], options: ParallelOptions, settings: LoadSettings) -> LoadedModel:
-    """Load rank 0's share, and check the model together with the other ranks.
-
-    Raises:
-        DraftreeError: as `load_together`.
-    """
+    """Load rank 0's share, and check the model together with the other ranks."""
     leader = Leader(world)
     try:
         share = load_share(world, name, options, settings)
@@ -636,11 +562,7 @@ def _checked(
     options: ParallelOptions,
     facts: Sequence[dict[str, Any]],
 ) -> LoadedModel:
-    """Check the whole model, which all ranks run by now.
-
-    Raises:
-        UnsupportedModelError: its logits differ from those of transformers.
-    """
+    """Check the whole model, which all ranks run by now."""
     own = share.model
     own.max_length = min(int(each["max_length"]) for each in facts)
     if "samples" in share.facts:

@@ -121,12 +121,7 @@ class ParallelModel(LanguageModel):
             return self.own.open()
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run one pass together.
-
-        Raises:
-            RankError: a process ended or failed; the model cannot be used any more.
-            UnsupportedModelError: the model cannot capture these layers.
-        """
+        """Run one pass together."""
         with self._lock:
             if pass_.capture:
                 self.require_capture(pass_.capture)
@@ -179,9 +174,6 @@ class ParallelModel(LanguageModel):
 
         Args:
             callback: returns whether nothing uses the model any more; otherwise this process ends after some seconds.
-
-        Returns:
-            A function that removes the callback.
         """
 
         def lose(reason: str) -> None:
@@ -250,11 +242,6 @@ def follow(model: SlottedModel, member: Member, *, has_parts: bool = False) -> N
     Args:
         model: this rank's share.
         member: connection to rank 0.
-        has_parts: as for `ParallelModel`.
-
-    Raises:
-        RankError: rank 0 ended without a stop.
-        MessageError: a message is malformed, or its slots differ from ours.
     """
     replay, reader = _Replay(model, member if has_parts else None), MessageReader()
     while True:

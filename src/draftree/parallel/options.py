@@ -17,9 +17,6 @@ class ParallelOptions:
         pp: stages, each with a part of the layers (pipeline parallel).
         strict_sums: whether partial sums are gathered and added in the order of the ranks, so that the sum of a row
             does not depend on the number of rows in a pass.
-
-    Raises:
-        ConfigurationError: a size is not a positive integer, or `strict_sums` has no sums to order.
     """
 
     tp: int = 1
@@ -62,9 +59,6 @@ class LoadSettings:
         trust_remote_code: as for `load_model`.
         offload: must be None: each process keeps its share in memory.
         kv_dtype: must be None: the slots of a share have the model's dtype.
-
-    Raises:
-        ConfigurationError: offload or kv_dtype was requested.
     """
 
     dtype: Any = "auto"

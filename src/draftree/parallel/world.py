@@ -53,11 +53,7 @@ class World:
 
 
 def own_rank(options: ParallelOptions) -> int:
-    """Return the rank of this process; imports no torch.
-
-    Raises:
-        ConfigurationError: the process was not started by torchrun.
-    """
+    """Return the rank of this process; imports no torch."""
     missing = [name for name in VARIABLES if name not in os.environ]
     if missing:
         count = options.num_processes
@@ -69,11 +65,7 @@ def own_rank(options: ParallelOptions) -> int:
 
 
 def require_one_process(options: ParallelOptions) -> None:
-    """Check that torchrun did not start several processes for a command that uses one.
-
-    Raises:
-        ConfigurationError: it did; each of them would run the whole command.
-    """
+    """Check that torchrun did not start several processes for a command that uses one."""
     count = os.environ.get("WORLD_SIZE", "1")
     if LAUNCHER in os.environ and count.isdigit() and int(count) > 1:
         raise ConfigurationError(
@@ -86,11 +78,7 @@ _current: World | None = None
 
 
 def current_world(options: ParallelOptions) -> World:
-    """Return the processes of this job, from the variables of torchrun; the first call connects to their store.
-
-    Raises:
-        ConfigurationError: the process was not started by torchrun.
-    """
+    """Return the processes of this job, from the variables of torchrun; the first call connects to their store."""
     global _current  # noqa: PLW0603, one job has one store
     own_rank(options)
     if _current is None:
@@ -114,11 +102,7 @@ def group_rank(rank: int, options: ParallelOptions) -> int:
 
 
 def local_device(device: str, world: World) -> torch.device:
-    """Return the device of this process: the GPU with its local rank, or the CPU.
-
-    Raises:
-        ConfigurationError: the device is not possible for several processes.
-    """
+    """Return the device of this process: the GPU with its local rank, or the CPU."""
     found = resolve_device(device)
     has_gpu = torch.cuda.is_available()
     if found.type == "cpu" and has_gpu:
@@ -139,11 +123,7 @@ def local_device(device: str, world: World) -> torch.device:
 
 
 def require_group(world: World, options: ParallelOptions, device: torch.device) -> None:
-    """Create the process group, or check that the existing one has this order of ranks.
-
-    Raises:
-        ConfigurationError: another process group exists.
-    """
+    """Create the process group, or check that the existing one has this order of ranks."""
     rank = group_rank(world.rank, options)
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, world.size):

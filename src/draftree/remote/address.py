@@ -66,11 +66,7 @@ class RemoteAddress:
 
     @classmethod
     def parse(cls, name: str) -> RemoteAddress:
-        """Return the address of a name: `remote:URL`, or `remote:URL?OPTION=VALUE&…`.
-
-        Raises:
-            ConfigurationError: it is not of this form.
-        """
+        """Return the address of a name: `remote:URL`, or `remote:URL?OPTION=VALUE&…`."""
         url = name.removeprefix(PREFIX).strip()
         try:
             parts = urlsplit(url)

@@ -95,11 +95,8 @@ class Latency:
         """Note a verified round.
 
         Args:
-            seconds: from sending the drafts to the verdicts.
             queue: of these, seconds before the server's pass.
             passed: of these, seconds of the pass.
-            texts: texts of the round.
-            tokens: tokens that all texts gained.
         """
         self._trips.append(max(0.0, seconds - queue - passed))
         self._queues.append(queue)
@@ -231,11 +228,7 @@ class Welcome:
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> Welcome:
-        """Return the content of a reply.
-
-        Raises:
-            FrameError: a field is missing or wrong.
-        """
+        """Return the content of a reply."""
         try:
             found = cls(
                 session=str(message["s"]),
@@ -263,18 +256,8 @@ class Link:
     """A session with a verify server. For one thread.
 
     Args:
-        address: the server.
         key: API key; None for none.
-        patience: how long to wait.
         connector: opens connections; None for those of the address.
-        clock: measures round trips.
-        sleep: waits between attempts.
-        takes_bytes: whether replies may have hidden states.
-
-    Raises:
-        ConfigurationError: an API key would be sent unencrypted.
-        UnreachableError: the server does not answer.
-        RefusedError: it refuses the session.
     """
 
     def __init__(
@@ -306,12 +289,7 @@ class Link:
         self.welcome = self.begin()
 
     def begin(self) -> Welcome:
-        """Begin a new session, after the first one or a lost one.
-
-        Raises:
-            UnreachableError: the server does not answer.
-            RefusedError: it refuses the session.
-        """
+        """Begin a new session, after the first one or a lost one."""
         self._leave()
         found = Welcome.read(self._answered({"t": "hello", "v": VERSION, "model": self._address.model}))
         self._session = found.session
@@ -324,14 +302,7 @@ class Link:
         return found
 
     def request(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request of the session and return its reply; it is repeated until there is one.
-
-        Raises:
-            SessionLostError: the server lost the session or a text of it.
-            UnreachableError: the server does not answer.
-            RefusedError: it refuses the request.
-            InvalidRequestError: a parameter or a prompt cannot be honoured.
-        """
+        """Send a request of the session and return its reply; it is repeated until there is one."""
         self._number += 1
         return self._answered({**message, "id": self._number})
 

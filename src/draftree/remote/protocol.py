@@ -145,12 +145,7 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool 
     """Return the message of a frame; its fields are not checked.
 
     Args:
-        frame: from the other side.
-        max_bytes: size of a frame at most.
         takes_bytes: whether binary values are allowed, which only messages with hidden states have.
-
-    Raises:
-        FrameError: too large, not msgpack, or not one map with text keys.
     """
     if len(frame) > max_bytes:
         raise FrameError(f"the frame has {len(frame)} bytes: at most {max_bytes} are allowed", code="frame_too_large")
@@ -179,12 +174,7 @@ def read_request(
     """Return a request whose fields have the types and ranges of the protocol; `t` is its type.
 
     Args:
-        frame: from a client.
-        max_bytes: size of a frame at most.
         more: types besides those of the protocol, with their fields; they may have binary values.
-
-    Raises:
-        FrameError: unreadable, unknown, or a field is missing, unknown or wrong.
     """
     message = decode(frame, max_bytes=max_bytes, takes_bytes=bool(more))
     kind = message.get("t")
@@ -216,11 +206,7 @@ def pack_draft(draft: DraftedText) -> list[Any]:
 
 
 def unpack_draft(name: str, values: Any) -> DraftedText:
-    """Return a draft from its plain values.
-
-    Raises:
-        FrameError: another shape, or parents that are no tree.
-    """
+    """Return a draft from its plain values."""
     text, length, crc, tokens, parents = read_values(name, values, 5)
     given = read_numbers(f"{name}.tokens", tokens)
     if parents is None:
@@ -242,11 +228,7 @@ def pack_walk(walk: WalkedText) -> list[Any]:
 
 
 def unpack_walk(values: Any) -> WalkedText:
-    """Return a verdict from its plain values.
-
-    Raises:
-        FrameError: another shape.
-    """
+    """Return a verdict from its plain values."""
     text, path, bonus, is_done = read_values("walk", values, 4)
     if isinstance(path, int) and not isinstance(path, bool) and 0 <= path <= MAX_TOKENS:
         nodes = tuple(range(path))
@@ -288,11 +270,7 @@ REQUESTS: dict[str, dict[str, Check]] = {
 
 
 def results_of(reply: Mapping[str, Any]) -> list[Any]:
-    """Return the results of a reply.
-
-    Raises:
-        RefusedError: it has none.
-    """
+    """Return the results of a reply."""
     found = reply.get("x")
     if not isinstance(found, list):
         raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
@@ -300,11 +278,7 @@ def results_of(reply: Mapping[str, Any]) -> list[Any]:
 
 
 def times_of(reply: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the server's seconds before the pass and in it.
-
-    Raises:
-        FrameError: the reply has no such numbers.
-    """
+    """Return the server's seconds before the pass and in it."""
     values = reply.get("us")
     if not isinstance(values, list) or len(values) != 2 or not all(isinstance(value, int) for value in values):
         raise FrameError("the server's reply has no times")
@@ -336,12 +310,7 @@ def read_params(given: Mapping[str, Any], *, seed: int, max_tokens: int) -> Samp
     """Return the parameters of a request, checked as those of any request.
 
     Args:
-        given: as returned by `sendable_params`.
-        seed: of the text.
         max_tokens: most tokens of the text, those that are written already included.
-
-    Raises:
-        InvalidRequestError: an unknown parameter, or a wrong value.
     """
     values = dict(given)
     for name in values:

@@ -105,14 +105,7 @@ class _Turn:
 @final
 @dataclass(eq=False)
 class RemoteModel(LanguageModel):
-    """A model on a verify server.
-
-    Args:
-        link: a session with the server.
-        device: where drafters of this engine run.
-        dtype: of their weights.
-        clock: measures rounds.
-    """
+    """A model on a verify server."""
 
     link: Link
     device: torch.device
@@ -156,11 +149,7 @@ class RemoteModel(LanguageModel):
         )
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot]:
-        """Return a function that opens the text on the server.
-
-        Raises:
-            InvalidRequestError: log-probabilities are requested, which the server does not send.
-        """
+        """Return a function that opens the text on the server."""
         params = request.controls.params
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
@@ -195,12 +184,7 @@ class RemoteModel(LanguageModel):
         self.link.traffic()  # prompts do not count as bytes of rounds
 
     def run(self, pass_: Pass) -> PassResult:
-        """Send the drafts of all texts that decode, in one frame; prompts were sent when the texts were opened.
-
-        Raises:
-            UnreachableError: the server does not answer.
-            RefusedError: it refuses the drafts.
-        """
+        """Send the drafts of all texts that decode, in one frame; prompts were sent when the texts were opened."""
         turns = [turn for job in pass_.jobs if (turn := self._turn(job)) is not None]
         drafted = [turn for turn in turns if not turn.slot.request.is_plain]
         plain = [turn for turn in turns if turn.slot.request.is_plain]

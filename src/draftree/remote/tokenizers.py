@@ -86,10 +86,6 @@ def install_files(content: bytes, where: Path) -> Path:
     Args:
         content: JSON object with `files`, a map from names to texts, or the digest of files that are present as
             `known`, and the name of the `model`.
-        where: parent folder.
-
-    Raises:
-        ModelLoadError: unknown names, files that are not JSON, or a digest of files that are not present.
     """
     model, files, digest = _checked(content)
     folder = where / f"{_plain(model)}-{digest}"

@@ -83,15 +83,10 @@ class WebSocketTransport(Transport):
     """Binary frames over one WebSocket.
 
     Args:
-        address: the server.
         key: API key; None for none.
         timeout: seconds for each reply.
         silence: seconds for connecting, and for the answer to a ping. A server whose replies take long answers pings
             in the meantime; one that hangs, or whose packets are lost, does not.
-
-    Raises:
-        ConnectionLostError: the server cannot be reached.
-        RefusedError: it refuses the connection; code "no_websocket" if it offers none.
     """
 
     def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> None:
@@ -196,7 +191,6 @@ class PostTransport(Transport):
     """One POST request per frame, over a connection that is kept.
 
     Args:
-        address: the server.
         key: API key; None for none.
         timeout: seconds for each reply.
         silence: seconds for connecting.
@@ -244,12 +238,7 @@ class PostTransport(Transport):
 
 
 def open_transport(address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> Transport:
-    """Connect by the transport of the address: for "auto" by WebSocket, or by POST if the server offers none.
-
-    Raises:
-        ConnectionLostError: the server cannot be reached.
-        RefusedError: it refuses the connection.
-    """
+    """Connect by the transport of the address: for "auto" by WebSocket, or by POST if the server offers none."""
     if address.transport == "post":
         return PostTransport(address, key, timeout=timeout, silence=silence)
     try:
@@ -261,12 +250,7 @@ def open_transport(address: RemoteAddress, key: str | None, *, timeout: float, s
 
 
 def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float, max_bytes: int) -> bytes:
-    """Return the body of a GET request.
-
-    Raises:
-        ConnectionLostError: the server cannot be reached.
-        RefusedError: it refuses the request, or the body is too large.
-    """
+    """Return the body of a GET request."""
     connection = _connection(address, timeout)
     try:
         connection.request("GET", f"{address.path}{path}", headers=_headers(key))
@@ -293,11 +277,7 @@ def _connection(address: RemoteAddress, timeout: float) -> http.client.HTTPConne
 
 
 def tls_context(address: RemoteAddress) -> ssl.SSLContext | None:
-    """Return the context of an encrypted connection, which checks certificate and name; None for plain HTTP.
-
-    Raises:
-        ConfigurationError: the file of trusted certificates cannot be read.
-    """
+    """Return the context of an encrypted connection, which checks certificate and name; None for plain HTTP."""
     if address.scheme != "https":
         return None
     if address.ca is None:

@@ -90,16 +90,9 @@ def build_controls(
     """Prepare a request's parameters for a model.
 
     Args:
-        params: the user's sampling parameters, with the model's defaults.
-        vocab_size: width of the model's logits.
-        eos_ids: the model's end-of-text ids.
         encode: text to token ids without special tokens; needed for bad words and a predicted text.
         grammars: returns the grammar compiler; called only if the text has to follow a grammar.
         seed: the sequence's seed; `params.seed` is not read, because it may be absent or shared by n sequences.
-
-    Raises:
-        InvalidRequestError: a token id outside the vocabulary, words without a tokenizer, or a grammar that cannot be
-            used.
     """
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)

@@ -56,9 +56,6 @@ class Timestamps(Processor):
 
     A text begins with a timestamp. After the first timestamp of a pair comes text, after text another one, then the
     first timestamp of the next pair or the end.
-
-    Args:
-        tokens: the tokens of the model.
     """
 
     __slots__ = ("_tokens",)
@@ -178,8 +175,6 @@ def cut_window(tokens: Sequence[int], first: int, *, frames: int, stride: int) -
     Args:
         tokens: token ids of the text, without the end of text.
         first: the timestamp 0.
-        frames: length of the window.
-        stride: frames in a step of the timestamps.
     """
     is_time = [token >= first for token in tokens]
     pairs = [place for place in range(1, len(tokens)) if is_time[place - 1] and is_time[place]]
@@ -290,8 +285,6 @@ class DecodingRules:
             params: the request's parameters; where it sets one, the default of the configuration is not used.
             source: token ids of the source; empty if it has none.
             prompt: the decoder's prompt. Without the token that turns timestamps off, models that have it write them.
-            limit: maximum number of tokens, the decoder's prompt included.
-            ends: tokens that end the text.
         """
         prompt_length = len(prompt)
         if self.repetition_penalty != 1.0 and params.sampling.repetition_penalty == 1.0:
@@ -317,12 +310,7 @@ class DecodingRules:
 
 
 class Suppressed(Processor):
-    """Forbids tokens everywhere, or as the first token only.
-
-    Args:
-        tokens: token ids, at least one.
-        first_only: whether later tokens are not restricted.
-    """
+    """Forbids tokens everywhere, or as the first token only."""
 
     __slots__ = ("_first_only", "_tokens")
 
@@ -340,12 +328,7 @@ class Suppressed(Processor):
 
 
 class ForcedAt(Processor):
-    """Allows one token only at one place of the output.
-
-    Args:
-        place: number of output tokens before it.
-        token: the token id.
-    """
+    """Allows one token only at one place of the output."""
 
     __slots__ = ("_place", "_token")
 
@@ -363,11 +346,7 @@ class ForcedAt(Processor):
 
 
 def decoding_rules(model: Any) -> DecodingRules:
-    """Read the generation configuration of an encoder-decoder model of transformers.
-
-    Raises:
-        UnsupportedModelError: it has no start token, or a setting that is not supported.
-    """
+    """Read the generation configuration of an encoder-decoder model of transformers."""
     kind, config = type(model).__name__, model.generation_config
     for name, without_effect in _REFUSED.items():
         value = getattr(config, name, None)

@@ -60,7 +60,6 @@ class Distributions:
     (`Logits.computing`) ends with the context.
 
     Args:
-        logits: the model's.
         rows: whose rows they are, in order; together they cover `logits`.
         overwrites: the memory of `logits` may be used, and they are not read again: at this width fresh memory costs
             more than arithmetic.
@@ -159,10 +158,6 @@ class Distributions:
     def perturbed(self, streams: Sequence[Noise], *, in_place: bool = False) -> Tensor:
         """Processed logits over temperature, plus each sequence's noise; at temperature 0 without noise.
 
-        Args:
-            streams: one noise a sequence.
-            in_place: the distributions may be lost on the way.
-
         Returns:
             Shape (rows, vocab). The largest entry of a row is its pick; the k largest are k draws without
             replacement from its distribution (Gumbel-top-k).
@@ -170,11 +165,7 @@ class Distributions:
         return perturbed(self.logits, self._noise(streams), overwrites=in_place)
 
     def perturbed_rows(self, streams: Sequence[Noise]) -> Tensor:
-        """As `perturbed`, but with one noise per row: children of different nodes are independent draws.
-
-        Args:
-            streams: one noise for each row of all sequences.
-        """
+        """As `perturbed`, but with one noise per row: children of different nodes are independent draws."""
         scores = self.logits.clone()
         token_ids = torch.arange(scores.shape[-1], dtype=torch.int32, device=scores.device)
         for index, entry in enumerate(self.rows):
@@ -197,11 +188,6 @@ class Distributions:
         self, streams: Sequence[Noise], count: int, *, in_place: bool = False
     ) -> tuple[list[list[int]], list[list[float]]]:
         """The tokens of highest perturbed score, in descending order, and what share of the row's they have.
-
-        Args:
-            streams: one noise a sequence.
-            count: tokens a row.
-            in_place: the distributions may be lost on the way.
 
         Returns:
             For each row token ids, and logarithms of the softmax of the perturbed scores.

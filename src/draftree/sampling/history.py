@@ -61,7 +61,6 @@ class NgramIndex:
         """Return the tokens that followed some (n-1)-grams.
 
         Args:
-            tokens: the text that was indexed, or a longer one.
             contexts: int64 of shape (rows, size - 1).
 
         Returns:
@@ -102,7 +101,6 @@ class History:
     """The tokens written so far. Only the engine appends; drafters and processors read.
 
     Args:
-        prompt: token ids of the prompt, at least one.
         capacity: initial capacity in tokens; the array doubles when it is full.
     """
 

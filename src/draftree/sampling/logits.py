@@ -283,8 +283,6 @@ def decided(tokens: Sequence[int], logits: Sequence[float], noise: tuple[tuple[i
 
     Args:
         tokens: ascending.
-        logits: of these tokens.
-        noise: keys of the row's noise, and its temperature.
     """
     keys, temperature = noise
     pairs = zip(logits, gumbel_of_few(keys, tokens), strict=True)
@@ -297,8 +295,6 @@ def perturbed(logits: Tensor, noise: RowNoise, *, overwrites: bool = False, toke
 
     Args:
         logits: shape (rows, width).
-        noise: for each row.
-        overwrites: `logits` may be used for the result.
         token_ids: the token of each column, int32, shape (width,); None if column i is token i.
     """
     noisy = [entry for entry in noise if entry is not None]
@@ -348,7 +344,6 @@ class TokenSubset:
 
     Args:
         ids: their token ids, ascending, shape (columns,), on the device of the logits.
-        width: tokens of the whole vocabulary.
     """
 
     __slots__ = ("columns", "names", "token_ids", "width")
@@ -366,7 +361,6 @@ class SubsetLogits(Logits):
 
     Args:
         tensor: shape (rows, columns), float32 or float64.
-        subset: the tokens of the columns.
     """
 
     __slots__ = ("_subset", "_tensor")
@@ -428,8 +422,6 @@ class PickedRows(Logits):
     """The target's picks at rows of a pass; -1 at rows beside the accepted path.
 
     Args:
-        tokens: the pick of each row.
-        width: tokens of the vocabulary.
         on_picks: called with the number of rows whenever they are picked.
     """
 

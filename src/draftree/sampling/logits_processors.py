@@ -110,9 +110,7 @@ class RowContext:
     """The tokens before each row of one sequence. Derived values are computed on first use.
 
     Args:
-        history: the written tokens.
         paths: for each row the drafted tokens from the root to its node; empty for the root itself.
-        device: device of the logits.
     """
 
     def __init__(self, history: History, paths: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> None:
@@ -121,12 +119,7 @@ class RowContext:
         self.device = torch.device(device)
 
     def tails(self, width: int, *, start: int = 0) -> np.ndarray:
-        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`.
-
-        Args:
-            width: number of columns.
-            start: written tokens before this one are left out.
-        """
+        """Return the last tokens before each row, int64 of shape (rows, width), right-aligned, padded by `NO_TOKEN`."""
         found = np.full((len(self.paths), width), NO_TOKEN, dtype=np.int64)
         written = self.history.tokens[start:]
         for row, path in enumerate(self.paths):
@@ -194,11 +187,7 @@ _ANY_TOKEN = NO_TOKEN - 1
 
 
 class AllowedTokens(Processor):
-    """Forbids all tokens except the given ones.
-
-    Args:
-        tokens: token ids, at least one.
-    """
+    """Forbids all tokens except the given ones."""
 
     __slots__ = ("_tokens",)
 
@@ -257,11 +246,7 @@ class NoRepeatNgram(Ban):
 
 
 class BadWords(Ban):
-    """Forbids the last token of a word where prompt, output and path end with its other tokens.
-
-    Args:
-        words: token ids of each word, at least one.
-    """
+    """Forbids the last token of a word where prompt, output and path end with its other tokens."""
 
     __slots__ = ("_lasts", "_prefixes")
 
@@ -281,12 +266,7 @@ class BadWords(Ban):
 
 
 class MinTokens(Ban):
-    """Forbids the tokens that end the text before it has `least` tokens, path included.
-
-    Args:
-        least: minimum number of generated tokens before the end.
-        stop_ids: the tokens that end the text.
-    """
+    """Forbids the tokens that end the text before it has `least` tokens, path included."""
 
     __slots__ = ("_least", "_stop_ids")
 
@@ -434,12 +414,7 @@ class RepetitionPenalty(Processor):
 
 
 class CountPenalty(Processor):
-    """Subtracts from the logits of output and path tokens; prompt tokens are not counted.
-
-    Args:
-        presence: subtracted once.
-        frequency: subtracted once per occurrence of the token.
-    """
+    """Subtracts from the logits of output and path tokens; prompt tokens are not counted."""
 
     __slots__ = ("_frequency", "_presence")
 
@@ -484,9 +459,6 @@ def ban_repeated_ngrams(
         starts: beginnings of the texts, shape (rows,); None for column 0. The prompt's length excludes the prompt.
         waits: whether the host may wait for the device in order to write only to the places found; None for only
             if the scores are in host memory. Otherwise the scores at the row's own tokens are written without a wait.
-
-    Returns:
-        The same tensor.
     """
     contexts = _contexts(tokens, size, lengths, starts)[:, None]
     return _ban(scores, _Texts(tokens, starts, lengths), contexts, waits=waits)
@@ -507,18 +479,10 @@ def ban_ngrams_of_source(
     """Ban the tokens that would write an n-gram of another text, such as the source of an encoder-decoder model.
 
     Args:
-        scores: as for `ban_repeated_ngrams`.
-        tokens: as for `ban_repeated_ngrams`.
         source: integers of shape (sources, source width); every source belongs to rows / sources adjacent rows.
         size: as for `ban_repeated_ngrams`; at 1 every token of the source is banned.
-        lengths: ends of the rows' texts.
-        starts: beginnings of the rows' texts.
         source_lengths: ends of the sources, shape (sources,); None for the whole width.
         source_starts: beginnings of the sources, shape (sources,); None for column 0.
-        waits: as for `ban_repeated_ngrams`.
-
-    Returns:
-        The same tensor as `scores`.
     """
     if len(tokens) % len(source):
         raise ValueError(f"{len(tokens)} rows cannot be divided among {len(source)} sources: give rows of all sources")
@@ -561,9 +525,7 @@ def _ban(scores: Tensor, texts: _Texts, contexts: Tensor, *, waits: bool | None)
 
     Args:
         scores: shape (groups * members, vocab).
-        texts: one for each group.
         contexts: shape (groups, members, size - 1).
-        waits: whether the host may wait for the device.
     """
     if texts.tokens.shape[1] < contexts.shape[2] + 1:
         return scores

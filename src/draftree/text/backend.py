@@ -30,11 +30,7 @@ MAX_ADDED = 1000
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """Raise for files that are too large, or with which a short text takes unbounded memory.
-
-    Raises:
-        ValueError: a file is damaged or beyond a limit; the text says why.
-    """
+    """Raise for files that are too large, or with which a short text takes unbounded memory."""
     for pattern in PATTERNS:
         for path in folder.glob(pattern):
             if path.is_file() and path.stat().st_size > MAX_JSON_BYTES:

@@ -16,15 +16,10 @@ class Detokenizer:
     tokenizer (Llama 2) a run of byte tokens, the line break <0x0A> included, is held back until another token follows.
 
     Args:
-        tokenizer: the tokenizer of the sequence.
-        skip_special_tokens: leave out special tokens.
         spaces_between_special_tokens: False writes an added token that follows another one as it is in the
             vocabulary, without the space that some tokenizers put before it; no effect if special tokens are skipped.
         prompt_ids: ids before the sequence. If given, the text continues theirs and keeps, for example, the space
             before its first word; if empty, it starts a text, as in `tokenizer.decode`.
-
-    Raises:
-        InvalidRequestError: `spaces_between_special_tokens` is False, and the tokenizer cannot stream.
     """
 
     NUM_PROMPT_IDS = 16
@@ -103,9 +98,6 @@ class StopChecker:
     Args:
         stop: the stop strings; may be empty.
         include_in_output: end the text after the stop string instead of before it.
-
-    Raises:
-        InvalidRequestError: a stop string that is empty or not text.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_output: bool) -> None:
@@ -128,7 +120,6 @@ class StopChecker:
         """Read the next piece.
 
         Args:
-            piece: text.
             may_end: False if no match may end in this piece; a match that begins here may end in a later piece.
         """
         return self.push_all((piece,), may_end=may_end)

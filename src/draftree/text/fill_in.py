@@ -57,14 +57,7 @@ def _format_of(tokens: Iterable[str]) -> _Format | None:
 
 
 class FillIn:
-    """Encoder of prompts with a gap for one tokenizer.
-
-    Args:
-        tokenizer: of the model.
-
-    Raises:
-        InvalidRequestError: the tokenizer has no such tokens.
-    """
+    """Encoder of prompts with a gap for one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -84,13 +77,7 @@ class FillIn:
         return [self._ids[text] for text in ENDS if text in self._ids]
 
     def encode(self, before: str, after: str, files: Sequence[SourceFile] = ()) -> list[int]:
-        """Return the token ids of a prompt with a gap.
-
-        Args:
-            before: the text before the gap.
-            after: the text after it.
-            files: other files, read before.
-        """
+        """Return the token ids of a prompt with a gap."""
         encode = self._tokenizer.encode
         ids = self._ids
         form = self._format

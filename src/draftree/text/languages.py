@@ -43,13 +43,7 @@ def language_token(languages: Mapping[str, int], code: object, *, param: str, na
     """Return the token of a language.
 
     Args:
-        languages: as `languages_of` returns them.
         code: code of the language, as the model's tokenizer writes it.
-        param: the parameter, for messages.
-        name: name of the model, for messages.
-
-    Raises:
-        InvalidRequestError: an unknown language, or a model whose texts have no language.
     """
     if not languages:
         raise InvalidRequestError(

@@ -50,13 +50,7 @@ class PlainFacts:
 
 
 class PlainBackend:
-    """The part of a transformers tokenizer that `Tokenizer` uses, on top of the `tokenizers` library.
-
-    Args:
-        path: path of the tokenizer.json.
-        facts: facts that the file lacks.
-        full: returns the tokenizer object of transformers.
-    """
+    """The part of a transformers tokenizer that `Tokenizer` uses, on top of the `tokenizers` library."""
 
     is_fast = True
 
@@ -113,22 +107,14 @@ class PlainBackend:
         return self.rendered(conversation) if self._facts.renders else chat_text(self._full(), conversation)
 
     def rendered(self, conversation: Conversation) -> str:
-        """Render a conversation by the template alone.
-
-        Raises:
-            jinja2.TemplateError: the template refuses the conversation, or exceeds its budget.
-        """
+        """Render a conversation by the template alone."""
         from draftree.text.chat.templates import render_chat
 
         return render_chat(str(self.chat_template), conversation, special_tokens=self._facts.tokens)
 
 
 def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
-    """Load the tokenizer of a folder without transformers and without code of the folder.
-
-    Raises:
-        Exception: any error that the library raises for a damaged file.
-    """
+    """Load the tokenizer of a folder without transformers and without code of the folder."""
 
     def full() -> Any:
         loaded = Tokenizer.load(folder)
@@ -139,12 +125,7 @@ def plain_tokenizer(folder: Path, facts: PlainFacts) -> Tokenizer:
 
 
 def plain_facts(theirs: Any, folder: Path) -> PlainFacts | None:
-    """Return the facts with which the file behaves like a tokenizer of transformers; None if it does not.
-
-    Args:
-        theirs: a tokenizer object of transformers, loaded from this folder.
-        folder: with a tokenizer.json.
-    """
+    """Return the facts with which the file behaves like a tokenizer of transformers; None if it does not."""
     template = getattr(theirs, "chat_template", None)
     if not theirs.is_fast or not isinstance(template, str | None):
         return None

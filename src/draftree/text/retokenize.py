@@ -111,11 +111,7 @@ class Lexicon:
 
 
 def lexicon_of(tokenizer: Tokenizer) -> Lexicon:
-    """Build the table of a tokenizer.
-
-    Raises:
-        VocabularyMismatchError: the text of a token depends on the tokens around it.
-    """
+    """Build the table of a tokenizer."""
     names = tokenizer.vocabulary()
     bytes_of = _table(tokenizer, names)
     _require_plain(tokenizer, bytes_of)
@@ -208,13 +204,7 @@ CONTEXT_TOKENS = 12
 
 
 class Rereading:
-    """One text in the tokens of `own`.
-
-    Args:
-        source: tokenizer of the incoming tokens.
-        own: tokenizer of the result.
-        specials: replacements of the source's special tokens, from `read_specials`.
-    """
+    """One text in the tokens of `own`."""
 
     def __init__(self, source: Lexicon, own: Lexicon, specials: Mapping[int, bytes | tuple[int, ...]]) -> None:
         self._source = source
@@ -328,8 +318,6 @@ def common_tokens(target: Lexicon, draft: Lexicon, *, target_size: int, draft_si
     """Return the intersection of two vocabularies.
 
     Args:
-        target: the target's lexicon.
-        draft: the drafter's lexicon.
         target_size: width of the target's logits; larger ids are left out.
         draft_size: width of the drafter's logits; larger ids are left out.
     """

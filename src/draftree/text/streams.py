@@ -341,9 +341,6 @@ def choose_scheme(decode: Decode, tokens: Mapping[int, str], *, skipped: frozens
     """Return the cheapest scheme that reproduces `decode`.
 
     Args:
-        decode: the tokenizer's own decoding of a whole sequence.
-        tokens: the written form of every id.
-        skipped: ids that `decode` leaves out.
         decoder: the decoder object of the `tokenizers` library, if the tokenizer has one.
     """
     byte_ids = frozenset(

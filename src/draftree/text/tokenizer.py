@@ -42,7 +42,6 @@ class Tokenizer:
 
     Args:
         backend: a tokenizer object of transformers, or an object with the same interface.
-        name: name of the model in error messages.
         full: returns the tokenizer object of transformers; None if the backend is one.
     """
 
@@ -60,9 +59,6 @@ class Tokenizer:
 
         Only tokenizers with a vocabulary file are supported. Python code of the folder is run only with
         `trust_remote_code`.
-
-        Raises:
-            ModelLoadError: the tokenizer files are damaged, or need code of the folder.
         """
         folder = Path(folder)
         if not _holds(folder, VOCABULARY_FILES):
@@ -95,12 +91,7 @@ class Tokenizer:
         return self._backend if self._full is None else self._full()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Encode a text; `add_special_tokens` adds the tokens that a model expects around a plain prompt (such as BOS).
-
-        Raises:
-            InvalidRequestError: not a string, or a string that is not valid Unicode.
-            TokenizerError: the tokenizer fails on this text.
-        """
+        """Encode a text; `add_special_tokens` adds what a model expects around a plain prompt (such as BOS)."""
         if not isinstance(text, str):
             raise InvalidRequestError(
                 f"A prompt must be text, but this one is of type {type(text).__name__}: pass a str."
@@ -114,13 +105,6 @@ class Tokenizer:
 
         Longer and longer beginnings of the text are encoded. A beginning with twice as many tokens as allowed leaves no
         doubt: what follows can only merge its last tokens.
-
-        Args:
-            text: the text.
-            most: maximum number of tokens.
-
-        Raises:
-            PromptTooLongError: the text has more than twice as many.
         """
         num_chars = CHARS_PER_TOKEN * most
         while num_chars < len(text):
@@ -134,11 +118,7 @@ class Tokenizer:
             return Tokenizer(copy.deepcopy(self._backend), name=self.name, full=self._full)
 
     def encode_in(self, language: str, text: str) -> list[int]:
-        """Encode a text with the tokens that a multilingual model expects around a prompt in this language.
-
-        Raises:
-            InvalidRequestError: an unknown language, or a tokenizer without languages.
-        """
+        """Encode a text with the tokens that a multilingual model expects around a prompt in this language."""
         language_token(self.languages, language, param="source_lang", name=self.name)
         with self._lock, reading(self.backend, language):
             return self.encode(text)
@@ -190,18 +170,9 @@ class Tokenizer:
         The template writes BOS if the model expects it, so none is added after it.
 
         Args:
-            messages: as `check_messages` requires them.
-            tools: functions that the model may call, in OpenAI's form.
-            template_kwargs: further variables of the template, such as enable_thinking.
-            add_generation_prompt: append the header of the assistant's answer.
             allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
                 default it is spelled as text.
             most: number of tokens beyond which a conversation is refused early, as by `require_fit`; None for any.
-
-        Raises:
-            InvalidRequestError: a message of another shape, a conversation that the template refuses, no template, a
-                template that does not read the tools or a variable, control tokens that cannot be spelled, or too many
-                tokens.
         """
         if most is not None and isinstance(messages, Sequence) and len(messages) > most:
             raise too_long(f"has {len(messages)} messages, each of at least one token", most)
@@ -339,9 +310,6 @@ def chat_text(backend: Any, conversation: Conversation) -> str:
     """Render a conversation with the chat template of a tokenizer object, within the limits of the sandbox.
 
     A tokenizer class with its own `apply_chat_template` uses that instead.
-
-    Raises:
-        Exception: any error that the template raises.
     """
     if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
         tools = {"tools": conversation.tools} if conversation.tools else {}

@@ -98,8 +98,6 @@ def collate(texts: Sequence[Text], *, device: torch.device, dtype: torch.dtype) 
 
     Args:
         texts: at least one; `is_usable` holds for each.
-        device: where the batch is used.
-        dtype: of the features.
     """
     counts, chain_counts, tokens, positions, chains, picks, room = [], [], [], [], [], [], []
     total = 0
@@ -140,7 +138,6 @@ def cut(text: Text, max_length: int | None) -> Text:
     """Return the first tokens of a text.
 
     Args:
-        text: the text.
         max_length: maximum number of tokens; None for no limit.
     """
     if max_length is None or len(text.tokens) <= max_length:
@@ -162,14 +159,9 @@ def pack(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int, wi
     Texts are shuffled, sorted by length within windows of some batches, and packed until a batch is full.
 
     Args:
-        lengths: tokens of each text.
         batch_tokens: maximum number of padded tokens of a batch; a longer text is a batch of its own.
         seed: of the order.
-        epoch: number of the epoch.
         window: number of batches' worth of texts that are sorted together.
-
-    Yields:
-        Indices of texts.
     """
     random = np.random.default_rng((seed, epoch))
     order = random.permutation(len(lengths))

@@ -84,11 +84,7 @@ class BlockOptions:
 def start_block(
     prepared: Prepared, settings: TrainSettings, options: BlockOptions, note: Callable[[str], None]
 ) -> tuple[DFlashHead, ScaledTexts]:
-    """Return the head before training, in the dtype of computation, and the data with the hidden states that it reads.
-
-    Raises:
-        ConfigurationError: the given head cannot be continued or does not fit, or the data lacks hidden states.
-    """
+    """Return the head before training, in the dtype of computation, and the data with its hidden states."""
     start = options.head.start
     given = None if start is None else read_head(start, dtype=torch.float32)
     if start is not None:
@@ -224,7 +220,6 @@ def seed_block(head: DFlashHead, given: Eagle3Head) -> None:
     """Give a block head the first product, the final norm, the output rows and the first layer of another head.
 
     Args:
-        head: the block head.
         given: of the same sizes; its first product reads hidden states as that of `head` does.
     """
     first, layer = head.layers[0], given.layers[0]
@@ -323,7 +318,6 @@ class BlockTrainee(TextTrainee):
 
     Args:
         head: the head, bound to the target's parts, on its device.
-        arguments: of `TextTrainee`, after the vocabulary.
     """
 
     def __init__(self, head: BlockHead, *arguments: object) -> None:
@@ -355,12 +349,7 @@ def train_block(
     report: Callable[[Progress], None] = lambda progress: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> HeadResult:
-    """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels.
-
-    Raises:
-        ConfigurationError: the inputs do not fit, or fewer levels are trained than a block has.
-        TrainingError: the training failed.
-    """
+    """Train a block head and write its folder; blocks have as many tokens as drafts of evaluations have levels."""
     if settings.levels != settings.depth:
         raise ConfigurationError(
             f"levels is {settings.levels} and depth is {settings.depth}: a block has all its levels in one pass, so "

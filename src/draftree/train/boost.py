@@ -43,9 +43,6 @@ class Boosting:
         earlier: folders of earlier heads, the best one first.
         strength: exponent of the probability of a miss; 0 gives equal weights.
         floor: least weight.
-
-    Raises:
-        ConfigurationError: there is no earlier head, or a value is out of range.
     """
 
     earlier: tuple[Path, ...]
@@ -64,12 +61,7 @@ class Boosting:
 
 
 class MissWeights:
-    """Weights of predictions by the misses of earlier heads.
-
-    Args:
-        earlier: a trainee of each earlier head.
-        boosting: strength and floor.
-    """
+    """Weights of predictions by the misses of earlier heads."""
 
     def __init__(self, earlier: Sequence[HeadTrainee], boosting: Boosting) -> None:
         self._earlier, self._boosting = earlier, boosting
@@ -95,10 +87,6 @@ class UnionCounts:
     """Survival of trees with several candidates at each level of the text's own path, at equal numbers of tokens.
 
     A level of the union has the best token of each head; a level of the baseline has as many best tokens of the first.
-
-    Args:
-        depth: number of levels.
-        num_heads: number of heads.
     """
 
     def __init__(self, depth: int, num_heads: int) -> None:
@@ -112,7 +100,6 @@ class UnionCounts:
         """Count the chains of a batch that have room for all levels.
 
         Args:
-            batch: the batch.
             ranks: for each head and level the rank of the target's pick, -1 if it is not among the candidates.
         """
         has_room = (batch.room >= self._depth).cpu()
@@ -151,20 +138,8 @@ def train_boosted(
 ) -> tuple[HeadResult, dict[str, Any]]:
     """Train the next head and compare the union with the baseline.
 
-    Args:
-        job: what is read and written.
-        settings: settings of the run.
-        options: the new head.
-        boosting: earlier heads and weights.
-        report: called with the progress.
-        note: called with lines about decisions.
-
     Returns:
         The result, and the facts of `UnionCounts` by temperature of the texts, which are part of the recipe.
-
-    Raises:
-        ConfigurationError: the inputs do not fit.
-        TrainingError: the training failed.
     """
     prepared = prepare(job)
     earlier = [trainee_of(prepared, settings, folder) for folder in boosting.earlier]

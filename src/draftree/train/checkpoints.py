@@ -33,11 +33,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[st
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint.
-
-    Raises:
-        TrainingError: the file is missing or damaged.
-    """
+    """Read a checkpoint."""
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = dict(parse_json((file.metadata() or {})["facts"]))
@@ -52,12 +48,7 @@ def require_same_run(path: Path, stored: Mapping[str, Any], own: Mapping[str, An
     """Check that a checkpoint is of the same settings and texts.
 
     Args:
-        path: of the checkpoint.
         stored: its facts: "settings", a digest, and "texts", the numbers of texts and of their tokens.
-        own: those of the run.
-
-    Raises:
-        TrainingError: it is not.
     """
     if stored.get("settings") != own["settings"]:
         raise TrainingError(

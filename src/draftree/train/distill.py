@@ -55,16 +55,7 @@ class Spelling:
 
 
 def spell_vocabulary(target: Lexicon, own: Lexicon, *, size: int) -> Spelling:
-    """Return the spelling of a target's vocabulary.
-
-    Args:
-        target: the target's lexicon.
-        own: the lexicon of the other model.
-        size: number of ids of the target's output head.
-
-    Raises:
-        ConfigurationError: the vocabularies have no token in common.
-    """
+    """Return the spelling of a target's vocabulary."""
     specials = read_specials(target, own)
     pieces: list[tuple[int, ...]] = [()] * size
     shared = 0
@@ -155,15 +146,6 @@ def new_student(
 
     Its context is the longest text that it is trained on, or that of the given model if it is longer: distances of
     rotary positions that were never trained on are not reliable. In longer texts, drafter `model` reads the last part.
-
-    Args:
-        prepared: the inputs of the run.
-        settings: its settings.
-        options: the student.
-        note: called with lines about decisions.
-
-    Raises:
-        ConfigurationError: a given model cannot get the target's vocabulary, or has fewer layers than are to be kept.
     """
     context = longest_text(prepared, settings.max_length)
     if options.start is None:
@@ -178,11 +160,7 @@ def new_student(
 
 
 def extend_context(student: Any, name: str, wanted: int) -> int:
-    """Let a given model read at least so many tokens; return how many it reads.
-
-    Raises:
-        ConfigurationError: it reads fewer, and its positions are not rotary.
-    """
+    """Let a given model read at least so many tokens; return how many it reads."""
     own = int(getattr(student.config, "max_position_embeddings", wanted))
     if own >= wanted:
         return own
@@ -230,11 +208,7 @@ def special_ids(config: Any) -> dict[str, Any]:
 
 
 def started_student(prepared: Prepared, start: str, note: Callable[[str], None]) -> Any:
-    """Return a given model with the target's vocabulary, in float32.
-
-    Raises:
-        ConfigurationError: the vocabularies differ and cannot be compared.
-    """
+    """Return a given model with the target's vocabulary, in float32."""
     from transformers import AutoModelForCausalLM
 
     folder = resolve_model(start)
@@ -244,11 +218,7 @@ def started_student(prepared: Prepared, start: str, note: Callable[[str], None])
 
 
 def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, note: Callable[[str], None]) -> None:
-    """Give a model the target's vocabulary if it has another one.
-
-    Raises:
-        ConfigurationError: it has another one, and a tokenizer is missing.
-    """
+    """Give a model the target's vocabulary if it has another one."""
     width, wanted = student.get_output_embeddings().weight.shape[0], prepared.parts.vocab_size
     assert prepared.loaded.folder is not None, "checked when its configuration was read"
     own, target = Tokenizer.load(folder), Tokenizer.load(prepared.loaded.folder)
@@ -272,11 +242,7 @@ def adopt_vocabulary(student: Any, name: str, folder: Path, prepared: Prepared, 
 
 
 def keep_layers(student: Any, count: int) -> None:
-    """Keep some layers of a model, evenly spaced and with the first and the last, in place.
-
-    Raises:
-        ConfigurationError: the model has fewer layers, or its layers cannot be removed.
-    """
+    """Keep some layers of a model, evenly spaced and with the first and the last, in place."""
     decoder = student.get_decoder()
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
@@ -308,13 +274,7 @@ TOKENIZER_FILES = (
 
 
 class StudentTrainee(TextTrainee):
-    """A transformers model in training; its logits after a token do not depend on the level.
-
-    Args:
-        student: the model.
-        arguments: of `TextTrainee`, after the module.
-        more: further arguments of `TextTrainee`.
-    """
+    """A transformers model in training; its logits after a token do not depend on the level."""
 
     def __init__(self, student: Any, *arguments: Any, **more: Any) -> None:
         super().__init__(student, *arguments, **more)
@@ -355,15 +315,7 @@ def train_student(
     """Train a student and write its folder, a plain transformers folder with the target's tokenizer.
 
     Args:
-        job: what is read and written.
         settings: settings of the run; only the first level is trained.
-        options: the student.
-        report: called with the progress.
-        note: called with lines about decisions.
-
-    Raises:
-        ConfigurationError: the inputs do not fit.
-        TrainingError: the training failed.
     """
     if settings.levels != 1:
         raise ConfigurationError(f"levels is {settings.levels}: a whole model has no states of its own to read; set 1")

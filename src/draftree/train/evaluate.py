@@ -47,13 +47,7 @@ class JudgedStep:
 
 
 def judge(batch: Batch, steps: Iterable[StepLogits], vocabulary: DraftVocabulary) -> Iterator[JudgedStep]:
-    """Yield the best tokens of every step, ranked with the noise with which the target wrote the text.
-
-    Args:
-        batch: the batch.
-        steps: logits of each step.
-        vocabulary: the draft vocabulary.
-    """
+    """Yield the best tokens of every step, ranked with the noise with which the target wrote the text."""
     device = batch.tokens.device
     ids = vocabulary.ids.to(device)
     owner = torch.cat([torch.full((int(count),), text) for text, count in enumerate(_chain_counts(batch))])
@@ -140,11 +134,7 @@ class DepthCounts:
         return 1 + sum(run * count for run, count in enumerate(self.runs)) / max(1, self.drafts)
 
     def check(self) -> None:
-        """Check that survival adds up to the acceptance length.
-
-        Raises:
-            TrainingError: it does not.
-        """
+        """Check that survival adds up to the acceptance length."""
         if abs(sum(self.survival) - (self.acceptance_length - 1)) > 1e-9:
             raise TrainingError(
                 f"survival by depth adds up to {sum(self.survival)}, and acceptance length minus 1 is "
@@ -250,8 +240,6 @@ def evaluate(
     Args:
         batches: batches, and the category of each of their texts; empty for none.
         steps_of: logits of all steps of a batch for a number of levels.
-        vocabulary: the draft vocabulary.
-        depth: length of drafts.
         watch: called with every judged batch, as the fit of the confidence does.
     """
     found = Evaluation()
@@ -338,11 +326,7 @@ class _Level:
 
 
 class ConfidenceFit:
-    """Samples of judged drafts, and the fit. `add` is the `watch` of an evaluation.
-
-    Args:
-        depth: number of levels.
-    """
+    """Samples of judged drafts, and the fit. `add` is the `watch` of an evaluation."""
 
     def __init__(self, depth: int) -> None:
         self._levels = [[_Level() for _ in range(depth)] for _ in range(2)]

@@ -35,17 +35,8 @@ def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_a
 
     Args:
         folder: folder of a head in a layout that can be read, or of a whole model of transformers.
-        to: a name of `WRITERS`.
-        target: the target: a catalogue name, folder or hub id.
         output: new or empty folder.
         served_as: name of the target in the files; None for its folder.
-
-    Returns:
-        Command lines that serve it.
-
-    Raises:
-        ConfigurationError: the server has no such drafters, or the output folder is not empty.
-        ModelError: the drafter or the target cannot be loaded.
     """
     if is_whole_model(folder):
         return _export_model(folder, to=to, target=served_as or str(resolve_model(target)), output=output)
@@ -54,11 +45,7 @@ def export_drafter(folder: Path, *, to: str, target: str, output: Path, served_a
 
 
 def export_target(name: str, served_as: str | None = None) -> ExportTarget:
-    """Return the facts and the output head of a target.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
+    """Return the facts and the output head of a target."""
     loaded = load_model(name, device="cpu", kernels="torch")
     if loaded.folder is None:
         raise ModelLoadError(f"'{name}' has no folder: exports name one")
@@ -120,20 +107,9 @@ def ship_head(
     """Write a trained head into a folder for `src/draftree/heads/shipped`.
 
     Args:
-        folder: the folder of 'draftree train head', with its recipe.
-        target: the target: a catalogue name, folder or hub id.
         output: new or empty folder, named after the target.
         licence: of the head's weights; None for that of the target in the catalogue.
         int8: whether matrices are stored in 8 bits, with a scale for each row.
-        kind: noun for the head on its card.
-
-    Returns:
-        Lines that describe the result.
-
-    Raises:
-        ConfigurationError: the head was trained for other weights, the folder is too large or not empty, or the licence
-            is unknown.
-        ModelError: the head or the target cannot be loaded.
     """
     licence = _licence(licence, target)
     _require_empty(output)

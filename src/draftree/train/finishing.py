@@ -26,11 +26,7 @@ def draw_run(log: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Write the plots of a log as SVG; return their paths.
 
     Args:
-        log: lines of `log.jsonl`.
         folder: created if it does not exist.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed, or the log has no update.
     """
     updates = [line for line in log if line["kind"] == "update" and line["levels"]]
     evaluations = [line for line in log if line["kind"] == "evaluation"]
@@ -134,13 +130,7 @@ def finish(
     """Write recipe, card and plots into the folder of the result; return lines about what could not be written.
 
     Args:
-        prepared: the inputs of the run.
-        settings: its settings.
-        state: its state at the end.
-        evaluation: of the result, on all unseen texts.
         kind: noun for the result, such as "EAGLE-3 head".
-        usage: option of 'draftree generate' that uses it.
-        more: further facts of the recipe.
     """
     output = prepared.job.output
     facts = recipe(prepared, settings, state, evaluation) | dict(more)

@@ -67,20 +67,7 @@ def head_config(
     depth: int,
     name: str,
 ) -> HeadConfig:
-    """Return the configuration of a new head of kind `eagle3`.
-
-    Args:
-        model_config: the target's transformers configuration.
-        parts: the target's parts.
-        features: hidden states of the target.
-        shape: sizes that the user chose.
-        draft_vocab: size of the draft vocabulary.
-        depth: levels of drafts.
-        name: name of the target.
-
-    Raises:
-        ConfigurationError: there are no hidden states.
-    """
+    """Return the configuration of a new head of kind `eagle3`."""
     if not features:
         raise ConfigurationError(
             "the data has no hidden states of layers, which a head reads: make data without '--features none'"
@@ -129,13 +116,6 @@ def fresh_head(
 
     Args:
         config: of kind `eagle3`.
-        vocabulary: the draft vocabulary.
-        parts: the target's parts.
-        trains_output: whether the output head is trained.
-        seed: of random weights.
-
-    Raises:
-        ConfigurationError: the target's logits are no plain product with its output head.
     """
     head = Eagle3Head(config, vocabulary)
     fill_fresh(head, parts, trains_output=trains_output, seed=seed)
@@ -143,11 +123,7 @@ def fresh_head(
 
 
 def fill_fresh(head: Eagle3Head | Any, parts: TargetParts, *, trains_output: bool, seed: int) -> None:
-    """Set the first weights of a head with `fc`, `norm` and `lm_head`, and bind it; as `fresh_head`.
-
-    Raises:
-        ConfigurationError: the target's logits are no plain product with its output head.
-    """
+    """Set the first weights of a head with `fc`, `norm` and `lm_head`, and bind it; as `fresh_head`."""
     facts = parts.facts
     if facts.bias is not None or facts.soft_cap is not None:
         raise ConfigurationError(
@@ -220,14 +196,7 @@ class HeadOptions:
         return DRAFT_VOCAB if self.draft_vocab is None else self.draft_vocab
 
     def require_sizes_of_start(self, *, but: str = "") -> None:
-        """Raise if sizes or variants are chosen that the head has from which training starts.
-
-        Args:
-            but: a size that may be chosen.
-
-        Raises:
-            ConfigurationError: at least one is chosen.
-        """
+        """Raise if sizes or variants are chosen that the head has from which training starts."""
         new = HeadShape(trains_output=self.shape.trains_output)
         given = [name for name in ("draft_vocab", "features") if getattr(self, name) is not None]
         given += [one.name for one in fields(new) if getattr(self.shape, one.name) != getattr(new, one.name)]
@@ -267,19 +236,8 @@ def train_head(
     """Train a head and write its folder.
 
     Args:
-        job: what is read and written.
-        settings: settings of the run.
-        options: the head.
-        report: called with the progress.
-        note: called with lines about decisions.
         token_weights: weights of predictions; None for equal ones.
         prepared: inputs that are loaded already; None loads them.
-        kind: noun in the card.
-        facts: further facts of the recipe.
-
-    Raises:
-        ConfigurationError: the inputs do not fit.
-        TrainingError: the training failed.
     """
     prepared = prepare(job) if prepared is None else prepared
     head, data = start(prepared, settings, options, note)

@@ -237,12 +237,6 @@ class HeadTrainee(TextTrainee):
 
     Args:
         head: the head, bound to the target's parts, on its device.
-        parts: the target's parts.
-        data: all texts.
-        seen: numbers of the texts of training.
-        unseen: numbers of the texts of evaluations.
-        settings: settings of the run.
-        more: further arguments of `TextTrainee`.
     """
 
     def __init__(
@@ -281,7 +275,6 @@ class ScaledTexts:
     """Texts with some of their hidden states, divided by sizes.
 
     Args:
-        data: the texts.
         places: places of the hidden states that are kept, in order.
         sizes: sizes of their elements, shape (places, target hidden).
     """
@@ -306,7 +299,6 @@ def feature_sizes(texts: Iterable[Text], places: Sequence[int]) -> Tensor:
     Elements that are nearly constant 0 count as a tenth of the median size of their layer.
 
     Args:
-        texts: the texts.
         places: places of hidden states, in order.
     """
     total, count = torch.zeros(()), 0

@@ -152,11 +152,7 @@ class Processes(Protocol):
 
 
 class Alone:
-    """One process.
-
-    Args:
-        device: where it trains.
-    """
+    """One process."""
 
     index = 0
     count = 1
@@ -173,11 +169,7 @@ class Alone:
 
 
 class Accelerated:
-    """Processes of `accelerate launch`.
-
-    Args:
-        accelerator: of this process.
-    """
+    """Processes of `accelerate launch`."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator
@@ -201,9 +193,6 @@ def find_processes(device: torch.device) -> Processes:
     Args:
         device: device of a process alone. With several processes, `accelerate` places them; they use the processor
             if this device is the processor.
-
-    Raises:
-        ConfigurationError: several processes were started, and `accelerate` is not installed.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Alone(device)
@@ -235,13 +224,6 @@ class MasterOptimizer:
     """AdamW or Muon on float32 copies of the trainable weights.
 
     Muon updates the matrices of layers. Gains, embeddings and output heads are updated by AdamW in any case.
-
-    Args:
-        module: its parameters with `requires_grad` are trained.
-        settings: rates and limits.
-
-    Raises:
-        ConfigurationError: this torch does not have the optimizer.
     """
 
     def __init__(self, module: nn.Module, settings: TrainSettings) -> None:
@@ -282,10 +264,6 @@ class MasterOptimizer:
         """Update the weights by their gradients; return the norm of the gradients before clipping.
 
         Nothing is updated if the norm is not finite.
-
-        Args:
-            rate: the learning rate.
-            reduce: sums a gradient over processes.
         """
         for name, parameter in self._used.items():
             gradient = torch.zeros_like(self._master[name]) if parameter.grad is None else parameter.grad.float()
@@ -312,11 +290,7 @@ class MasterOptimizer:
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Set weights and moments from `state`.
-
-        Raises:
-            KeyError: a weight is missing.
-        """
+        """Set weights and moments from `state`."""
         moments: dict[str, dict[str, Tensor]] = {}
         for path, value in state.items():
             key, _, name = path.partition("/")
@@ -351,10 +325,6 @@ class TrainingRun:
     """A run in a folder.
 
     Args:
-        trainee: what is trained.
-        settings: the settings.
-        folder: where checkpoints and the log are.
-        processes: the processes of the run.
         report: called with every update and evaluation, in the first process only.
         clock: seconds; for tests.
     """
@@ -388,11 +358,7 @@ class TrainingRun:
         return self._optimizer.num_weights
 
     def resume(self) -> None:
-        """Continue from the folder's checkpoint.
-
-        Raises:
-            TrainingError: there is no checkpoint, or it is of other settings, other texts or another drafter.
-        """
+        """Continue from the folder's checkpoint."""
         path = self._folder / CHECKPOINT
         tensors, facts = load_checkpoint(path)
         require_same_run(path, facts, self._same())
@@ -403,11 +369,7 @@ class TrainingRun:
             raise TrainingError(f"{path} is of another drafter ({error}): start a new run in another folder") from None
 
     def run(self) -> RunState:
-        """Train until a limit or until the score stops rising; the module then has the weights of the best evaluation.
-
-        Raises:
-            TrainingError: gradients stay not finite, the data is damaged, or one text needs too much memory.
-        """
+        """Train until a limit or until the score stops rising; the module keeps the weights of the best evaluation."""
         self._start = self._clock() - self._state.seconds
         self._saved_at = self._clock()
         self._open_log()

@@ -68,7 +68,6 @@ def condensed(log_p: Tensor, log_q: Tensor, count: int) -> tuple[Tensor, Tensor]
     Args:
         log_p: log-probabilities of the target on the draft vocabulary, shape (..., tokens).
         log_q: log-probabilities of the drafter, same shape; sums to 1.
-        count: number of tokens that are kept.
 
     Returns:
         Both, shape (..., count + 1), float64; unchanged if there are no more tokens than `count`.
@@ -184,11 +183,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def loss_named(name: str) -> Loss:
-    """Return a loss.
-
-    Raises:
-        ConfigurationError: no loss has this name.
-    """
+    """Return a loss."""
     if name not in LOSSES:
         raise ConfigurationError(f"unknown loss '{name}': {suggestion(name, LOSSES)}")
     return LOSSES[name]

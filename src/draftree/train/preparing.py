@@ -62,11 +62,7 @@ class TrainingJob:
         return self.output / TRAINING
 
     def require_output(self) -> None:
-        """Check that nothing is overwritten, before anything is loaded.
-
-        Raises:
-            ConfigurationError: the folder has a run and `resume` is False, or the reverse, or it has other files.
-        """
+        """Check that nothing is overwritten, before anything is loaded."""
         has_run = self.training.is_dir()
         if self.resume and not has_run:
             raise ConfigurationError(f"'{self.output}' has no run to resume: leave out --resume, or name its folder")
@@ -108,12 +104,7 @@ class Prepared:
 
 
 def prepare(job: TrainingJob) -> Prepared:
-    """Load data and target.
-
-    Raises:
-        ConfigurationError: the data is of another target, or has no unseen texts.
-        ModelError: the target cannot be loaded, or does not expose its parts.
-    """
+    """Load data and target."""
     job.require_output()
     apply_threads(job.threads)
     processes = find_processes(resolve_device(job.device))
@@ -145,12 +136,7 @@ def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) 
     """Return the first texts that have so many tokens together.
 
     Args:
-        data: the texts.
-        numbers: indices of texts.
         tokens: least number of their tokens, prompts included; None for all texts.
-
-    Raises:
-        ConfigurationError: the texts have fewer tokens.
     """
     if tokens is None:
         return list(numbers)
@@ -166,11 +152,7 @@ def first_texts(data: TrainingData, numbers: Sequence[int], tokens: int | None) 
 
 
 def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
-    """Check that the data was made with these weights.
-
-    Raises:
-        ConfigurationError: it was not.
-    """
+    """Check that the data was made with these weights."""
     if data.recipe.fingerprint != loaded.model.fingerprint:
         raise ConfigurationError(
             f"'{data.folders[0].path}' was made with other weights ('{data.recipe.target}'): choose that model, or "
@@ -179,11 +161,7 @@ def require_same_target(data: TrainingData, loaded: LoadedModel) -> None:
 
 
 def transformers_config(loaded: LoadedModel) -> Any:
-    """Return the transformers configuration of a loaded model.
-
-    Raises:
-        ConfigurationError: the model was not loaded from a folder.
-    """
+    """Return the transformers configuration of a loaded model."""
     from transformers import AutoConfig
 
     if loaded.folder is None:
@@ -195,7 +173,6 @@ def answer_vocabulary(prepared: Prepared, size: int) -> tuple[DraftVocabulary, f
     """Return the most frequent tokens of the answers of training, and their share of unseen answers.
 
     Args:
-        prepared: the inputs.
         size: number of tokens; at least the vocabulary's size gives all tokens.
     """
     vocab = prepared.parts.vocab_size
@@ -215,11 +192,7 @@ def coverage(vocabulary: DraftVocabulary, counts: torch.Tensor) -> float:
 
 
 def chosen_features(layers: Iterable[int] | None, stored: Sequence[int], num_layers: int) -> list[int]:
-    """Return the places of layers among the stored ones; all of them for None.
-
-    Raises:
-        ConfigurationError: a layer is not stored.
-    """
+    """Return the places of layers among the stored ones; all of them for None."""
     if layers is None:
         return list(range(len(stored)))
     normal = [num_layers if layer == -1 else layer for layer in stored]

@@ -28,9 +28,6 @@ class Limits:
         steps: updates of the weights; None for no limit.
         tokens: tokens that predictions were trained on, repeated ones included; None for no limit.
         minutes: duration without evaluations before and after; None for no limit.
-
-    Raises:
-        ConfigurationError: a limit is not positive, or there is none.
     """
 
     steps: int | None = None
@@ -78,9 +75,6 @@ class TrainSettings:
         seed: of initial weights and of the order of texts.
         dtype: dtype of computation, "auto", "float32" or "bfloat16"; weights are updated in float32 in any case.
         max_skips: updates in a row that may be skipped because a gradient is not finite.
-
-    Raises:
-        ConfigurationError: a value is out of range, or a loss does not exist.
     """
 
     limits: Limits

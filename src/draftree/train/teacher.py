@@ -70,7 +70,6 @@ class TopTeacher:
         draft_ids: rows of the draft vocabulary of the most likely tokens, shape (rows, k); -1 for tokens outside it.
         log_p: their log-probabilities, same shape, float32 or float64.
         log_outside: log of the mass outside the draft vocabulary, shape (rows,); None if `draft_ids` has all of it.
-        temperature: divisor of the drafter's logits.
     """
 
     def __init__(
@@ -111,10 +110,8 @@ class LogProbsAt(torch.autograd.Function):
         """Return log-probabilities.
 
         Args:
-            ctx: of autograd.
             logits: shape (rows, tokens).
             places: tokens of each row, shape (rows, k); a token may be repeated.
-            temperature: divisor of the logits.
 
         Returns:
             Those of the tokens, shape (rows, k), and the largest of each row, shape (rows,), without gradient.
@@ -174,8 +171,6 @@ class TargetRows:
     rounding in bfloat16 would be a tenth of a nat.
 
     Args:
-        parts: the target's parts, on the device of training.
-        vocabulary: the draft vocabulary.
         temperature: at which distributions are compared, above 0.
     """
 
@@ -206,11 +201,7 @@ class TargetRows:
         save_checkpoint(path, tensors, {})
 
     def load(self, path: Path, first: int) -> None:
-        """Read distributions that `save` wrote, for texts whose keys begin at `first`.
-
-        Raises:
-            TrainingError: the file is damaged.
-        """
+        """Read distributions that `save` wrote, for texts whose keys begin at `first`."""
         found: dict[int, dict[str, Tensor]] = {}
         try:
             for name, value in load_checkpoint(path)[0].items():
@@ -232,11 +223,7 @@ class TargetRows:
         """Return the distributions after each token that starts a chain.
 
         Args:
-            texts: the texts of a batch.
             keys: a number for each text, under which its distributions are kept.
-
-        Raises:
-            TrainingError: the texts have neither hidden states of the last layer nor most likely tokens.
         """
         if all(text.last is not None for text in texts):
             return self._full(texts, keys)

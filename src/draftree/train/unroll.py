@@ -106,8 +106,6 @@ def unroll(head: FeatureHead, batch: Batch, steps: int) -> Iterator[Tensor]:
     Tokens of later steps are those of the text, as after drafts that were right so far; states are the head's own.
 
     Args:
-        head: the head.
-        batch: the texts.
         steps: number of steps, at least 1.
     """
     attend = UnrollAttention(batch)
@@ -128,9 +126,6 @@ class StepWeights:
     Attributes:
         decay: weight of each step relative to the one before; None for the survival of the chain, without gradient.
         smoothing: share of the survival that is 1 whatever the acceptance, so that late steps train from the start.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     decay: float | None = None
@@ -194,11 +189,7 @@ def backward(
 
     Args:
         states_of_steps: states of all chains for each step, shape (chains, hidden), as `unroll` yields them.
-        logits: makes logits from states.
-        batch: the texts.
         teacher: the target's distributions, one row for each chain: those after the token where it starts.
-        loss: the loss of a row.
-        weights: weights of the steps.
         total: divisor of the summed loss, the number of chains of all batches of an update.
         token_weights: weight of the prediction after the start of each chain, shape (chains,); None for 1. Later steps
             have the weight of the chain that starts where they predict.

@@ -33,7 +33,6 @@ class SplitSlot(Slot):
     """One text. Mutated by `SplitModel` only.
 
     Args:
-        local: slot of the first layers.
         row_bytes: bytes of a packed state.
         request: what the server needs to pick; None if the device picks.
 
@@ -221,11 +220,7 @@ class Probe:
 
     @classmethod
     def read(cls, reply: Mapping[str, Any], hidden: int) -> Probe:
-        """Return the states of a reply.
-
-        Raises:
-            FrameError: a field is missing, or of another size.
-        """
+        """Return the states of a reply."""
         if not 0 < hidden <= MAX_HIDDEN:
             raise FrameError("the server's states have a size that no model has")
         rows = StateFormat("float32", hidden)
@@ -238,16 +233,7 @@ class Probe:
         )
 
     def compare(self, local: SlottedModel, kind: StateFormat, *, reads_out: bool) -> ProbeResult:
-        """Compare these states with those of a device's layers, and the output head with the device's.
-
-        Args:
-            local: the first layers, with final norm and head.
-            kind: format of states.
-            reads_out: whether the device computes logits.
-
-        Raises:
-            ModelLoadError: other weights.
-        """
+        """Compare these states with those of a device's layers, and the output head with the device's."""
         hidden, _ = _run(local, (local.num_layers,))
         accepted, mine = ACCEPTED[local.dtype], hidden[:, 0]
         error = _difference(mine, self.middle)
@@ -322,20 +308,11 @@ class Turn:
 class Exchange:
     """A session that sends hidden states. For one thread.
 
-    Args:
-        link: session with the server.
-        address: options of the split.
-        limit: most tokens of a text.
-
     Attributes:
         format: of states in both directions.
         num_layers: layers of the whole model.
         probe: states of the server to compare with.
         keeps: whether the server says that its states are unchanged by the format.
-
-    Raises:
-        RefusedError: the server has another split, or none.
-        FrameError: its reply cannot be read.
     """
 
     def __init__(self, link: Link, address: RemoteAddress, *, limit: int) -> None:
@@ -374,13 +351,7 @@ class Exchange:
         """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes.
 
         Args:
-            turns: the nodes.
             layers: as for `Pass.capture`: states that are returned, those of the last layer among them; none for picks.
-
-        Raises:
-            UnreachableError: the server does not answer.
-            RefusedError: it refuses the nodes.
-            GenerationError: it loses its texts again and again.
         """
         return self._retried(lambda: self._run(turns, layers))
 
@@ -443,7 +414,6 @@ class Exchange:
         """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again.
 
         Args:
-            slot: of the text.
             num_tokens: tokens for which there must be room now.
         """
         self._make_room()

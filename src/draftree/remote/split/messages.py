@@ -90,11 +90,7 @@ def pack_rows(rows: SentRows) -> list[Any]:
 
 
 def unpack_rows(name: str, given: Any) -> SentRows:
-    """Return nodes from their plain values.
-
-    Raises:
-        FrameError: another shape.
-    """
+    """Return nodes from their plain values."""
     text, length, edit, parents, wanted, data = read_values(name, given, 6)
     above = _counted(f"{name}.parents", parents)
     if isinstance(parents, list):
@@ -178,7 +174,6 @@ class StateFormat:
 
     Args:
         kind: "float32", "bfloat16" or "int8".
-        hidden: values per row.
     """
 
     def __init__(self, kind: str, hidden: int) -> None:
@@ -193,9 +188,6 @@ class StateFormat:
 
         Returns:
             Shape (rows, row_bytes), uint8.
-
-        Raises:
-            GenerationError: a value is not finite.
         """
         values = states.detach().to("cpu", torch.float32).contiguous()
         if not bool(values.isfinite().all()):
@@ -240,11 +232,7 @@ class StateFormat:
         return found
 
     def unpack(self, data: bytes, rows: int) -> Tensor:
-        """Return the states of rows from the other side, shape (rows, hidden), float32.
-
-        Raises:
-            FrameError: another size, or a value that is not finite.
-        """
+        """Return the states of rows from the other side, shape (rows, hidden), float32."""
         if len(data) != rows * self.row_bytes:
             raise FrameError(
                 f"{rows} rows of {self.hidden} states in {self.kind} have {rows * self.row_bytes} bytes, and "
@@ -279,11 +267,7 @@ DEVICE = frozenset(
 
 
 def text_free_params(params: SamplingParams) -> dict[str, Any]:
-    """Return the parameters that a server needs to pick.
-
-    Raises:
-        InvalidRequestError: a parameter depends on the tokens of the text, which the server does not have.
-    """
+    """Return the parameters that a server needs to pick."""
     found = {
         name: value
         for name, value in sendable_params(params).items()

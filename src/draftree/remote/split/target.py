@@ -60,8 +60,6 @@ def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tenso
     """Return the logits of the requested nodes.
 
     Args:
-        local: model with the final norm and the output head.
-        jobs: of the pass.
         states: for each job the outputs of the last layer of its last nodes, shape (nodes, hidden).
     """
     rows: list[Tensor] = []
@@ -74,16 +72,7 @@ def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tenso
 
 
 def picked_rows(jobs: Sequence[Extend], results: Sequence[Sequence[Any]], vocab: int) -> PickedRows:
-    """Return the server's picks at the requested nodes.
-
-    Args:
-        jobs: of the pass.
-        results: for each job its picks, in parts.
-        vocab: tokens of the vocabulary.
-
-    Raises:
-        RefusedError: a pick is no token.
-    """
+    """Return the server's picks at the requested nodes."""
     found: list[int] = []
     for job, parts in zip(jobs, results, strict=True):
         picks = [pick for part in parts for pick in part]
@@ -100,9 +89,6 @@ def make_turns(
     """Return for each job what is sent, and its nodes in the local slot.
 
     Args:
-        local: the first layers.
-        form: format of states.
-        jobs: of a whole pass, on slots of the split.
         capture: as for `Pass`, of the whole model; if there is any, all nodes have results, else those from the first
             with logits on.
     """
@@ -143,9 +129,7 @@ def captured_states(
     """Return captured states of all nodes, shape (nodes, captured layers, hidden), float32.
 
     Args:
-        capture: as for `Pass`.
         turns: what was sent, as returned by `make_turns` with the same `capture`.
-        split: layers of the device.
         returned: states from the server by layer, shape (nodes, hidden).
     """
     each = dict(returned)
@@ -169,10 +153,6 @@ def note_pass(
     """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count.
 
     Args:
-        link: the connection.
-        turns: what was sent.
-        jobs: of the pass.
-        row_bytes: of a packed state.
         times: seconds of the pass, of the server's queue, and of the server's pass.
     """
     up, down = link.traffic()
@@ -196,19 +176,11 @@ class SplitModel(LanguageModel):
     """The first layers of a model here, the others on a server.
 
     Args:
-        link: session with the server.
         local: the first layers as a model of their own, with final norm and output head.
-        address: options of the split.
-        clock: measures rounds.
 
     Attributes:
         is_same: whether states and logits of a few tokens have the server's bits.
         is_lossless: whether the format of states keeps them.
-
-    Raises:
-        ModelLoadError: the layers are not those of the server's model.
-        VocabularyMismatchError: another vocabulary.
-        RefusedError: the server has another split, or none.
     """
 
     def __init__(self, link: Link, local: SlottedModel, address: RemoteAddress, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -276,11 +248,7 @@ class SplitModel(LanguageModel):
         self.local.reserve(num_slots, length)
 
     def open(self) -> Slot:
-        """Return an empty slot; its text begins on the server with its first pass.
-
-        Raises:
-            UnsupportedModelError: the server picks, and needs a request.
-        """
+        """Return an empty slot; its text begins on the server with its first pass."""
         if self.applies_controls:
             raise UnsupportedModelError(
                 "a server that picks writes texts of requests only: use generate, chat or stream, or picks=device"
@@ -293,11 +261,7 @@ class SplitModel(LanguageModel):
         return slot
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot] | None:
-        """Return a function that opens the slot of a request if the server picks; else None.
-
-        Raises:
-            InvalidRequestError: the server cannot pick with these parameters.
-        """
+        """Return a function that opens the slot of a request if the server picks; else None."""
         if not self.applies_controls:
             return None
         params = request.controls.params
@@ -308,12 +272,7 @@ class SplitModel(LanguageModel):
         return lambda: self._opened(request)
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run the first layers here, and the others on the server for whole passes.
-
-        Raises:
-            UnreachableError: the server does not answer.
-            RefusedError: it refuses the nodes.
-        """
+        """Run the first layers here, and the others on the server for whole passes."""
         if pass_.layers != ALL_LAYERS:
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
@@ -360,11 +319,7 @@ class SplitModel(LanguageModel):
         return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Check that a subset is the layers of the device.
-
-        Raises:
-            UnsupportedModelError: it is another one.
-        """
+        """Check that a subset is the layers of the device."""
         if part != LayerSubset(end=self.split):
             raise UnsupportedModelError(
                 f"this device has the first {self.split} layers of the model: draft with 'early-exit:{self.split}', or "
@@ -372,11 +327,7 @@ class SplitModel(LanguageModel):
             )
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that hidden states of these layers can be had, from here or from the server.
-
-        Raises:
-            UnsupportedModelError: there is no such layer, or the server returns picks.
-        """
+        """Check that hidden states of these layers can be had, from here or from the server."""
         if layers and self.applies_controls:
             raise UnsupportedModelError(
                 "hidden states are asked for, and the server returns picks: use picks=device in the address"

@@ -50,13 +50,7 @@ class Compilations:
             return key in self._done
 
     def get(self, key: Key, task: Callable[[], Any]) -> Any:
-        """Return the result for a key: from the cache, from a running task, or from this task.
-
-        Raises:
-            TimeoutError: the task took longer than COMPILE_SECONDS; it continues.
-            QueueFullError: the maximum number of tasks has been running for longer than that.
-            Exception: any error that the task raises.
-        """
+        """Return the result for a key: from the cache, from a running task, or from this task."""
         deadline = time.monotonic() + COMPILE_SECONDS
         with self._changed:
             has_room = self._changed.wait_for(
@@ -106,10 +100,6 @@ class Grammars:
 
     Args:
         bytes_of: bytes of each token; None for special tokens.
-        vocab_size: width of the logits.
-
-    Raises:
-        InvalidRequestError: xgrammar is not installed.
     """
 
     def __init__(self, bytes_of: Sequence[bytes | None], *, vocab_size: int) -> None:
@@ -121,17 +111,7 @@ class Grammars:
         self._compilations = Compilations()
 
     def open(self, params: SamplingParams, ends: Sequence[int]) -> Guide:
-        """Create a guide for one sequence.
-
-        Args:
-            params: sampling parameters with a grammar.
-            ends: tokens that end a text, the most likely first.
-
-        Raises:
-            InvalidRequestError: an invalid grammar, one without a matching text or with a too long compile time, or no
-                token that ends the text.
-            QueueFullError: other grammars are still compiling.
-        """
+        """Create a guide for one sequence."""
         kind, text = params.constraint or ("grammar", "")
         ends = [token for token in ends if token < self._vocab_size]
         if not ends:
@@ -152,12 +132,7 @@ class Grammars:
         return params.constraint is not None and self._compilations.is_done(_key(params))
 
     def compile(self, params: SamplingParams) -> Any:
-        """Return the compiled grammar of these parameters; it is cached.
-
-        Raises:
-            InvalidRequestError: an invalid grammar, or one with a too long compile time.
-            QueueFullError: other grammars are still compiling.
-        """
+        """Return the compiled grammar of these parameters; it is cached."""
         kind, text, prefix = _key(params)
 
         def task() -> Any:

@@ -101,17 +101,7 @@ class Rules:
         return Ref(name)
 
     def add_language(self, languages: Languages, language: Language, encode: Encoding, *, end: str = "") -> Ref:
-        """Add rules for the texts of a language.
-
-        Args:
-            languages: the factory of the language.
-            language: the language.
-            encode: how characters are written.
-            end: EBNF that follows each text.
-
-        Raises:
-            TooLargeError: the language needs a too large automaton.
-        """
+        """Add rules for the texts of a language."""
         if language.is_plain:
             if language is languages.nothing:
                 return self.add()

@@ -56,7 +56,6 @@ class Guide:
     Args:
         matcher: an xgrammar matcher at the beginning of the text, with the tokens that end a text.
         bytes_of: bytes of each token; empty for a token that may not occur in a text.
-        vocab_size: width of the logits.
         ends: the tokens that end a text, the most likely first.
     """
 
@@ -76,7 +75,6 @@ class Guide:
 
         Args:
             history: prompt and text; the prompt is ignored.
-            paths: tokens after the history.
         """
         self._follow(history)
         return [self._at(tuple(path)) for path in paths]
@@ -159,11 +157,7 @@ class Guide:
 
 
 class GrammarMask(Processor):
-    """Forbids tokens that the grammar does not allow after history and path.
-
-    Args:
-        guide: the sequence's guide.
-    """
+    """Forbids tokens that the grammar does not allow after history and path."""
 
     __slots__ = ("_guide",)
 

@@ -300,11 +300,7 @@ class Languages:
         return self._partitions[leaves]
 
     def automaton(self, language: Language) -> Automaton:
-        """Return the smallest automaton, in which every state leads to the end of a text; without states for `nothing`.
-
-        Raises:
-            TooLargeError: it has too many states before equal ones are joined, or its expression is too deep.
-        """
+        """Return the smallest automaton whose states all lead to the end of a text; no states for `nothing`."""
         try:
             return self._automaton(language)
         except RecursionError as error:
@@ -430,15 +426,7 @@ class Bound:
 def numbers(
     languages: Languages, least: Bound | None, most: Bound | None, multiples: list[Decimal], *, is_integer: bool
 ) -> Language:
-    """Return decimal numbers without exponent.
-
-    Args:
-        languages: the factory.
-        least: lower bound.
-        most: upper bound.
-        multiples: positive numbers that each divide the number.
-        is_integer: whether the numbers have no fraction.
-    """
+    """Return decimal numbers without exponent."""
     digits = languages.repeat(languages.chars(_DIGIT), 0, None)
     whole = languages.alt(languages.text("0"), languages.seq(languages.chars(_NONZERO), digits))
     fraction = languages.seq(languages.text("."), languages.chars(_DIGIT), digits)

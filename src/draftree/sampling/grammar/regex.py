@@ -67,22 +67,14 @@ class Regex:
 
 
 def parse(text: str) -> Regex:
-    """Read an expression.
-
-    Raises:
-        ValueError: it is invalid, too large, or has a part that is not supported.
-    """
+    """Read an expression."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are compiled: shorten it")
     return _Parser(text).parse()
 
 
 def regex_grammar(text: str) -> str:
-    """Return the grammar of the texts that an expression matches as a whole.
-
-    Raises:
-        ValueError: the expression is invalid, too large, or matches no text.
-    """
+    """Return the grammar of the texts that an expression matches as a whole."""
     languages = Languages()
     rules = Rules()
     root = rules.add_language(languages, language(parse(text), languages, is_search=False), as_text)
@@ -96,12 +88,7 @@ def language(regex: Regex, languages: Languages, *, is_search: bool) -> Language
     """Return the texts that an expression matches.
 
     Args:
-        regex: the expression.
-        languages: the factory.
         is_search: whether a text matches if any part of it does, as in JSON Schema; otherwise the whole text must.
-
-    Raises:
-        ValueError: an anchor or look-ahead is inside a repetition, or too many alternatives have one.
     """
     translation = _Translation(languages)
     rest = languages.anything if is_search else languages.empty_text
@@ -129,9 +116,7 @@ class _Translation:
         """Return the language of an expression and of what follows it.
 
         Args:
-            regex: the expression.
             rest: returns the language of what follows, by whether the text begins there.
-            at_start: whether the text begins here.
         """
         made = self._languages
         self._steps += 1

@@ -22,11 +22,7 @@ _STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{}]', flags=re.DOTA
 
 
 def schema_text(value: Any) -> str:
-    """Return a schema as JSON text: from a mapping, JSON text, or a class with `model_json_schema` (pydantic models).
-
-    Raises:
-        ValueError: the value is none of them, or the schema is too deep, too large or not valid Unicode.
-    """
+    """Return the JSON text of a schema: a mapping, JSON text, or a class with `model_json_schema` (pydantic)."""
     tells = getattr(value, "model_json_schema", None)
     if callable(tells):
         try:
@@ -128,7 +124,6 @@ class SchemaError(ValueError):
 
     Args:
         path: JSON pointer of the part at fault, as in `#/properties/name`.
-        reason: what is wrong with the part.
     """
 
     def __init__(self, path: str, reason: str) -> None:
@@ -140,9 +135,6 @@ class References:
 
     Args:
         root: the document; bounded in depth. Not mutated.
-
-    Raises:
-        SchemaError: two parts have the same `$id` or anchor.
     """
 
     def __init__(self, root: dict[str, Any]) -> None:
@@ -155,11 +147,7 @@ class References:
         self._index(root, "", "#")
 
     def follow(self, schema: Any) -> Any:
-        """Return the schema at the end of a chain of references.
-
-        Raises:
-            SchemaError: a reference has no target, or refers to itself.
-        """
+        """Return the schema at the end of a chain of references."""
         seen: set[int] = set()
         while isinstance(schema, dict) and "$ref" in schema:
             if id(schema) in seen:
@@ -198,11 +186,7 @@ class References:
         return self._paths.get(id(schema), "#")
 
     def target(self, schema: dict[str, Any]) -> Any:
-        """Return the schema that a reference leads to.
-
-        Raises:
-            SchemaError: there is none.
-        """
+        """Return the schema that a reference leads to."""
         if id(schema) not in self._targets:
             self._targets[id(schema)] = self._find(schema)
         return self._targets[id(schema)]
@@ -274,13 +258,7 @@ UNCHECKED = "what the schema says beyond its grammar cannot be checked"
 
 
 def violations(schema: str, text: str, *, has_prefix: bool = False) -> tuple[str, ...]:
-    """Return the keywords of a schema that a text breaks, each with its place; none of the text itself.
-
-    Args:
-        schema: JSON, from `schema_text`.
-        text: the finished text.
-        has_prefix: whether other text, such as reasoning, precedes the JSON.
-    """
+    """Return the keywords of a schema that a text breaks, each with its place; none of the text itself."""
     try:
         value = _last_value(text) if has_prefix else json.loads(text)
     except ValueError:

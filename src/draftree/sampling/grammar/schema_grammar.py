@@ -85,14 +85,7 @@ class SchemaGrammar:
 
 @lru_cache(64)
 def schema_grammar(text: str) -> SchemaGrammar:
-    """Compile a schema.
-
-    Args:
-        text: JSON, from `schema_text`.
-
-    Raises:
-        SchemaError: a keyword has a wrong value, a reference has no target, or no text follows the schema.
-    """
+    """Compile a schema."""
     rules = Rules()
     compiler = SchemaCompiler(rules)
     root = compiler.add(text)
@@ -147,11 +140,7 @@ _XML_LAYOUT = _Layout("", "", "", lambda name: f"<parameter={name}>\n", "\n</par
 
 @final
 class SchemaCompiler:
-    """Compiles schemas to rules of one grammar. Mutated by `add`.
-
-    Args:
-        rules: receives the rules.
-    """
+    """Compiles schemas to rules of one grammar. Mutated by `add`."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -172,15 +161,7 @@ class SchemaCompiler:
         return tuple(self._reports)
 
     def add(self, text: str, form: Form = PLAIN) -> Ref:
-        """Add rules for the texts of a schema.
-
-        Args:
-            text: JSON, from `schema_text`.
-            form: how the text is written.
-
-        Raises:
-            SchemaError: a keyword has a wrong value, or a reference has no target.
-        """
+        """Add rules for the texts of a schema."""
         self._root = json.loads(text)
         self._references = References(self._root)
         self.__dict__.pop("_validator", None)
@@ -251,11 +232,7 @@ class SchemaCompiler:
         return (set(item.schema) & ASSERTIONS) - item.dropped
 
     def _get(self, item: _Item, word: str, *kinds: type) -> Any:
-        """Return the value of a keyword.
-
-        Raises:
-            SchemaError: it has another type.
-        """
+        """Return the value of a keyword."""
         value = item.schema[word]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             names = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
@@ -492,11 +469,7 @@ class SchemaCompiler:
         return int(value)
 
     def _add_language(self, text: Language, encode: Encoding, end: str = "") -> Ref | None:
-        """Return the rule of a language, with `end` after each text; None if the language is empty.
-
-        Raises:
-            TooLargeError: its automaton, or those of the grammar together, are too large.
-        """
+        """Return the rule of a language, with `end` after each text; None if the language is empty."""
         key = (text, encode, end)
         if key not in self._added:
             automaton = self._languages.automaton(text)

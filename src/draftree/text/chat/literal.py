@@ -42,10 +42,7 @@ class LiteralEncoder:
     """Encoder of conversations that spells control tokens in messages.
 
     Args:
-        name: name of the model, for error messages.
         backend: a tokenizer object of transformers, or an object with the same interface.
-        encode: text to ids, as `Tokenizer.encode` without special tokens added.
-        render: a conversation to the text that the template renders.
     """
 
     def __init__(
@@ -57,16 +54,7 @@ class LiteralEncoder:
         self._render = render
 
     def ids(self, conversation: Conversation, text: str) -> list[int]:
-        """Encode a conversation.
-
-        Args:
-            conversation: the input of the template, checked.
-            text: the conversation as the template renders it.
-
-        Raises:
-            InvalidRequestError: a role names a control token, or typed control tokens cannot be distinguished from
-                those of the template.
-        """
+        """Encode a conversation."""
         self._check_roles(conversation)
         contents = conversation.texts()
         if any(map(self._all_tokens.search, [*contents, *conversation.identifiers()])):

@@ -132,9 +132,6 @@ def conversation_of(
 
     Text parts are joined by line ends. Arguments of calls, which are JSON text in OpenAI's form, become objects; text
     that is no JSON object, such as that of a call that was cut, stays as it is.
-
-    Raises:
-        InvalidRequestError: a message, tool or variable of another shape.
     """
     check_messages(messages)
     assert isinstance(messages, Sequence)
@@ -156,9 +153,6 @@ def check_messages(messages: object) -> None:
     A message has a "role" and a "content": a text, or a list of parts {"type": "text", "text": …}. Messages of the
     assistant may have "tool_calls" or "reasoning_content", and then no content; messages of the role "tool" may have a
     "tool_call_id"; any message may have a "name", and other keys that the template reads.
-
-    Raises:
-        InvalidRequestError: not a list of such messages.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InvalidRequestError(
@@ -317,11 +311,7 @@ def _require_text(value: Mapping[str, Any], key: str, *, place: str) -> None:
 
 
 def require_unicode(text: str, what: str) -> None:
-    """Raise for half of a surrogate pair.
-
-    Raises:
-        InvalidRequestError: the text is not valid Unicode.
-    """
+    """Raise for half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -102,21 +102,13 @@ class LimitError(Exception):
 
 
 class Budget:
-    """The remaining budget of one rendering. Mutated by `pay`.
-
-    Args:
-        num_chars: number of characters in the messages.
-    """
+    """The remaining budget of one rendering. Mutated by `pay`."""
 
     def __init__(self, num_chars: int) -> None:
         self._left = BASE_BUDGET + BUDGET_PER_CHAR * num_chars
 
     def pay(self, units: int) -> None:
-        """Deduct units.
-
-        Raises:
-            LimitError: the budget is exhausted.
-        """
+        """Deduct units."""
         self._left -= units
         if self._left < 0:
             raise LimitError("it makes too long a text, or loops too often")
@@ -130,11 +122,7 @@ def size_of(value: Any) -> int:
 
 
 def text_size(value: Any) -> int:
-    """Return the size of a value converted to text, with all its nested values.
-
-    Raises:
-        LimitError: too many nested values.
-    """
+    """Return the size of a value converted to text, with all its nested values."""
     total, visits, todo = 0, 0, [value]
     while todo:
         one = todo.pop()
@@ -149,11 +137,7 @@ def text_size(value: Any) -> int:
 
 
 def cost_of_operator(operator: str, left: Any, right: Any) -> int:
-    """Return the cost of `left operator right`.
-
-    Raises:
-        LimitError: an operand or the result is too long a number.
-    """
+    """Return the cost of `left operator right`."""
     if operator == "%" and isinstance(left, TEXTS):
         return cost_of_format(left, [right])
     if isinstance(left, int) and isinstance(right, int):
@@ -186,11 +170,7 @@ def cost_of_comparison(operator: str, left: Any, right: Any) -> int:
 
 
 def cost_of_test(name: str, values: Sequence[Any]) -> int:
-    """Return the cost of a test; the tested value is the first of `values`.
-
-    Raises:
-        LimitError: as `cost_of_operator`.
-    """
+    """Return the cost of a test; the tested value is the first of `values`."""
     if name in ("lower", "upper"):  # of the value as text
         return text_size(values[0])
     if name in ("odd", "even", "divisibleby"):
@@ -209,11 +189,7 @@ def cost_of_format(form: str | bytes, arguments: Sequence[Any]) -> int:
 
 
 def cost_of_call(called: Any, arguments: Sequence[Any]) -> int:
-    """Return the cost of a call: methods of built-in types, and arguments that a recursive loop iterates over.
-
-    Raises:
-        LimitError: a number is too large for a method of a built-in type.
-    """
+    """Return the cost of a call: methods of built-in types, and arguments that a recursive loop iterates over."""
     owner = getattr(called, "__self__", None)
     name = getattr(called, "__name__", "")
     if isinstance(owner, (*TEXTS, *LISTS, int, float)):
@@ -245,11 +221,7 @@ def _cost_of_method(name: str, text: str | bytes, arguments: Sequence[Any]) -> i
 
 
 def cost_of_filter(name: str, values: Sequence[Any], named: Mapping[str, Any]) -> int:
-    """Return the cost of a filter; the filtered value is the first of `values`.
-
-    Raises:
-        LimitError: a number is too large, or a sum has operands that are not numbers.
-    """
+    """Return the cost of a filter; the filtered value is the first of `values`."""
     if not values:
         return 1
     value, arguments = values[0], [*values[1:], *named.values()]
@@ -328,17 +300,7 @@ def render_chat(
     *,
     special_tokens: Mapping[str, Any],
 ) -> str:
-    """Render a conversation to text.
-
-    Args:
-        template: the model's chat template.
-        conversation: messages, tools and variables.
-        special_tokens: special tokens by role, as variables of the template.
-
-    Raises:
-        TemplateStoppedError: the template exceeds its budget.
-        Exception: any error that the template raises.
-    """
+    """Render a conversation to text."""
     given = [conversation.messages, conversation.tools, dict(conversation.variables)]
     token = _budget.set(Budget(text_size(given)))
     try:
@@ -359,11 +321,7 @@ def render_chat(
 
 
 def pay(units: int) -> None:
-    """Charge units to the budget of the current rendering.
-
-    Raises:
-        LimitError: the budget is exhausted.
-    """
+    """Charge units to the budget of the current rendering."""
     budget = _budget.get(None)
     if budget is not None:
         budget.pay(units)
@@ -669,16 +627,7 @@ FIXED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 def require_read(conversation: Conversation, template: str, name: str) -> None:
-    """Raise unless the template reads the tools, calls, variables and keys of messages of a conversation.
-
-    Args:
-        conversation: the input of the template.
-        template: its source.
-        name: name of the model, for messages.
-
-    Raises:
-        InvalidRequestError: the template would ignore a part of the conversation.
-    """
+    """Raise unless the template reads the tools, calls, variables and keys of messages of a conversation."""
     reason = f"the chat template of {name} does not read"
     if conversation.tools and "tools" not in variables_of(template):
         raise InvalidRequestError(f"tools were given, but {reason} them: leave them out.", param="tools")

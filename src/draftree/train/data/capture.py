@@ -53,12 +53,7 @@ class _States:
 
 @final
 class StateCollector(StateSink):
-    """Collects states of running texts in the dtype of the target, in host memory.
-
-    Args:
-        layers: captured layers.
-        dtype: dtype of the collected states.
-    """
+    """Collects states of running texts in the dtype of the target, in host memory."""
 
     def __init__(self, layers: tuple[int, ...], dtype: torch.dtype) -> None:
         self.layers = layers
@@ -70,7 +65,6 @@ class StateCollector(StateSink):
 
         Args:
             hidden: shape (rows, layers, hidden).
-            texts: rows of each sequence in `hidden`.
         """
         with single_threaded():  # workers that spin after a copy would slow down the next pass
             states = hidden.to("cpu", self._dtype, copy=True)
@@ -121,9 +115,6 @@ class CaptureSettings:
         seed: seed of the order of prompts and of the texts.
         batch: number of texts that are generated at a time.
         shard_megabytes: size at which a shard is closed.
-
-    Raises:
-        ConfigurationError: a value out of range.
     """
 
     features: str = AUTO
@@ -157,11 +148,7 @@ class CaptureSettings:
             raise ConfigurationError(f"{name} is {value}: it must be at least 1")
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the captured layers of a target of `num_layers` layers, counted from 0.
-
-        Raises:
-            ConfigurationError: a layer that the target does not have, or one that is named twice.
-        """
+        """Return the captured layers of a target of `num_layers` layers, counted from 0."""
         if self.features == NONE:
             return ()
         if self.features == AUTO:
@@ -216,18 +203,7 @@ class Progress:
 
 @final
 class Capture:
-    """A capture of training data into a folder.
-
-    Args:
-        llm: the target, with any drafter whose rule is exact.
-        loaded: the same target, with its name.
-        sets: the prompts.
-        settings: the settings.
-
-    Raises:
-        ConfigurationError: settings that do not fit the target.
-        UnsupportedModelError: the target does not expose its hidden states.
-    """
+    """A capture of training data into a folder."""
 
     def __init__(self, llm: LLM, loaded: LoadedModel, sets: Sequence[PromptSet], settings: CaptureSettings) -> None:
         self._llm = llm
@@ -275,11 +251,7 @@ class Capture:
         return 4 + len(self._features) * state + teacher
 
     def found(self, folder: Path) -> Manifest | None:
-        """Return the manifest of a folder that this capture would continue; None if there is none.
-
-        Raises:
-            ConfigurationError: the folder holds something else, or data of another recipe.
-        """
+        """Return the manifest of a folder that this capture would continue; None if there is none."""
         return continued(folder, self.recipe) if folder.exists() else None
 
     def run(
@@ -296,11 +268,7 @@ class Capture:
 
         Args:
             folder: a new or empty folder, or one with data of the same recipe.
-            on_progress: called after every pass of the target.
             clock: returns seconds, for the time between writes of the unfinished shard.
-
-        Raises:
-            ConfigurationError: the folder holds something else, or data of another recipe.
         """
         writer = ShardWriter(folder, self.recipe, row_bytes=self.row_bytes)
         limit = self._settings.limit_tokens
@@ -478,10 +446,6 @@ def estimate(
     """Estimate the rest of a capture by generating a few tokens of its next texts, which are not stored.
 
     Args:
-        capture: the capture.
-        settings: its settings.
-        done_prompts: prompts that are done.
-        done_tokens: rows that are stored.
         clock: returns seconds.
     """
     jobs = capture.jobs[done_prompts:]
@@ -530,11 +494,7 @@ def _probe(capture: Capture, sequences: list[WritingSequence], clock: Callable[[
 
 
 def require_disk(folder: Path, num_bytes: int) -> None:
-    """Refuse a capture that is larger than the free disk space.
-
-    Raises:
-        ConfigurationError: the message has both sizes.
-    """
+    """Refuse a capture that is larger than the free disk space."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent

@@ -136,10 +136,6 @@ class MessageSettings:
         max_tokens: maximum number of tokens of a message, its end included.
         seed: seed of the first message; each further one has the next seed.
         batch: number of messages that are drawn at a time.
-
-    Raises:
-        ConfigurationError: a value out of range.
-        InvalidRequestError: a value that sampling does not allow.
     """
 
     number: int
@@ -189,12 +185,7 @@ class UserTurn:
 
 
 def user_turn(llm: LLM) -> UserTurn:
-    """Return where the chat template of a model has the user's message.
-
-    Raises:
-        ConfigurationError: there is no chat template, or it does not write a user's message after other tokens and
-            before a special token.
-    """
+    """Return where the chat template of a model has the user's message."""
     if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
         raise ConfigurationError("the model has no chat template, so it cannot write messages of users: give prompts")
     first, second = (llm.prompts.encode_chat([{"role": "user", "content": probe}]) for probe in PROBES)
@@ -215,12 +206,7 @@ def magpie_prompts(
     The result is a function of model and settings, and does not depend on `batch` if the passes of the model are exact.
 
     Args:
-        llm: the model.
-        settings: number of messages and how they are drawn.
         on_progress: called after each batch with the number of messages so far.
-
-    Raises:
-        ConfigurationError: there is no usable chat template, or the model does not write enough different messages.
     """
     turn = user_turn(llm)
     found: dict[str, None] = {}
@@ -293,9 +279,6 @@ OF_FILE = ("Continue this Python file:\n\n```python\n{text}\n```",)
 
 def package_prompts(number: int) -> tuple[list[DataPrompt], list[str]]:
     """Make prompts from the packages of this Python environment.
-
-    Args:
-        number: maximum number of prompts.
 
     Returns:
         The prompts, and the packages that they quote, each with version and licence.
@@ -430,11 +413,7 @@ class Template:
 
     @classmethod
     def of(cls, text: str, slots: Mapping[str, Sequence[str]]) -> Template:
-        """Return a template whose slots are all known.
-
-        Raises:
-            KeyError: a slot is unknown.
-        """
+        """Return a template whose slots are all known."""
         names = dict.fromkeys((name + digit, name) for name, digit in SLOT.findall(text))
         return cls(text, tuple((slot, slots[name]) for slot, name in names))
 
@@ -496,11 +475,7 @@ PACKAGES_LICENCE = "licences of the named packages; prompts quote their document
 
 
 def prompt_set(name: str) -> PromptSet:
-    """Return the prompts of "shipped", "expanded" or "packages"; the last two with ":N" for a maximum number.
-
-    Raises:
-        ConfigurationError: another name, or an invalid number.
-    """
+    """Return the prompts of "shipped", "expanded" or "packages"; the last two with ":N" for a maximum number."""
     kind, colon, given = name.partition(":")
     if kind == SHIPPED and not colon:
         return PromptSet(SHIPPED, shipped(), OWN_LICENCE)

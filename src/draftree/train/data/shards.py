@@ -184,11 +184,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read the manifest of a folder.
-
-        Raises:
-            ConfigurationError: there is none, or it is of another format or version.
-        """
+        """Read the manifest of a folder."""
         path = folder / MANIFEST
         try:
             content = read_json(path)
@@ -341,11 +337,7 @@ ROWS = 256
 
 
 def top_k_of(teacher: str, vocab_size: int) -> int | None:
-    """Return K of "top-k:K", or None for "hidden".
-
-    Raises:
-        ConfigurationError: another teacher, or a count out of range.
-    """
+    """Return K of "top-k:K", or None for "hidden"."""
     kind, _, count = teacher.partition(":")
     if teacher == HIDDEN:
         return None
@@ -358,15 +350,7 @@ def top_k_of(teacher: str, vocab_size: int) -> int | None:
 
 @final
 class TopTeacher:
-    """Computes the most likely next tokens of states, in float32.
-
-    Args:
-        model: the target.
-        count: number of tokens of each row.
-
-    Raises:
-        UnsupportedModelError: the model does not expose its norm and its head.
-    """
+    """Computes the most likely next tokens of states, in float32."""
 
     def __init__(self, model: LanguageModel, count: int) -> None:
         self._model = model
@@ -418,11 +402,6 @@ class TrainingData:
 
     Args:
         folders: as written by 'draftree train data', of one target, with the same captured layers and teacher.
-        verify: whether to compare the checksums of all shards first.
-
-    Raises:
-        ConfigurationError: no training data, a missing or damaged shard, another version of the format, the same folder
-            twice, or folders that do not fit together.
     """
 
     def __init__(self, *folders: Path | str, verify: bool = True) -> None:
@@ -489,12 +468,6 @@ class TrainingData:
 
         Args:
             unseen_share: share of the prompts that are not trained on, at least 0 and below 1.
-
-        Returns:
-            Indices of texts for training, and of unseen texts.
-
-        Raises:
-            ConfigurationError: a share out of range.
         """
         if not 0 <= unseen_share < 1:
             raise ConfigurationError(f"unseen_share is {unseen_share}: it must be at least 0 and below 1")
@@ -508,7 +481,6 @@ class TrainingData:
 
         Args:
             texts: indices of texts; None for all.
-            answers_only: whether tokens of prompts are left out.
 
         Returns:
             Counts, shape (vocab,), int64.
@@ -528,11 +500,7 @@ def is_unseen(prompt_id: int, share: float) -> bool:
 
 
 def shard_tensors(folder: Path, shard: ShardEntry) -> dict[str, Tensor]:
-    """Return the tensors of a shard, memory-mapped.
-
-    Raises:
-        ConfigurationError: the file is missing, or is not the shard of this entry.
-    """
+    """Return the tensors of a shard, memory-mapped."""
     path = folder / shard.file
     try:
         with safe_open(path, framework="pt") as file:
@@ -571,11 +539,7 @@ class ShardWriter:
 
     Args:
         folder: new or empty, or a folder of training data.
-        recipe: what the data are.
         row_bytes: stored bytes per row.
-
-    Raises:
-        ConfigurationError: the folder holds something else, data of another recipe, or is written by another process.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, *, row_bytes: int) -> None:
@@ -705,11 +669,7 @@ class ShardWriter:
 
 
 def continued(folder: Path, recipe: Recipe) -> Manifest | None:
-    """Return the manifest of a folder with data of this recipe; None if the folder is empty.
-
-    Raises:
-        ConfigurationError: the folder holds something else, or data of another recipe.
-    """
+    """Return the manifest of a folder with data of this recipe; None if the folder is empty."""
     if not (folder / MANIFEST).exists():
         others = sorted(path.name for path in folder.iterdir() if not path.name.endswith(TEMPORARY))
         if others:
