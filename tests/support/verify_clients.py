@@ -66,7 +66,7 @@ def device(
 
 def service_of(server: Running) -> VerifyService:
     service = server.server.verify
-    assert service is not None
+    assert isinstance(service, VerifyService)
     return service
 
 

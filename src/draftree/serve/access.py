@@ -1,4 +1,12 @@
-"""API keys, authentication of every request but a few public ones, and protection of and from browsers."""
+"""API keys, authentication of every request but a few public ones, and protection of and from browsers.
+
+The format of the file of API keys, and of the variable `DRAFTREE_API_KEYS` with semicolons in place of line breaks:
+
+    # a comment
+    sk-3b1c5a7d9e                                a key alone
+    alice: sk-58f1c0a2b4                         a name for logs and metrics
+    batch: sk-77ad09e3f1 smollm2,stories15m      and the only models that it may use
+"""
 
 from __future__ import annotations
 
@@ -20,13 +28,6 @@ from draftree.serve.limits import refuse
 from draftree.serve.records import ANONYMOUS, ApiKey, record_of
 from draftree.serve.settings import ModelChoice
 
-# API keys: several, each with a name and the models it may use; compared in constant time.
-#
-# The format of the file, and of the variable `DRAFTREE_API_KEYS` with semicolons in place of line breaks:
-#
-# # a comment sk-3b1c5a7d9e a key alone alice: sk-58f1c0a2b4 a name for logs and metrics batch: sk-77ad09e3f1
-# smollm2,stories15m and the only models that it may use
-
 VARIABLE = "DRAFTREE_API_KEYS"
 KEY = re.compile(r"[!-~]{8,256}", re.ASCII)
 KEY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
@@ -36,11 +37,7 @@ MAX_PARTS = 3
 
 @final
 class KeyRing:
-    """All keys of a server; only digests of the secrets are kept.
-
-    Args:
-        keys: the key of every secret.
-    """
+    """All keys of a server; only digests of the secrets are kept."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         self._keys = [(_digest(secret), key) for secret, key in keys.items()]
@@ -55,9 +52,6 @@ class KeyRing:
             path: the file; None for none.
             models: the served models; lists of models name them, or their aliases.
             variables: the environment.
-
-        Raises:
-            ConfigurationError: the file cannot be read, or a line is malformed. A message never contains a key.
         """
         lines = [] if path is None else [(f"{path}, line {n}", line) for n, line in enumerate(_lines(path), 1)]
         if path is not None and not any(_is_content(line) for _, line in lines):
@@ -80,11 +74,7 @@ class KeyRing:
         return [key.name for _, key in self._keys] or [ANONYMOUS.name]
 
     def authenticate(self, authorization: str | None) -> ApiKey:
-        """Return the key of an `Authorization` header.
-
-        Raises:
-            ApiError: 401; the header is missing or malformed, or the key is unknown.
-        """
+        """Return the key of an `Authorization` header."""
         if not self._keys:
             return ANONYMOUS
         if authorization is None:
@@ -157,12 +147,7 @@ HEADERS = {
 
 
 class Authentication:
-    """ASGI middleware that requires an API key, if there are any.
-
-    Args:
-        app: the application.
-        keys: the keys.
-    """
+    """ASGI middleware that requires an API key, if there are any."""
 
     def __init__(self, app: ASGIApp, *, keys: KeyRing) -> None:
         self._app = app
@@ -238,11 +223,7 @@ def _forbidden(header: str, value: str, option: str) -> ApiError:
 
 
 class SecurityHeaders:
-    """ASGI middleware that adds headers which a response does not have.
-
-    Args:
-        app: the application.
-    """
+    """ASGI middleware that adds headers which a response does not have."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

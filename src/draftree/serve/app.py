@@ -67,9 +67,6 @@ def create_app(
         pool: the served models; closed when the application ends.
         keys: API keys; None reads those of the settings and the environment.
         verify: settings for devices that draft; None verifies no drafts of clients.
-
-    Raises:
-        ConfigurationError: the keys cannot be read.
     """
     ring = KeyRing.load(settings.api_key_file, settings.models) if keys is None else keys
     server = Server(settings, pool, keys=ring)

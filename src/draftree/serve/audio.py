@@ -1,4 +1,8 @@
-"""Audio files as samples, and transcripts as subtitles."""
+"""Sound files as samples, and transcripts as subtitles.
+
+WAV files are read here, other formats by the package soundfile if it is installed. A file is decoded and resampled in
+blocks, up to a length in seconds: a small file can hold hours.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,6 @@ from draftree.outputs import Completion
 from draftree.speech.transcriber import Segment
 from draftree.speech.windows import Transcript
 
-# Resampling of sound in blocks: an interpolated windowed sinc, which removes what aliases.
-#
-# Each output sample is the sum of the input samples around its place, weighted by a kernel whose phase is the place's
-# distance from the input sample before it. Kernels of `PHASES` phases are tabulated, and interpolated between them,
-# with an error below 1e-6 of the amplitude; ratios of few phases have kernels of exactly these.
-
 TAPS = 24
 """Input samples on each side of an output sample, for the lower of both rates."""
 PHASES = 1024
@@ -34,7 +32,11 @@ STEP = 2**20
 
 @final
 class Resampler:
-    """Samples at another rate, in blocks.
+    """Samples at another rate, in blocks: an interpolated windowed sinc, which removes what aliases.
+
+    Each output sample is the sum of the input samples around its place, weighted by a kernel whose phase is the place's
+    distance from the input sample before it. Kernels of `PHASES` phases are tabulated, and interpolated between them,
+    with an error below 1e-6 of the amplitude; ratios of few phases have kernels of exactly these.
 
     Args:
         rate: samples per second.
@@ -98,11 +100,6 @@ def _kernels(phases: int, cutoff: float, half: int) -> np.ndarray:
     return weights
 
 
-# WAV files (RIFF WAVE) as blocks of samples: whole numbers of 8 to 32 bits and floating-point numbers.
-#
-# Python's `wave` reads neither floating-point samples nor, before Python 3.12, the extensible header, and takes sizes
-# at their word: programs that write to a pipe leave them at 0 or at their maximum.
-
 PCM = 1
 FLOAT = 3
 EXTENSIBLE = 0xFFFE
@@ -128,7 +125,10 @@ def is_wav(data: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WavFile:
-    """The samples of a WAV file.
+    """The samples of a WAV file (RIFF WAVE): integers of 8 to 32 bits or floating-point numbers.
+
+    Python's `wave` reads neither floating-point samples nor, before Python 3.12, the extensible header, and takes sizes
+    at their word: programs that write to a pipe leave them at 0 or at their maximum.
 
     Attributes:
         rate: samples per second.
@@ -146,11 +146,7 @@ class WavFile:
 
     @classmethod
     def read(cls, data: bytes) -> WavFile:
-        """Read the headers of a file.
-
-        Raises:
-            WavFormatError: the file is damaged, or has samples of another kind.
-        """
+        """Read the headers of a file."""
         form: tuple[int, int, int, int] | None = None
         (riff_size,) = struct.unpack_from("<I", data, 4)
         place = 12
@@ -217,10 +213,6 @@ def _format(chunk: bytes) -> tuple[int, int, int, int]:
     return tag, channels, rate, bits
 
 
-# Sound files as samples: WAV files, and other formats by the package soundfile if it is installed.
-#
-# A file is decoded and resampled in blocks, up to a length in seconds: a small file can hold hours.
-
 MIN_RATE, MAX_RATE = 1000, 768_000
 BLOCK = 2**18
 """Samples of all channels that are decoded at once."""
@@ -233,9 +225,6 @@ def read_sound(data: bytes, rate: int, *, max_seconds: float = math.inf) -> np.n
         data: the file.
         rate: samples per second that are wanted.
         max_seconds: longest sound.
-
-    Raises:
-        InvalidRequestError: an empty or damaged file, a format that cannot be read here, or a longer sound.
     """
     if not data:
         raise _refusal("is empty: send a sound file")

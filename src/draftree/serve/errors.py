@@ -250,17 +250,13 @@ def add_handlers(app: FastAPI) -> None:
 
 
 class UnexpectedErrors:
-    """Turns any other exception into a response without details; innermost of the middleware.
-
-    Args:
-        app: the application.
-    """
+    """Turns any other exception into a response without details; innermost of the middleware."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a connection."""
+        """Process one request."""
         has_started = False
 
         async def noting(message: Message) -> None:

@@ -102,9 +102,6 @@ class Gate:
             key: name of the API key.
             texts: number of texts; a request with more of them than a key may run takes all places of the key.
             priority: lower numbers go first among the requests of the key.
-
-        Raises:
-            ApiError: 429, the key has too many waiting requests; 503, the queue is full or the gate is closed.
         """
         ticket = Ticket(key, self._clock(), min(texts, self.max_running_per_key), priority)
         await self._wait(ticket)

@@ -59,13 +59,7 @@ class ChoiceUpdate:
 
 
 class Job:
-    """Submissions of one request; leaving its context aborts what is unfinished. Read `updates` once, or `finish`.
-
-    Args:
-        served: the model.
-        params: sampling parameters of all prompts.
-        submissions: one for each prompt.
-    """
+    """Submissions of one request; leaving its context aborts what is unfinished. Read `updates` once, or `finish`."""
 
     def __init__(
         self, served: ServedModel, params: SamplingParams, options: JobOptions, submissions: Sequence[Submission]
@@ -87,18 +81,7 @@ class Job:
         *,
         wait: bool = False,
     ) -> Job:
-        """Queue the prompts.
-
-        Args:
-            served: the model.
-            prompts: texts, token ids, messages or features.
-            params: sampling parameters of all prompts.
-            options: how the texts are generated.
-            wait: whether to wait while the queue is full.
-
-        Raises:
-            ApiError: a prompt or parameter that cannot be honoured, or a full queue.
-        """
+        """Queue the prompts."""
         submissions: list[Submission] = []
         try:
             for prompt in prompts:
@@ -134,11 +117,7 @@ class Job:
         return self.draft == "none"
 
     async def updates(self) -> AsyncIterator[ChoiceUpdate]:
-        """Yield the updates of all choices; choice `prompt * n + index`.
-
-        Raises:
-            ApiError: a text failed.
-        """
+        """Yield the updates of all choices; choice `prompt * n + index`."""
         if len(self.submissions) == 1:
             async for update in self.submissions[0]:
                 self._check(update)
@@ -188,9 +167,6 @@ class Job:
 
         Args:
             on_update: called with every update.
-
-        Raises:
-            ApiError: a text failed.
         """
         async for found in self.updates():
             if on_update is not None:
@@ -198,16 +174,7 @@ class Job:
         return self.completions()
 
     async def further(self, prompt: Any, params: SamplingParams, decoder: DecoderOptions) -> Completion:
-        """Queue a further prompt of the same request, which belongs to the job from then on, and wait for its text.
-
-        Args:
-            prompt: the prompt.
-            params: its sampling parameters, with one text.
-            decoder: options of encoder-decoder models.
-
-        Raises:
-            ApiError: as `start` and `finish`.
-        """
+        """Queue a further prompt of the same request, which belongs to the job from then on, and wait for its text."""
         options = replace(self.options, decoder=decoder)
         more = await Job.start(self.served, [prompt], params, options, wait=True)
         self.submissions += more.submissions

@@ -19,11 +19,7 @@ CLOSE = {"Connection": "close"}
 
 
 class TooLargeError(Exception):
-    """A body is larger than allowed.
-
-    Args:
-        has_more: whether the client still sends.
-    """
+    """A body is larger than allowed."""
 
     def __init__(self, *, has_more: bool) -> None:
         super().__init__()

@@ -44,11 +44,7 @@ AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")
 
 @contextmanager
 def listen(settings: ServerSettings) -> Iterator[socket.socket]:
-    """Return the socket of a server, bound but not yet accepting.
-
-    Raises:
-        ConfigurationError: the address is in use, or cannot be used.
-    """
+    """Return the socket of a server, bound but not yet accepting."""
     if settings.uds is not None:
         with _unix_socket(Path(settings.uds)) as listener:
             yield listener
@@ -120,11 +116,7 @@ def url_of(listener: socket.socket, *, scheme: str = "http") -> str:
 
 
 def tls_options(settings: ServerSettings) -> dict[str, str]:
-    """Return uvicorn's options for HTTPS; none without a certificate.
-
-    Raises:
-        ConfigurationError: certificate or key cannot be read, or do not belong together.
-    """
+    """Return uvicorn's options for HTTPS; none without a certificate."""
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return {}
@@ -199,11 +191,7 @@ class StrictConnection(h11.Connection):
     """
 
     def next_event(self) -> Any:
-        """Return the next event of the client.
-
-        Raises:
-            h11.RemoteProtocolError: the request is refused.
-        """
+        """Return the next event of the client."""
         if self.their_state is h11.IDLE:
             data, _ = self.trailing_data
             ends = [place for blank in (b"\n\n", b"\n\r\n") if (place := data.find(blank)) >= 0]

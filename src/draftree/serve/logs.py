@@ -138,11 +138,7 @@ def rounded(seconds: float | None) -> float | None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats every record as one line.
-
-    Args:
-        as_json: whether lines are JSON objects.
-    """
+    """Formats every record as one line."""
 
     def __init__(self, *, as_json: bool) -> None:
         super().__init__()

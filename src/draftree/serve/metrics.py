@@ -1,4 +1,9 @@
-"""Prometheus metrics: ours with the prefix `draftree_`, and those of vLLM that benchmark tools and dashboards read."""
+"""Prometheus metrics: ours with the prefix `draftree_`, and those of vLLM that benchmark tools and dashboards read.
+
+Rounds and requests are counted as plain numbers, which are cheap to update and read when metrics are collected. Each
+object has one writer: a `ModelMeter` its engine's thread, a `RequestMeter` the event loop. A registry belongs to one
+server.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,6 @@ from draftree.drafters.learning.store import LearnedStats, LearningStore
 from draftree.serve.gate import Gate
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
-
-# Counts of the engine's rounds and of requests, as plain numbers: cheap to update, read when metrics are collected.
-#
-# Every object has one writer: a `ModelMeter` its engine's thread, a `RequestMeter` the event loop.
 
 WINDOW_SECONDS = 5.0
 """Span of the rates in the status."""
@@ -134,12 +135,7 @@ class Rates:
 
 @final
 class ModelMeter:
-    """Counts of one model's rounds.
-
-    Args:
-        default_draft: the drafter of requests that are not registered.
-        clock: clock of rates and gaps.
-    """
+    """Counts of one model's rounds."""
 
     def __init__(self, default_draft: str, *, clock: Clock = time.perf_counter) -> None:
         self.num_rounds = 0

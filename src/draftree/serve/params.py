@@ -62,11 +62,7 @@ Checked = tuple[SamplingParams, dict[str, str]]
 
 
 def chat_params(body: ChatBody) -> Checked:
-    """Return the sampling parameters of a chat request.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured.
-    """
+    """Return the sampling parameters of a chat request."""
     _require_no_beams(body)
     limit, limit_name = chat_limit(body)
     if body.top_logprobs and not body.logprobs:
@@ -76,11 +72,7 @@ def chat_params(body: ChatBody) -> Checked:
 
 
 def chat_limit(body: ChatBody) -> tuple[int | None, str]:
-    """Return the maximum number of tokens of an answer, and the field that holds it.
-
-    Raises:
-        ApiError: two fields hold different limits.
-    """
+    """Return the maximum number of tokens of an answer, and the field that holds it."""
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise invalid("'max_tokens' and 'max_completion_tokens' differ: give one of them", "max_tokens")
     if body.max_tokens is None:
@@ -109,11 +101,7 @@ def _require_no_beams(body: BeamBody) -> None:
 
 
 def completion_params(body: CompletionBody) -> Checked:
-    """Return the sampling parameters of a plain completion.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured.
-    """
+    """Return the sampling parameters of a plain completion."""
     _require_no_beams(body)
     limit = completion_limit(body)
     given: dict[str, Any] = {"max_tokens": limit, "logprobs": body.logprobs}
@@ -131,16 +119,7 @@ def completion_limit(body: CompletionBody) -> int | None:
 
 
 def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[str, str]) -> Checked:
-    """Return the parameters of a body.
-
-    Args:
-        body: the request.
-        given: parameters that differ from the body's fields.
-        names: the body's field of a library parameter, where it differs.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured, with the body's field as `param`.
-    """
+    """Return the parameters of a body."""
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("'prompt_logprobs' cannot be streamed: set stream=false", "prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -158,16 +137,7 @@ def build_params(body: SamplingBody, given: Mapping[str, Any], names: Mapping[st
 
 
 async def note_unenforced(params: SamplingParams, names: Mapping[str, str], *, is_strict: bool) -> None:
-    """Note what the schema of a request says that no grammar can enforce.
-
-    Args:
-        params: the parameters.
-        names: the body's field of a library parameter, where it differs.
-        is_strict: whether the request demands that all of it is enforced.
-
-    Raises:
-        ApiError: the schema is invalid, or cannot be enforced in full although the request or the server demands it.
-    """
+    """Note what the schema of a request says that no grammar can enforce."""
     if not isinstance(params.json_schema, str):
         return
     field = names.get("json_schema", "json_schema")
@@ -203,11 +173,7 @@ def with_read_prediction(params: SamplingParams, model: ServedModel, draft: str)
 
 
 def checked_params(values: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
-    """Return sampling parameters; an error names the body's field.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured.
-    """
+    """Return sampling parameters; an error names the body's field."""
     try:
         return SamplingParams(**values)
     except InvalidRequestError as error:
@@ -307,16 +273,7 @@ def longest_prompt(settings: ServerSettings, model: ServedModel, params: Samplin
 
 
 def require_choices(settings: ServerSettings, params: SamplingParams, names: Mapping[str, str]) -> None:
-    """Refuse more texts, or longer ones, than the server allows.
-
-    Args:
-        settings: of the server.
-        params: sampling parameters.
-        names: body field of a library parameter, where it differs.
-
-    Raises:
-        ApiError: 400.
-    """
+    """Refuse more texts, or longer ones, than the server allows."""
     if params.n > settings.max_choices:
         raise invalid(f"n={params.n}: this server allows at most {settings.max_choices} texts per request", "n")
     limit = settings.max_completion_tokens
@@ -338,17 +295,8 @@ async def within_limits(
 ) -> tuple[SamplingParams, Sequence[Any]]:
     """Apply the server's limits of prompts, and of texts without a limit of their own.
 
-    Args:
-        settings: of the server.
-        model: the model.
-        prompts: texts, token ids or messages.
-        params: sampling parameters.
-
     Returns:
         The parameters, and the prompts, encoded if that was needed.
-
-    Raises:
-        ApiError: 400, a prompt is too long.
     """
     needs_limit = settings.max_completion_tokens is not None and params.max_tokens is None
     if settings.max_prompt_tokens is None and not needs_limit:

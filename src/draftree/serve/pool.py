@@ -105,9 +105,6 @@ class ModelPool:
 
     Args:
         models: as for `open`; None if they are not loaded yet.
-
-    Raises:
-        ConfigurationError: as `open`.
     """
 
     def __init__(self, models: Sequence[ServedModel] | None = None) -> None:
@@ -122,11 +119,7 @@ class ModelPool:
         return bool(self._models)
 
     def open(self, models: Sequence[ServedModel]) -> None:
-        """Offer models that have distinct names and aliases; once.
-
-        Raises:
-            ConfigurationError: no models, or two with one name.
-        """
+        """Offer models that have distinct names and aliases; once."""
         if not models:
             raise ConfigurationError("a server needs at least one model")
         self._models = tuple(models)
@@ -144,11 +137,7 @@ class ModelPool:
         return [model for model in self._models if viewer is None or viewer.allows(model.names)]
 
     def get(self, name: str | None, viewer: Viewer | None = None) -> ServedModel:
-        """Return a model by name or alias; for None the first one that the client may use.
-
-        Raises:
-            ApiError: 404 if there is none that the client may use; 503 while models are loading.
-        """
+        """Return a model by name or alias; for None the first one that the client may use."""
         if not self.is_open:
             raise loading_error()
         if name is None:
@@ -177,11 +166,7 @@ LOADING = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
 
 
 def load_models(settings: ServerSettings) -> list[ServedModel]:
-    """Load all models of the settings: first the weights of all, then the memory that is left is divided.
-
-    Raises:
-        DraftreeError: a model cannot be found, loaded or used with its drafters.
-    """
+    """Load all models of the settings: first the weights of all, then the memory that is left is divided."""
     loaded = [_weights(settings, choice) for choice in settings.models]
     shares = _shares(settings.memory, loaded)
     return [
@@ -196,9 +181,6 @@ def start_other_ranks(settings: ServerSettings, *, threads: int | None) -> list[
     Args:
         settings: for `load_models`, which is called afterwards.
         threads: CPU threads of each process.
-
-    Raises:
-        ConfigurationError: this process belongs to a job already.
     """
     if not settings.parallel.is_parallel:
         return []

@@ -81,21 +81,11 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
-        """Return EBNF of what precedes the answer; None if nothing does.
-
-        Args:
-            stage: where the prompt ends.
-            specials: ids of special tokens by their written form.
-        """
+        """Return EBNF of what precedes the answer; None if nothing does."""
 
     @abstractmethod
     def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
-        """Return a splitter of one text.
-
-        Args:
-            stage: where the prompt ends.
-            functions: names of the functions that the model may call.
-        """
+        """Return a splitter of one text."""
 
 
 @final
@@ -137,12 +127,7 @@ class Tags(ReasoningFormat):
 
 @final
 class TagSplitter(Splitter):
-    """Splitter of one block and the text after it; white space around the reasoning is left out.
-
-    Args:
-        form: the markers.
-        stage: where the prompt ends.
-    """
+    """Splitter of one block and the text after it; white space around the reasoning is left out."""
 
     def __init__(self, form: Tags, stage: Stage) -> None:
         self._form, self._stage = form, stage
@@ -237,12 +222,7 @@ RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 @final
 class HarmonySplitter(Splitter):
-    """Splitter of messages. A text without the header of a message is text.
-
-    Args:
-        form: the markers.
-        functions: names of the functions that the model may call.
-    """
+    """Splitter of messages. A text without the header of a message is text."""
 
     def __init__(self, form: Harmony, functions: Collection[str]) -> None:
         self._markers = Markers(frozenset(form.markers))

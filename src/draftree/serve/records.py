@@ -7,12 +7,7 @@ import uuid
 from collections.abc import Iterable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from draftree.engine.sequence import FinishReason
-
-if TYPE_CHECKING:
-    from draftree.serve.job import Job
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +142,3 @@ def keep_record(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
 def current_record() -> RequestRecord | None:
     """Return the record of the request that this task serves; None outside of a request."""
     return _current.get()
-
-
-def note_job(record: RequestRecord, job: Job) -> None:
-    """Note the counts of a job, finished or not."""
-    stats = job.stats()
-    record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
-    record.cached_tokens = sum(one.cached_tokens for one in stats)
-    record.completion_tokens = 0 if job.options.drops_text else sum(one.completion_tokens for one in stats)
-    record.accepted_tokens = sum(one.accepted_tokens for one in stats)
-    record.rounds = sum(one.rounds for one in stats)
-    broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
-    if broken:
-        record.notes["violations"] = f"a text breaks its schema: {broken}"
-    sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
-    record.finish_reasons = [str(one.finish_reason or FinishReason.ABORT) for one in sequences]
-    if job.first_time is not None:
-        record.note_first_token(job.first_time)

@@ -96,12 +96,6 @@ def round_json(index: int, record: SequenceRecord, texts: TokenTexts, *, draft: 
     """Return one round of a text: the scored tree, its accepted nodes, the bonus, and the target tokens.
 
     `target_tokens` has one token for each row: the root's first, then each node's.
-
-    Args:
-        index: of the choice.
-        record: the round.
-        texts: of the model.
-        draft: the drafter, the source of nodes without any other.
     """
     tree, accepted = record.tree, set(record.path)
     sources = tree.sources or ((draft,),) * len(tree)
@@ -182,12 +176,7 @@ def fingerprint(model: ServedModel) -> str:
 
 
 class Report:
-    """The `draftree` object of a response: pieces with their origin, rounds, and the statistics at the end.
-
-    Args:
-        job: the texts.
-        body: its `draftree` field says what is wanted.
-    """
+    """The `draftree` object of a response: pieces with their origin, rounds, and the statistics at the end."""
 
     def __init__(self, job: Job, body: SamplingBody) -> None:
         self._job, self._wanted = job, body.reports
@@ -245,13 +234,7 @@ def closing_fields(job: Job) -> dict[str, Any]:
 
 
 def usage_so_far(job: Job, body: SamplingBody, num_sent: int) -> dict[str, Any]:
-    """Return the `usage` field of a chunk with text, as `stream_options` request it.
-
-    Args:
-        job: the texts, which may be longer than what is sent.
-        body: of the request.
-        num_sent: tokens of all choices in the chunks so far, this one included.
-    """
+    """Return the `usage` field of a chunk with text, as `stream_options` request it."""
     options = body.stream_options
     if options is None or not options.include_usage:
         return {}

@@ -124,11 +124,7 @@ class RoundFeed:
 
     @contextlib.contextmanager
     def reader(self) -> Iterator[Reader]:
-        """Register a reader of the rounds from now on, until the block ends.
-
-        Raises:
-            ApiError: 429, there are as many readers as allowed.
-        """
+        """Register a reader of the rounds from now on, until the block ends."""
         with self._lock:
             if self._max_readers is not None and len(self._readers) >= self._max_readers:
                 raise _too_many_readers(self._max_readers)
@@ -141,21 +137,13 @@ class RoundFeed:
                 del self._readers[found.arrived]
 
     async def read(self) -> AsyncGenerator[list[FeedRound], None]:
-        """Yield the batches of a new reader, as `batches`.
-
-        Raises:
-            ApiError: as `reader`.
-        """
+        """Yield the batches of a new reader, as `batches`."""
         with self.reader() as found:
             async for batch in self.batches(found):
                 yield batch
 
     async def batches(self, reader: Reader) -> AsyncGenerator[list[FeedRound], None]:
-        """Yield batches of new rounds until the feed is closed.
-
-        Args:
-            reader: from `reader`, whose block has not ended.
-        """
+        """Yield batches of new rounds until the feed is closed."""
         while not self._is_closed:
             await reader.arrived.wait()
             reader.arrived.clear()
@@ -203,11 +191,7 @@ def trace_paths(settings: ServerSettings) -> list[Path]:
 
 @final
 class ServerTraces:
-    """The open traces of a server; does nothing unless the settings request traces.
-
-    Args:
-        settings: of the server.
-    """
+    """The open traces of a server; does nothing unless the settings request traces."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings

@@ -29,7 +29,7 @@ from draftree.serve.logs import configured_logs
 from draftree.serve.pool import ModelPool, ServedModel, load_models
 from draftree.serve.server import Server
 from draftree.serve.settings import ServerSettings
-from draftree.serve.verify.layers import require_divisible
+from draftree.serve.verify.layer_passes import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 from draftree.speech.transcriber import Speech
 
@@ -246,10 +246,6 @@ async def warm_up(models: Sequence[ServedModel]) -> list[ServedModel]:
 
     Returns:
         The models whose request succeeded. The others are logged and closed.
-
-    Raises:
-        RankError: a process ended that computes a model with this one.
-        Exception: the failure of the last model, if no model succeeded.
     """
     ready = []
     failure = None

@@ -1,4 +1,10 @@
-"""Request bodies: the fields that several APIs share, and what happens to fields that this server does not have."""
+"""Request bodies: the fields that several APIs share, and what happens to fields that this server does not have.
+
+Every known field is honoured, ignored with a note, or refused by name. An ignored field cannot change the meaning of a
+response: it asks for less, or for nothing, and is named in a `Warning` header and the log; with `--strict-fields` it is
+an error. A refused field would change the response: only values that ask for nothing are accepted. The page
+`guides/fields.md` is made from these tables.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +22,6 @@ from draftree.engine.prompts import DecoderOptions
 from draftree.serve.errors import invalid
 from draftree.serve.records import current_record
 
-# Notes of a request: what it asks for without effect, named in `Warning` headers and the log.
-#
-# The rule of every endpoint: what only asks for less, asks for nothing, or cannot change the meaning of the response is
-# accepted and noted here; what would change it is refused with an `ApiError`. With `--strict-fields` a note is an
-# error.
-
 
 def note(field: str, reason: str) -> None:
     """Note that a field of the current request has no effect, or not its whole effect; once for each field.
@@ -29,9 +29,6 @@ def note(field: str, reason: str) -> None:
     Args:
         field: its path in the body.
         reason: the rest of the sentence after the field, such as "is ignored: models stay loaded".
-
-    Raises:
-        ApiError: 400 with `--strict-fields`.
     """
     record = current_record()
     if record is None:
@@ -41,13 +38,6 @@ def note(field: str, reason: str) -> None:
             f"'{field}' {reason}; this server has --strict-fields: remove it", field, code="ignored_parameter"
         )
     record.notes.setdefault(field, f"'{field}' {reason}")
-
-
-# Request fields that OpenAI and other servers define and this server does not have, and what it does with each.
-#
-# An ignored field cannot change the meaning of a response: any value is accepted, and named in a `Warning` header. A
-# refused one would change it: only values that ask for nothing are accepted. The page `guides/fields.md` is made of
-# this table.
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +285,6 @@ RESPONSES: Mapping[str, Effect] = {
 """Fields of /v1/responses."""
 
 
-# Fields that several request bodies share: sampling, output format, stream and drafting options.
-#
-# Every known field is honoured, ignored with a note, or refused by name: `elsewhere` has those that are not honoured.
-
 TokenId = Annotated[int, Field(ge=0)]
 Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
@@ -357,11 +343,7 @@ AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 def validated(kind: type[AnyBody], values: Mapping[str, Any]) -> AnyBody:
-    """Return a body of these fields.
-
-    Raises:
-        RequestValidationError: a wrong value, as of a body that a client sent.
-    """
+    """Return a body of these fields."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

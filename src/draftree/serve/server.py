@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, Protocol, final
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -26,9 +26,6 @@ from draftree.serve.records import ApiKey, RequestRecord, record_of
 from draftree.serve.rounds import RoundFeed, ServerTraces
 from draftree.serve.settings import ServerSettings
 from draftree.serve.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from draftree.serve.verify.service import VerifyService
 
 MAX_BYTES = 64 * 2**20
 """Size of all conversations as JSON text; the least recently used is dropped first."""
@@ -85,14 +82,22 @@ class ResponseStore:
 logger = logging.getLogger(__name__)
 
 
-class Server:
-    """Admits requests, counts them, and ends them in order.
+class DeviceSessions(Protocol):
+    """Sessions of devices that draft, as far as the server needs them."""
 
-    Args:
-        settings: of the server.
-        pool: the served models.
-        keys: API keys.
-    """
+    @property
+    def num_texts(self) -> int:
+        """Open texts of all sessions."""
+
+    def status(self) -> dict[str, int]:
+        """Return counts for the server's status."""
+
+    async def close(self) -> None:
+        """End all sessions."""
+
+
+class Server:
+    """Admits requests, counts them, and ends them in order."""
 
     def __init__(self, settings: ServerSettings, pool: ModelPool, *, keys: KeyRing) -> None:
         self.settings, self.pool, self.keys = settings, pool, keys
@@ -105,7 +110,7 @@ class Server:
         self.requests = RequestMeter()
         self.meters: dict[str, ModelMeter] = {}
         self.metrics = Metrics(self._sources, self.requests, gate=self.gate, is_ready=lambda: self.is_ready)
-        self.verify: VerifyService | None = None
+        self.verify: DeviceSessions | None = None
         """Sessions of devices that draft; None unless drafts of clients are verified."""
         self._is_closed = False
         self._stop_listening: list[Callable[[], None]] = []
@@ -147,11 +152,7 @@ class Server:
         return self.gate.num_running + self.gate.num_waiting + texts
 
     def open(self, models: Sequence[ServedModel]) -> None:
-        """Offer models that were loaded after the start.
-
-        Raises:
-            ConfigurationError: as `ModelPool.open`.
-        """
+        """Offer models that were loaded after the start."""
         self.pool.open(models)
         self._attach(models)
 
@@ -169,16 +170,7 @@ class Server:
 
     @asynccontextmanager
     async def admit(self, request: Request, *, texts: int, priority: int) -> AsyncIterator[None]:
-        """Wait for places at the gate, and hold them.
-
-        Args:
-            request: of the client.
-            texts: number of its texts.
-            priority: lower numbers go first among the requests of its key.
-
-        Raises:
-            ApiError: 429 or 503.
-        """
+        """Wait for places at the gate, and hold them."""
         record = self.record_of(request)
         async with self.gate.enter(record.key.name, texts=texts, priority=priority) as ticket:
             record.queue_seconds = ticket.waited

@@ -65,9 +65,6 @@ def choose_models(models: Sequence[str], drafters: Sequence[str] = ()) -> tuple[
         models: `MODEL`, `NAME=MODEL` or `NAME,ALIAS,…=MODEL`. Without a name, a path is served under its last part.
         drafters: specs for all models, or `NAME=SPEC` for one. The first of a model is its default; `none` is plain
             decoding. Without any, `DEFAULT_DRAFTS`.
-
-    Raises:
-        ConfigurationError: no model, a malformed or repeated name, or a repeated drafter.
     """
     if not models:
         raise ConfigurationError("there is no model to serve: name one")
@@ -162,9 +159,6 @@ class ServerSettings:
 
     Attributes:
         models: the served models; the first is the default of clients that name none.
-
-    Raises:
-        ConfigurationError: a value is out of range, or options exclude each other.
     """
 
     models: tuple[ModelChoice, ...]
@@ -344,12 +338,7 @@ class ServerSettings:
         return any(choose_methods(draft, self.verify, self.plan).traits.learns for draft in choice.drafts)
 
     def require_methods(self) -> None:
-        """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing.
-
-        Raises:
-            ConfigurationError: one of them is unknown, or they do not fit together.
-            WeightsError: an extra for a drafter's model is missing.
-        """
+        """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing."""
         from draftree.build import choose_methods
         from draftree.core.host import require_affinity
         from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
@@ -371,11 +360,7 @@ class ServerSettings:
 
 
 def read_bytes(text: str) -> int:
-    """Read a number of bytes: "8MiB", "500 MB", "1048576".
-
-    Raises:
-        ValueError: it is not one.
-    """
+    """Read a number of bytes: "8MiB", "500 MB", "1048576"."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].upper() not in BYTE_UNITS:
         raise ValueError(f"'{text}' is not a number of bytes: write for example 8MiB, 4GiB or 1000000")

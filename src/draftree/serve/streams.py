@@ -45,12 +45,7 @@ class ClientGoneError(Exception):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """Return one event of plain values.
-
-    Args:
-        content: the data.
-        name: the event's type, for protocols that have one.
-    """
+    """Return one event of plain values."""
     data = f"data: {encode_json(content)}\n\n"
     return (data if name is None else f"event: {name}\n{data}").encode("ascii")
 
@@ -152,11 +147,7 @@ class LineStream(EventStream):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await work, and cancel it if the client leaves.
-
-    Raises:
-        ClientGoneError: the client has left; the work is over.
-    """
+    """Await work, and cancel it if the client leaves."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:

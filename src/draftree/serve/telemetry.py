@@ -32,9 +32,6 @@ class Telemetry:
         processor: makes the SDK's span processor from the exporter; None for batches on a thread.
         clock: clock of the records.
         wall: nanoseconds since 1970.
-
-    Raises:
-        ConfigurationError: the extra `telemetry` is not installed.
     """
 
     def __init__(
@@ -61,14 +58,7 @@ class Telemetry:
 
     @classmethod
     def sending_to(cls, endpoint: str) -> Telemetry:
-        """Return a sender to a collector.
-
-        Args:
-            endpoint: URL of the collector for traces, OTLP over HTTP.
-
-        Raises:
-            ConfigurationError: the extra `telemetry` is not installed.
-        """
+        """Return a sender to a collector."""
         require_extra("telemetry", "OpenTelemetry spans need", error=ConfigurationError)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

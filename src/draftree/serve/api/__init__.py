@@ -1,1 +1,1 @@
-"""Endpoints, one router per file."""
+"""Endpoints: one module for each API, with its request bodies, its router and the JSON of its responses."""

@@ -348,11 +348,7 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
 
 @final
 class MessageWriter:
-    """The message of one answer, and the events that describe its changes. Mutated by `read`.
-
-    Args:
-        chat: the answer.
-    """
+    """The message of one answer, and the events that describe its changes. Mutated by `read`."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat

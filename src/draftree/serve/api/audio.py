@@ -51,15 +51,7 @@ class FormField:
 
 
 def parse_form(content_type: str, body: bytes) -> list[FormField]:
-    """Return the fields of a form in their order.
-
-    Args:
-        content_type: the header, with the boundary.
-        body: the whole body.
-
-    Raises:
-        ApiError: 400, another type, or a malformed body.
-    """
+    """Return the fields of a form in their order."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_param("boundary")
@@ -145,12 +137,7 @@ Form = TypeVar("Form", bound=AudioForm)
 
 
 def read_form(kind: type[Form], fields: list[FormField]) -> tuple[Form, bytes]:
-    """Return a form and its file.
-
-    Raises:
-        ApiError: 400, no file, a field given twice, or a value that cannot be honoured.
-        RequestValidationError: a wrong value.
-    """
+    """Return a form and its file."""
     values: dict[str, Any] = {}
     file: bytes | None = None
     for field in fields:

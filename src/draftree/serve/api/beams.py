@@ -102,9 +102,6 @@ class BeamOptions:
         Args:
             params: made from `checked_as`.
             encode: returns the token ids of a text.
-
-        Raises:
-            ApiError: a text without tokens.
         """
         if self.phrases:
             params = replace(params, force_words_ids=await _ids("force_phrases", self.phrases, encode))
@@ -129,9 +126,6 @@ def beam_options(body: Mapping[str, Any] | None, seed: int | None) -> BeamOption
     Args:
         body: the field; null values are those of the preset.
         seed: that of the body, for searches that draw.
-
-    Raises:
-        ApiError: an unknown option, one with a field of its own, or texts of a wrong kind.
     """
     given = {name: value for name, value in (body or {}).items() if value is not None}
     for name in given:
@@ -252,9 +246,6 @@ class BeamRequest:
             settings: limits of the server.
             length: tokens of the prompt.
             context: maximum number of tokens of prompt and text.
-
-        Raises:
-            ApiError: a text of the limit does not fit into the context.
         """
         room = context - length
         name = self.names["max_new_tokens"]
@@ -283,11 +274,7 @@ class BeamRequest:
 
 
 def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRequest:
-    """Return the beam search of a plain completion.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured.
-    """
+    """Return the beam search of a plain completion."""
     limit = completion_limit(body)
     if body.logprobs:
         raise _refused("logprobs", body.logprobs, "set it to 0 for the log-probabilities of the chosen tokens")
@@ -297,11 +284,7 @@ def completion_request(body: CompletionBody, settings: ServerSettings) -> BeamRe
 
 
 def chat_request(body: ChatBody, settings: ServerSettings) -> BeamRequest:
-    """Return the beam search of a chat completion.
-
-    Raises:
-        ApiError: a value or a combination that cannot be honoured.
-    """
+    """Return the beam search of a chat completion."""
     limit, name = chat_limit(body)
     return _request(body, settings, limit, name, has_logprobs=bool(body.logprobs))
 
@@ -500,9 +483,6 @@ async def searched(
         response_id: id of the response.
         decoder: options of encoder-decoder models.
         encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
-
-    Raises:
-        ApiError: refused by the server or the search.
     """
     server = server_of(request)
     record = server.record_of(request)
@@ -534,11 +514,7 @@ async def searched(
 
 
 def _encoder(model: ServedModel, encode: Encode | None, source_lang: str | None) -> Encode:
-    """Return the function from a prompt to token ids.
-
-    Raises:
-        ApiError: a language with a conversation.
-    """
+    """Return the function from a prompt to token ids."""
     if source_lang is not None and encode is not None:
         raise invalid(
             "'source_lang' states the language of a text, and a chat template has no place for it: leave it out",

@@ -38,24 +38,12 @@ LIKENESS = 0.75
 
 
 def template_messages(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
-    """Return messages for a chat template; fields that it does not read are noted and left out.
-
-    Args:
-        messages: of the body.
-        template: source of the chat template.
-
-    Raises:
-        ApiError: 400, a message without content, or a misspelt field.
-    """
+    """Return messages for a chat template; fields that it does not read are noted and left out."""
     return [_message(message, template, place=f"messages[{place}]") for place, message in enumerate(messages)]
 
 
 def adds_prompt(body: ChatBody | TokenizeBody) -> bool:
-    """Return whether the header of the assistant's answer follows the messages.
-
-    Raises:
-        ApiError: 400, the last message is to be continued, too.
-    """
+    """Return whether the header of the assistant's answer follows the messages."""
     if not body.continue_final_message:
         return body.add_generation_prompt is not False
     if body.add_generation_prompt:
@@ -133,14 +121,7 @@ def _other_fields(message: Message, template: str, place: str) -> dict[str, Any]
 
 @final
 class ChatWriter:
-    """The JSON of one answer.
-
-    Args:
-        job: the texts.
-        body: of the request.
-        head: identity of the response.
-        plan: the tools.
-    """
+    """The JSON of one answer."""
 
     def __init__(self, job: Job, body: ChatBody, head: Head, plan: ToolPlan) -> None:
         self._job, self._body, self._head, self._plan = job, body, head, plan
@@ -433,9 +414,6 @@ async def running_chat(
         prefix: of the id of the response.
         names: fields of `body` that the client's request has under another name.
         clips_tokens: whether a `max_tokens` that does not fit is reduced.
-
-    Raises:
-        ApiError: refused by the server or the engine.
     """
     model = _model(body, request)
     params, renamed = chat_params(body)
@@ -467,11 +445,7 @@ async def running_chat(
 
 
 async def encoded_chat(body: ChatBody, request: Request) -> Sequence[int]:
-    """Return the token ids of a conversation.
-
-    Raises:
-        ApiError: a conversation that the model cannot read.
-    """
+    """Return the token ids of a conversation."""
     model = _model(body, request)
     plan = await _plan(body, model)
     messages = plan.messages(template_messages(body.messages, model.chat_template), model.chat_template)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.prompts import DecoderOptions
+from draftree.engine.sequence import FinishReason
 from draftree.sampling.params import SamplingParams
 from draftree.serve.errors import invalid
 from draftree.serve.job import Job, JobOptions
@@ -27,7 +28,7 @@ from draftree.serve.params import (
 )
 from draftree.serve.pool import ServedModel
 from draftree.serve.reasoning import Reasoning
-from draftree.serve.records import note_job
+from draftree.serve.records import RequestRecord
 from draftree.serve.server import Server, default_draft
 
 
@@ -86,11 +87,7 @@ def server_of(request: Request) -> Server:
 
 
 def model_of(request: Request, name: str | None) -> ServedModel:
-    """Return a model by name or alias, if the request's key may use it; for None the first.
-
-    Raises:
-        ApiError: 404.
-    """
+    """Return a model by name or alias, if the request's key may use it; for None the first."""
     server = server_of(request)
     model = server.pool.get(name, server.key_of(request))
     server.record_of(request).model = model.name
@@ -118,9 +115,6 @@ async def running_job(
         options: how the texts are generated.
         encode: encodes a prompt; None for `AsyncLLM.prompts.encode`.
         is_chat: whether the texts are answers in a conversation, which may begin with reasoning.
-
-    Raises:
-        ApiError: refused by the server or the engine.
     """
     server = server_of(request)
     options, encode = _encoding(model, options, encode)
@@ -153,10 +147,27 @@ async def running_job(
                 yield job
             finally:
                 record = server.record_of(request)
-                note_job(record, job)
+                _note(record, job)
                 if server.settings.log_prompts:
                     record.prompt = ["(a sound file)" if isinstance(one, bytes) else one for one in prompts]
                     record.texts = ["".join(one.texts) for each in job.submissions for one in each.sequences]
+
+
+def _note(record: RequestRecord, job: Job) -> None:
+    """Note the counts of a job, finished or not."""
+    stats = job.stats()
+    record.prompt_tokens = sum(len(submission.prompt_ids) for submission in job.submissions)
+    record.cached_tokens = sum(one.cached_tokens for one in stats)
+    record.completion_tokens = 0 if job.options.drops_text else sum(one.completion_tokens for one in stats)
+    record.accepted_tokens = sum(one.accepted_tokens for one in stats)
+    record.rounds = sum(one.rounds for one in stats)
+    broken = "; ".join(dict.fromkeys(violation for one in stats for violation in one.violations))
+    if broken:
+        record.notes["violations"] = f"a text breaks its schema: {broken}"
+    sequences = [sequence for submission in job.submissions for sequence in submission.sequences]
+    record.finish_reasons = [str(one.finish_reason or FinishReason.ABORT) for one in sequences]
+    if job.first_time is not None:
+        record.note_first_token(job.first_time)
 
 
 def _encoding(model: ServedModel, options: JobOptions, encode: Encode | None) -> tuple[JobOptions, Encode | None]:

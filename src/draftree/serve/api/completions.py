@@ -204,9 +204,6 @@ async def running_completion(
         names: fields of `body` that the client's request has under another name.
         files: other files of the repository, for a prompt with a gap even if its suffix is empty.
         clips_tokens: whether a `max_tokens` that does not fit is reduced.
-
-    Raises:
-        ApiError: refused by the server or the engine.
     """
     model = model_of(request, body.model)
     prompts = _prompts(body)

@@ -132,15 +132,7 @@ IGNORED = ("id", "status")
 def items_of(
     given: str | Sequence[Mapping[str, Any]], stored: Callable[[str], Mapping[str, Any] | None]
 ) -> list[Mapping[str, Any]]:
-    """Return the input items of a request; references to stored items are replaced by these.
-
-    Args:
-        given: the field `input`.
-        stored: function from an id to the stored item.
-
-    Raises:
-        ApiError: there are none, or an item is not stored or named twice.
-    """
+    """Return the input items of a request; references to stored items are replaced by these."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not given:
@@ -167,16 +159,7 @@ def items_of(
 def messages_of(
     instructions: str | None, items: Sequence[Mapping[str, Any]], *, num_previous: int
 ) -> list[dict[str, Any]]:
-    """Return the messages of a conversation, with the instructions as the first one.
-
-    Args:
-        instructions: of the request.
-        items: of the conversation.
-        num_previous: number of first items that precede those of the request.
-
-    Raises:
-        ApiError: an item of another form, with its place as `param`.
-    """
+    """Return the messages of a conversation, with the instructions as the first one."""
     messages: list[dict[str, Any]] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -263,11 +246,7 @@ def _require_keys(item: Mapping[str, Any], known: Sequence[str], place: str) -> 
 
 
 def chat_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return the tools in the form of /v1/chat/completions, which has the fields of a function in an object.
-
-    Raises:
-        ApiError: a tool that is no function.
-    """
+    """Return the tools in the form of /v1/chat/completions, which has the fields of a function in an object."""
     if tools is None:
         return None
     found = []
@@ -295,14 +274,7 @@ REASONING_PART = {"type": "reasoning_text", "text": ""}
 
 @final
 class ResponseWriter:
-    """Output items of one response, and the events that describe their changes. Mutated by `read` and `finish`.
-
-    Args:
-        body: the request.
-        head: identity of the response.
-        job: its text.
-        plan: its tools.
-    """
+    """Output items of one response, and the events that describe their changes. Mutated by `read` and `finish`."""
 
     def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
@@ -587,11 +559,7 @@ class _Conversation:
 
     @classmethod
     def of(cls, body: ResponsesBody, request: Request) -> _Conversation:
-        """Look up what a request refers to.
-
-        Raises:
-            ApiError: there are no items, or something is not stored.
-        """
+        """Look up what a request refers to."""
         server = server_of(request)
         key, name = server.key_of(request).name, body.previous_response_id
         previous = () if name is None else server.responses.get(key, name)

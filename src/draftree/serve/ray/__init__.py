@@ -1,7 +1,12 @@
 """Replicas of the server under Ray Serve: `serve run draftree.serve.ray:app` and `draftree serve --replicas`.
 
-Importing this package imports no ray. `app` is built at first use, from the environment variables that `options`
-documents.
+The ingress calls `proxy.Proxy`, which reads a body, hashes the beginning of its prompt and sends an `HttpRequest`
+through a handle. `PrefixRouter` ranks the replicas by known prefixes and load; Ray probes their queues and retries. A
+replica answers with status, headers and chunks, and `proxy.Delivery` composes the client's answer of one or more
+attempts: `StreamRecord` removes from a repeated stream what the client already has.
+
+Importing this package imports no ray, which only `app` needs. The attribute `app` is built at first use, from the
+environment variables that `options` documents.
 """
 
 from __future__ import annotations

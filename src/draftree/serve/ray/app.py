@@ -76,12 +76,7 @@ def _request_of(pending: PendingRequest | None) -> HttpRequest:
 
 
 class Replica:
-    """One engine and the server's ASGI app.
-
-    Args:
-        settings: of the server.
-        threads: CPU threads of each process of this replica.
-    """
+    """One engine and the server's ASGI app."""
 
     async def __init__(self, settings: ServerSettings, threads: int) -> None:  # type: ignore[misc]
         torch.set_num_threads(threads)
@@ -113,22 +108,14 @@ class Replica:
 
 
 class HandleReplicas:
-    """The replicas of a deployment, for the proxy.
-
-    Args:
-        handle: of the deployment `Replica`.
-    """
+    """The replicas of a deployment, for the proxy."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._all = handle
         self._handle = handle.options(method_name="handle", stream=True)
 
     async def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
-        """Yield the answer of the replica that the router chooses.
-
-        Raises:
-            ReplicaLostError: the replica ended before its answer.
-        """
+        """Yield the answer of the replica that the router chooses."""
         parts = self._handle.remote(request)
         try:
             async for part in parts:
@@ -194,15 +181,7 @@ SPARE_SECONDS = 5.0
 
 
 def build(settings: ServerSettings, options: ReplicaOptions) -> serve.Application:
-    """Return the application for `serve.run`.
-
-    Args:
-        settings: of the server in every replica.
-        options: number, resources and health checks of replicas.
-
-    Raises:
-        ConfigurationError: a setting does not fit replicas.
-    """
+    """Return the application for `serve.run`."""
     options.require_fit(settings)
     threads = options.threads(settings)
     deadline = settings.drain_timeout + SPARE_SECONDS
@@ -265,9 +244,6 @@ def run_replicas(settings: ServerSettings, options: ReplicaOptions, *, on_ready:
             replica; without them, replicas share what this machine has.
         options: number, resources and health checks of replicas.
         on_ready: called with the server's URL when all replicas run.
-
-    Raises:
-        ConfigurationError: a setting does not fit replicas.
     """
     options.require_fit(settings)
     start_ray(options, settings)

@@ -49,9 +49,6 @@ class ReplicaOptions:
         health_check_timeout: time after which a check has failed.
         object_store_bytes: shared memory of Ray; answers are small and do not pass through it.
         routing: constants of the choice of a replica.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     num_replicas: int | None = 2
@@ -84,11 +81,7 @@ class ReplicaOptions:
 
     @classmethod
     def parse(cls, number: str) -> ReplicaOptions:
-        """Read a number of replicas, such as "2", or a range for autoscaling, such as "1-4".
-
-        Raises:
-            ConfigurationError: it is neither.
-        """
+        """Read a number of replicas, such as "2", or a range for autoscaling, such as "1-4"."""
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", number.strip(), re.ASCII)
         if found is None:
             raise ConfigurationError(f"the number of replicas is '{number}': write a number, or a range such as 1-4")
@@ -120,11 +113,7 @@ class ReplicaOptions:
         return self.target_ongoing_requests or max(1.0, settings.max_concurrent_requests / 2)
 
     def require_fit(self, settings: ServerSettings) -> None:
-        """Raise unless the settings can be honoured by replicas.
-
-        Raises:
-            ConfigurationError: one cannot.
-        """
+        """Raise unless the settings can be honoured by replicas."""
         count = settings.parallel.num_processes
         if count > 1 and self.gpus_per_replica not in (0, count):
             raise ConfigurationError(
@@ -150,11 +139,7 @@ class ReplicaOptions:
 
 
 def from_environment(variables: Mapping[str, str]) -> tuple[ServerSettings, ReplicaOptions]:
-    """Read settings and options from environment variables.
-
-    Raises:
-        ConfigurationError: an unknown variable, or a value that cannot be read or is out of range.
-    """
+    """Read settings and options from environment variables."""
     given = {name: value for name, value in variables.items() if name.startswith(PREFIX)}
     known = [MODELS, DRAFTS, *(_variable(f) for kind in (ServerSettings, ReplicaOptions) for f in _readable(kind))]
     for name in given:

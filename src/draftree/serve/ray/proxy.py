@@ -28,15 +28,6 @@ from draftree.serve.ray.routing import (
 )
 from draftree.serve.records import request_id_of
 
-# Continuation of a streamed answer on another replica: what was sent is removed from the answer that starts again.
-#
-# The same request with the same seed gives the same text on every replica, but cut into other pieces, with other ids. A
-# `StreamRecord` therefore tracks texts, not events: how much the client has of every text of the stream (an answer, the
-# arguments of a tool call, the pieces by origin). It removes that from the repeated stream and replaces new ids by the
-# first ones. A repeated text that differs is never sent: `DivergedError`.
-#
-# Covers the streams of chat completions, completions and responses. Needs no ray.
-
 TEXTS = frozenset({"content", "text", "delta", "arguments", "reasoning_content", "refusal"})
 """Keys whose strings are appended to earlier ones."""
 ONCE = frozenset({"role", "type", "name", "finish_reason", "stop_reason"})
@@ -56,7 +47,14 @@ class DivergedError(DraftreeError):
 
 @final
 class StreamRecord:
-    """The part of a stream that a client has received. Every replica that writes the stream begins with `restart`."""
+    """The part of a stream that a client has received. Every replica that writes the stream begins with `restart`.
+
+    The same request with the same seed gives the same text on every replica, but cut into other pieces, with other ids.
+    This record therefore tracks texts, not events: how much of every text was sent (the content of a choice, the
+    arguments of a tool call, the pieces by origin). It removes that from the repeated stream and replaces new ids by
+    the first ones. A repeated text that differs is never sent: the stream ends with an error. Covers the streams of
+    chat completions, completions and responses.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[Place, str] = {}
@@ -76,11 +74,7 @@ class StreamRecord:
         self._read_texts, self._read_counts, self._own_ids = {}, {}, {}
 
     def push(self, event: str) -> str | None:
-        """Return what the client gets of a server-sent event, without its blank line; None if nothing is new.
-
-        Raises:
-            DivergedError: the event repeats a text that the client has with other characters.
-        """
+        """Return what the client gets of a server-sent event, without its blank line; None if nothing is new."""
         name, data = _parse(event)
         if data is None:
             return event if not self._is_repeated or DONE in event else None
@@ -238,12 +232,7 @@ REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive"
 
 
 class RefusedError(Exception):
-    """A replica refused a request that another one may accept.
-
-    Args:
-        reason: for the log.
-        replica: its id.
-    """
+    """A replica refused a request that another one may accept."""
 
     def __init__(self, reason: str, replica: str) -> None:
         super().__init__(reason)
@@ -275,11 +264,7 @@ class Delivery:
             self._record.restart()
 
     async def start(self, start: AnswerStart) -> None:
-        """Take status and headers.
-
-        Raises:
-            RefusedError: the replica cannot take the request, and another one may.
-        """
+        """Take status and headers."""
         may_repeat = self._is_generating and (self._has_started or start.status == REFUSED_STATUS)
         if may_repeat and start.status in (REFUSED_STATUS, BUSY_STATUS):
             raise RefusedError(f"status {start.status}", start.replica)
@@ -291,12 +276,7 @@ class Delivery:
             await self._send_start(start)
 
     async def push(self, chunk: bytes) -> None:
-        """Take a chunk of the body.
-
-        Raises:
-            RefusedError: the replica ends the stream because it shuts down.
-            DivergedError: as `StreamRecord.push`.
-        """
+        """Take a chunk of the body."""
         self._waiting += chunk
         if not self._is_stream:
             return
@@ -456,12 +436,7 @@ FRESH_SEEDS = (None, -1)
 
 
 class ReplicaLostError(Exception):
-    """A replica ended before its answer.
-
-    Args:
-        reason: for the log.
-        replica: its id, if known.
-    """
+    """A replica ended before its answer."""
 
     def __init__(self, reason: str, replica: str | None = None) -> None:
         super().__init__(reason)
@@ -472,11 +447,7 @@ class Replicas(Protocol):
     """The replicas, as the proxy uses them."""
 
     def stream(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
-        """Yield the answer of one replica; its start first.
-
-        Raises:
-            ReplicaLostError: the replica ended before its answer.
-        """
+        """Yield the answer of one replica; its start first."""
 
     async def everywhere(self, request: HttpRequest) -> list[list[Part]]:
         """Return the complete answers of all replicas that give one."""

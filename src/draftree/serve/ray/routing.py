@@ -14,16 +14,6 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, final
 
-# Prefix-aware choice of a replica: what each replica served lately, combined with its load.
-#
-# A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an
-# equal beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and
-# values in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is
-# busier than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one
-# of two random replicas (power of two choices).
-#
-# Needs no ray.
-
 BLOCK_CHARACTERS = 64
 """Characters per block, about 16 tokens."""
 MAX_BLOCKS = 1024
@@ -115,7 +105,13 @@ class PrefixIndex:
 
 @final
 class PrefixRouting:
-    """Ranks replicas for a prompt.
+    """Ranks replicas for a prompt by what each served lately and by its load.
+
+    A prompt is cut into blocks, and the hash of a block includes the hash of the block before it. Two prompts with an
+    equal beginning therefore share the hashes of that beginning, and a replica that served one of them has its keys and
+    values in the prefix cache. The request goes to the replica with the longest known beginning, unless that replica is
+    busier than the least busy one by more than the saved prefill is worth. Without a match it goes to the less busy one
+    of two random replicas (power of two choices).
 
     Args:
         policy: constants of the choice.
@@ -205,13 +201,7 @@ def picklable_scope(scope: Scope) -> dict[str, Any]:
 
 
 async def call_app(app: App, request: HttpRequest, *, replica: str) -> AsyncGenerator[Part, None]:
-    """Call an ASGI app and yield its answer. Closing the generator disconnects the client of the app.
-
-    Args:
-        app: an ASGI app whose lifespan has started.
-        request: the request.
-        replica: id of this replica.
-    """
+    """Call an ASGI app and yield its answer. Closing the generator disconnects the client of the app."""
     parts: asyncio.Queue[Part | None] = asyncio.Queue()
     left = asyncio.Event()
     bodies = [request.body]

@@ -30,13 +30,7 @@ def end_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 class LoadedApp:
-    """An ASGI app whose lifespan has started, and its models.
-
-    Args:
-        app: the FastAPI app.
-        pool: its models.
-        opened: closes the lifespan, the other ranks and the logs.
-    """
+    """An ASGI app whose lifespan has started, and its models."""
 
     def __init__(self, app: App, pool: ModelPool, opened: AsyncExitStack) -> None:
         self.app = app
@@ -45,15 +39,7 @@ class LoadedApp:
 
     @classmethod
     async def load(cls, settings: ServerSettings, *, threads: int | None = None) -> Self:
-        """Load the models and start the app; a divided model gets its other processes as children of this one.
-
-        Args:
-            settings: of the server.
-            threads: CPU threads of each child.
-
-        Raises:
-            DraftreeError: a model cannot be loaded.
-        """
+        """Load the models and start the app; a divided model gets its other processes as children of this one."""
         async with AsyncExitStack() as opened:
             opened.enter_context(configured_logs(as_json=settings.log_format == "json", level=settings.log_level))
             ranks = start_other_ranks(settings, threads=threads)
@@ -71,11 +57,7 @@ class LoadedApp:
         return sum(model.llm.num_running for model in self._pool)
 
     async def check_health(self) -> None:
-        """Return when the thread of every engine has responded between two steps.
-
-        Raises:
-            EngineClosedError: an engine has ended.
-        """
+        """Return when the thread of every engine has responded between two steps."""
         for model in self._pool:
             await model.llm.ping()
 

@@ -51,9 +51,6 @@ def functions_of(tools: object, *, place: str = "tools") -> tuple[Function, ...]
     Args:
         tools: list of {"type": "function", "function": {"name", "description", "parameters", "strict"}}, or None.
         place: the field of the body.
-
-    Raises:
-        ApiError: a definition of another form, or two with one name.
     """
     if tools is None:
         return ()
@@ -114,9 +111,6 @@ def required_name(choice: object, functions: tuple[Function, ...], *, place: str
         choice: "none", "auto", "required", None, or {"type": "function", "function": {"name": …}}.
         functions: the functions of the request.
         place: the field of the body.
-
-    Raises:
-        ApiError: a choice of another form, without tools, or of an unknown function.
     """
     if choice is None or choice == "none" or (choice == "auto" and not functions):
         return None
@@ -315,10 +309,6 @@ def without_tools(messages: Iterable[Mapping[str, Any]], functions: Sequence[Fun
 
     The functions are described in the system message, or in the first message, since some templates have no place for a
     system message. Results are messages of the user; those that follow each other are one.
-
-    Args:
-        messages: for a chat template.
-        functions: those that the model may call.
     """
     made: list[dict[str, Any]] = []
     for message in messages:
@@ -390,9 +380,6 @@ def call_grammar(
         is_parallel: whether several calls are allowed.
         answer: JSON schema of an answer without calls; None for any text.
         specials: ids of special tokens by their text.
-
-    Raises:
-        ApiError: a schema that cannot be enforced at all.
     """
     rules = Rules()
     unenforced: dict[str, str] = {}

@@ -113,6 +113,10 @@ class State(Enum):
 class JsonScan:
     """State of one JSON value of which some characters are read. Mutated by `push`.
 
+    A reader needs to know, in constant time per character, where the value's parts begin and end, and the first
+    character that cannot continue it. `pydantic_core.from_json(allow_partial=True)` reads the whole text again at every
+    call, and reports neither.
+
     Attributes:
         state: what the next character may be.
         depth: number of open objects and arrays.
@@ -231,11 +235,6 @@ def is_number_start(text: str) -> bool:
     return NUMBER_START.fullmatch(text) is not None
 
 
-# Readers of one call in a family's format, character by character.
-#
-# A reader returns the name of the function as soon as it is certain that a call begins, then the arguments as they
-# come.
-
 ARGUMENT_KEYS = ("arguments", "parameters")
 MAX_HEADER = 256
 """Longest text between a marker and the arguments, in characters."""
@@ -252,7 +251,9 @@ class Status(Enum):
 
 
 class CallReader(ABC):
-    """Reader of one call. Mutated by `push`.
+    """Reader of one call in a family's format, character by character. Mutated by `push`.
+
+    It returns the name of the function as soon as it is certain that a call begins, then the arguments as they come.
 
     Attributes:
         name: name of the function; None until it is certain that the text is a call of a known function.
@@ -276,11 +277,7 @@ class CallReader(ABC):
 
 @final
 class ObjectReader(CallReader):
-    """Reader of {"name": …, "arguments": {…}}; the keys may have any order, and others are skipped.
-
-    Args:
-        names: the known functions.
-    """
+    """Reader of {"name": …, "arguments": {…}}; the keys may have any order, and others are skipped."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__()
@@ -353,11 +350,7 @@ class ObjectReader(CallReader):
 
 @final
 class NamedReader(CallReader):
-    """Reader of a name with arguments after it: `name[ARGS]{…}` or `name{…}`.
-
-    Args:
-        names: the known functions.
-    """
+    """Reader of a name with arguments after it: `name[ARGS]{…}` or `name{…}`."""
 
     HEADER = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*")
 
@@ -393,10 +386,6 @@ def json_or_none(text: str) -> object:
         return None
 
 
-# Reader of calls in the XML-like format of Qwen3-Coder.
-#
-# <function=name> <parameter=city> Paris </parameter> </function>
-
 HEAD = re.compile(r"\s*<function=([^<>=\s]+)>")
 PARAMETER = re.compile(r"\s*<parameter=([^<>=\n]+)>")
 END = re.compile(r"\s*</function>")
@@ -406,10 +395,13 @@ VALUE_END = "</parameter>"
 
 @final
 class XmlReader(CallReader):
-    """Reader of one function element.
+    """Reader of one function element in the XML-like format of Qwen3-Coder.
 
-    Args:
-        schemas: the JSON schema of the arguments of each known function.
+    <function=name>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
     """
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
@@ -706,11 +698,7 @@ class CallParser:
 
 @final
 class Markers:
-    """Finds markers in a text that grows.
-
-    Args:
-        texts: the markers.
-    """
+    """Finds markers in a text that grows."""
 
     def __init__(self, texts: frozenset[str]) -> None:
         ordered = sorted(texts - {""}, key=len, reverse=True)

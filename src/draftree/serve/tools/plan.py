@@ -74,9 +74,6 @@ class ToolPlan:
             tool_choice: as `required_name`.
             is_parallel: whether an answer may have several calls.
             answer: JSON schema of an answer without calls, from `schema_text`; None for any text.
-
-        Raises:
-            ApiError: tools of another form, or a model without a template or with an unknown format of calls.
         """
         functions = functions_of(tools)
         name = required_name(tool_choice, functions)
@@ -105,11 +102,7 @@ class ToolPlan:
 
     @classmethod
     async def load(cls, tokenizer: Tokenizer | None, tools: object, **options: Any) -> Self:
-        """Return `of` these arguments without blocking the event loop: schemas of many tools take a while.
-
-        Raises:
-            ApiError: as `of`.
-        """
+        """Return `of` these arguments without blocking the event loop: schemas of many tools take a while."""
         make = partial(cls.of, tokenizer, tools, **options)
         plan = await asyncio.to_thread(make) if tools else make()
         if plan.family is not None and not plan.family.opening:
@@ -133,11 +126,7 @@ class ToolPlan:
         return None if self.family is GENERIC else [dict(function.tool) for function in self.functions] or None
 
     def messages(self, messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
-        """Return messages for a chat template; in one that has no tools they are texts of messages.
-
-        Raises:
-            ApiError: 400, a call of another form.
-        """
+        """Return messages for a chat template; in one that has no tools they are texts of messages."""
         has_calls = any(message["role"] == "tool" or "tool_calls" in message for message in messages)
         if self.family is not GENERIC and (not has_calls or reads_key(template, "tool_calls")):
             return messages
@@ -149,11 +138,7 @@ class ToolPlan:
         return without_tools(messages, self.functions)
 
     def sampling(self, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with those of the tools.
-
-        Raises:
-            ApiError: calls together with another constraint, or a grammar that cannot be used.
-        """
+        """Return the sampling parameters with those of the tools."""
         if self.hidden:
             params = replace(params, skip_special_tokens=False)
         if self.grammar is None:

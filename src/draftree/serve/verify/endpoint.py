@@ -34,7 +34,7 @@ def mount(app: FastAPI, server: Server, settings: VerifySettings) -> None:
 
 def service_of(server: Server) -> VerifyService:
     """Return the service of a server that has the endpoint."""
-    assert server.verify is not None, "the endpoint is mounted with its service"
+    assert isinstance(server.verify, VerifyService), "the endpoint is mounted with its service"
     return server.verify
 
 

@@ -32,19 +32,7 @@ DRAFT_LABEL = "remote"
 
 
 async def open_text(server: Server, session: Session, message: Mapping[str, Any], *, now: float) -> OpenText:
-    """Queue a text with what is written of it.
-
-    Args:
-        server: limits and meters.
-        session: of the text.
-        message: a request of type `open`.
-        now: on the clock of leases.
-
-    Raises:
-        FrameError: tokens beyond the vocabulary.
-        ApiError: a limit of the server.
-        DraftreeError: as `AsyncLLM.submit`.
-    """
+    """Queue a text with what is written of it."""
     model = session.model
     vocab = model.llm.llm.model.vocab_size
     if any(token >= vocab for token in (*message["prompt"], *message["output"])) or not message["prompt"]:
@@ -83,11 +71,7 @@ RETRY_STATUS = frozenset({429, 503})
 
 
 async def model_facts(model: ServedModel, settings: VerifySettings) -> dict[str, Any]:
-    """Return the part of a greeting that depends on the model; measures its passes once.
-
-    Raises:
-        ApiError: 400, the model has an encoder.
-    """
+    """Return the part of a greeting that depends on the model; measures its passes once."""
     llm, target = model.llm.llm, model.llm.llm.model
     if isinstance(target, EncoderDecoder):
         raise ApiError(400, f"the model '{model.name}' has an encoder: drafts are verified for causal models")
@@ -128,13 +112,7 @@ WATCH_SHARE = 0.25
 
 @final
 class VerifyService:
-    """Sessions of devices. For one event loop.
-
-    Args:
-        server: admission, limits and models.
-        settings: limits of sessions and drafts.
-        clock: of leases and times.
-    """
+    """Sessions of devices. For one event loop."""
 
     def __init__(self, server: Server, settings: VerifySettings, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.settings, self.counts = settings, Counter[str]()
@@ -164,12 +142,7 @@ class VerifyService:
         }
 
     async def answer(self, frame: bytes, talk: Talk) -> bytes:
-        """Return the reply to a frame; an error is a reply, too.
-
-        Args:
-            frame: from a client, unchecked.
-            talk: its connection.
-        """
+        """Return the reply to a frame; an error is a reply, too."""
         self.counts["frames"] += 1
         self.counts["bytes_up"] += len(frame)
         number = None

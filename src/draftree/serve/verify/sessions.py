@@ -21,7 +21,7 @@ from draftree.remote.target import crc_of
 from draftree.serve.errors import ApiError
 from draftree.serve.pool import ServedModel
 from draftree.serve.records import ApiKey
-from draftree.serve.verify.layers import LayerTexts
+from draftree.serve.verify.layer_passes import LayerTexts
 from draftree.serve.verify.settings import VerifySettings
 
 
@@ -75,11 +75,7 @@ class DraftedByClient(OpenText):
     """A text that advances by one round for each draft of its client."""
 
     def check(self, draft: DraftedText, *, max_nodes: int, vocab_size: int, may_branch: bool) -> None:
-        """Check a draft against the text; nothing has happened if it is refused.
-
-        Raises:
-            FrameError: other tokens before it, or a tree that the model cannot score.
-        """
+        """Check a draft against the text; nothing has happened if it is refused."""
         history, tree = self.sequence.history, draft.tree
         self.raise_failure()
         if self.is_done or draft.length != len(history) or draft.crc != crc_of(history):
@@ -103,11 +99,7 @@ class DraftedByClient(OpenText):
             raise FrameError("this model scores chains only, and the draft branches", code="too_many_branches")
 
     async def verify(self, tree: TokenTree) -> WalkedText:
-        """Verify one draft.
-
-        Raises:
-            DraftreeError: the text failed.
-        """
+        """Verify one draft."""
         await self.llm.give(self.submission, tree)
         record = await self._round()
         if record is None or record.bonus is None:
@@ -156,12 +148,7 @@ class WrittenAlone(OpenText):
             self._has_news.set()
 
     async def read(self, start: int) -> tuple[list[int], bool]:
-        """Return the tokens from an index on, and whether the text has ended after them; waits for at least one.
-
-        Raises:
-            FrameError: the index is beyond the text.
-            DraftreeError: the text failed.
-        """
+        """Return the tokens from an index on, and whether the text has ended after them; waits for at least one."""
         while len(self._tokens) <= start and not self._collecting.done():
             self._has_news.clear()
             await self._has_news.wait()
@@ -220,9 +207,6 @@ class Session:
         Args:
             number: 1 for the first request, then one more than that of the last.
             work: answers the request; raises nothing.
-
-        Raises:
-            FrameError: another number, or the last request is not answered.
         """
         if number == self._last and self._answer is not None:
             self.num_repeated += 1
@@ -239,11 +223,7 @@ class Session:
         return await asyncio.shield(self._answer)
 
     def text(self, number: int) -> OpenText:
-        """Return an open text.
-
-        Raises:
-            FrameError: there is none of this number.
-        """
+        """Return an open text."""
         found = self.texts.get(number)
         if found is None:
             raise FrameError(f"there is no open text {number}: open it again", code="text_lost")
@@ -258,11 +238,7 @@ class Session:
             self._answer.cancel()
 
     def expected(self, kind: type[Any], number: int) -> Any:
-        """Return an open text of a kind.
-
-        Raises:
-            FrameError: there is none of this number and kind.
-        """
+        """Return an open text of a kind."""
         found = self.text(number)
         if not isinstance(found, kind):
             raise FrameError(
@@ -287,11 +263,7 @@ class Talk:
 
 
 def require_room(sessions: Collection[Session], key: ApiKey, settings: VerifySettings, *, key_share: float) -> None:
-    """Check that a key may open one more session.
-
-    Raises:
-        ApiError: 429, too many are open, of all keys or of this one.
-    """
+    """Check that a key may open one more session."""
     own = sum(session.key.name == key.name for session in sessions)
     if len(sessions) >= settings.max_sessions or own >= max(1, math.ceil(settings.max_sessions * key_share)):
         raise ApiError(

@@ -31,9 +31,6 @@ class VerifySettings:
         park: seconds without a draft after which the slot of a text is freed; its next draft reads it again, as far as
             it is not a cached prefix.
         split: first layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     max_sessions: int = 64
