@@ -37,7 +37,8 @@ from draftree import LLM, SamplingParams
 from draftree.drafters import drafts
 from draftree.lab.bench.records import sha256_of
 from draftree.lab.bench.workload import Task, encode, read_workload
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import load_average, machine, now, versions
 from draftree.loading.resolve import resolve_model
 from draftree.text.tokenizer import Tokenizer

@@ -27,10 +27,10 @@ from draftree.lab.bench.methods import our_methods
 from draftree.lab.bench.records import FORMAT, DistributionRecord
 from draftree.lab.bench.workload import SHIPPED, Prompt, read_workload
 from draftree.lab.bench.writers import OurWriter, RunParams
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
-from draftree.loading.requirements import require_extras
-from draftree.loading.resolve import resolve_model
+from draftree.loading.resolve import require_extras, resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions

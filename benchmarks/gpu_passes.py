@@ -28,8 +28,9 @@ from draftree import LLM, SamplingParams
 from draftree.core.tensors import synchronize
 from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.passes import read_bandwidth
-from draftree.loading.load import LoadedModel, wrap_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import load_average, machine, now, versions
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Extend, LanguageModel, Pass
 from draftree.models.torch.static import Shapes
 

@@ -23,7 +23,8 @@ import xgrammar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftree import LLM, SamplingParams
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import machine, versions
 from draftree.loading.resolve import resolve_model
 from draftree.sampling.grammar.guide import GrammarMask, Guide

@@ -26,7 +26,8 @@ from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
 from draftree.heads.native_passes import NativePasses
 from draftree.lab.bench.workload import encode, read_workload
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.text.tokenizer import Tokenizer
 
 PARTS = ("plan", "draft", "score", "verify", "commit", "total")

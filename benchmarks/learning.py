@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import load_average, machine, now, versions
 
 WARM_UP = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from draftree.lab.bench.records import sha256_of
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel, tokenizer_of
 from draftree.loading.provenance import machine, now, versions
-from draftree.loading.targets import tokenizer_of
 from draftree.models.base import Extend, Pass
 
 FIRST = 16

@@ -28,7 +28,8 @@ from draftree import SamplingParams
 from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter, Overlap
 from draftree.engine.alternating import Alternation
 from draftree.lab.bench.workload import encode, read_workload
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.text.tokenizer import Tokenizer
 
 

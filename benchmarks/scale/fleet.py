@@ -34,7 +34,8 @@ from draftree.lab.bench.workload import encode, read_workload
 from draftree.lab.fleet.curves import MeasuredCurve
 from draftree.lab.fleet.measured import MeasuredDraft
 from draftree.lab.fleet.simulation import Fleet, FleetSettings, HostCosts, outcomes_of
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import machine, now, versions
 from draftree.models.base import Commit, Extend, Pass
 from draftree.text.tokenizer import Tokenizer

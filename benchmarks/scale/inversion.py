@@ -27,11 +27,11 @@ import torch
 from end_and_cloud import prompts
 from torch import Tensor
 
-from draftree.loading.choices import resolve_dtype
 from draftree.loading.first_layers import load_first_layers
+from draftree.loading.loaded import load_tokenizer
+from draftree.loading.options import resolve_dtype
 from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
-from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.remote.split.messages import StateFormat
 

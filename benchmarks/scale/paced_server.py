@@ -31,8 +31,8 @@ from soak_server import free_port
 
 from draftree import LLM, AsyncLLM
 from draftree.core.types import RoundRecord
-from draftree.loading.load import LoadedModel
-from draftree.loading.targets import load_target
+from draftree.loading.load import load_target
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
 

@@ -28,7 +28,8 @@ import torch
 from end_and_cloud import DelayingProxy, prompts, served
 
 from draftree import LLM, SamplingParams
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import machine, now, versions
 from draftree.remote.link import Latency
 

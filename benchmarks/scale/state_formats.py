@@ -23,9 +23,9 @@ from end_and_cloud import prompts
 from torch import Tensor
 
 from draftree.loading.load import load_model
+from draftree.loading.loaded import load_tokenizer
 from draftree.loading.provenance import machine, now, versions
 from draftree.loading.resolve import resolve_model
-from draftree.loading.tokenizers import load_tokenizer
 from draftree.models.base import Extend, Pass
 from draftree.models.kv.slotted import SlottedModel
 from draftree.remote.split.messages import StateFormat

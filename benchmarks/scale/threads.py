@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from draftree.loading.load import load_model, lower_model
+from draftree.loading.load import load_model
+from draftree.loading.lowering import lower_model
 from draftree.loading.provenance import machine, now, versions
 from draftree.models.base import Extend, Pass
 from draftree.models.native.blueprint import Blueprint

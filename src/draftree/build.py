@@ -27,10 +27,9 @@ from draftree.drafters.wrappers.several import MergedDrafter, RoutedDrafter, par
 from draftree.engine.parts import EngineParts, agree, require_alternating, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.requirements import require_extras
-from draftree.loading.resolve import resolve_model
-from draftree.loading.targets import require_layers
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel, require_layers
+from draftree.loading.resolve import require_extras, resolve_model
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.parallel.entry import load_divided
 from draftree.parallel.options import SINGLE, ParallelOptions

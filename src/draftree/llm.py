@@ -25,8 +25,16 @@ from draftree.engine.prompts import DecoderOptions, PromptEncoder, encoder_of
 from draftree.engine.requests import SequenceFactory
 from draftree.engine.scheduler import PREFILL_TOKENS_BUSY
 from draftree.engine.sequence import Update, WritingSequence
-from draftree.loading.generation_config import require_source, sampling_in, sampling_note
-from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target, require_exact, tokenizer_of
+from draftree.loading.load import load_target
+from draftree.loading.loaded import (
+    eos_ids_of,
+    kernels_of_drafter,
+    require_exact,
+    require_generation_config,
+    sampling_in,
+    sampling_note,
+    tokenizer_of,
+)
 from draftree.models.base import LanguageModel
 from draftree.options import Messages, Params, Prompt, one_params, params_for, prompt_list, require_single, require_text
 from draftree.outputs import Completion, completion_of, completions_of
@@ -399,7 +407,7 @@ class LLM(BeamSearching, Streams, Transcribes):
             prefix_cache_size=prefix_cache_size,
             memory=sequence_memory,
         )
-        require_source(generation_config)
+        require_generation_config(generation_config)
         apply_threads(threads, affinity)
         division = ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)
         methods, trusts = choose_each(draft, verify, plan, target=model), trust_remote_code

@@ -16,7 +16,7 @@ from draftree.core.noise import Noise
 from draftree.core.tree import chain
 from draftree.core.types import RoundRecord, SequenceRecord
 from draftree.drafters.base import LoadedDraftModel, Observation, SequenceView
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.table import TableLM, near
 from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls

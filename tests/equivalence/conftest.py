@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftree.loading import load as loading
+from draftree.loading import load
 from families import drafter_folder, fresh
 from private_cache import private_cache
 from second_starts import SIZES
@@ -44,13 +44,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders that transformers read, one for each time."""
     found: list[Path] = []
-    read = loading.read_model
+    read = load.read_model
 
     def noting(folder: Path, *rest: Any, **named: Any) -> Any:
         found.append(folder)
         return read(folder, *rest, **named)
 
-    monkeypatch.setattr(loading, "read_model", noting)
+    monkeypatch.setattr(load, "read_model", noting)
     return found
 
 

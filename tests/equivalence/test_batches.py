@@ -10,7 +10,8 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
-from draftree.loading.load import load_model, wrap_model
+from draftree.loading.load import load_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.planners import PLANNERS
 from families import drafter_folder, fresh, peer, prompts, target, transformers_greedy
 from paced import Cost, compute_bound, memory_bound, paced_llm, steady

@@ -11,7 +11,7 @@ from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.types import RoundRecord
 from draftree.engine.sequence import WritingSequence
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.table import TableLM, hashed
 from draftree.outputs import completions_of
 from draftree.text.tokenizer import Tokenizer

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.loading import load as loading
-from draftree.loading.load import load_model, lower_model
+from draftree.loading import lowering
+from draftree.loading.load import load_model
+from draftree.loading.lowering import lower_model
 from draftree.models.base import Extend, Pass, PassResult
 from draftree.models.check import check, reference_logits, rounds_alike
 from draftree.models.native.model import NativeModel
@@ -59,7 +60,7 @@ def shifted(model: Any, shifts: Shifts) -> Any:
 @pytest.mark.parametrize("shift", SHIFTS)
 def test_the_claim_of_a_loaded_model_rests_on_it(shift: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        loading, "NativeModel", lambda *given, **named: shifted(NativeModel(*given, **named), SHIFTS[shift])
+        lowering, "NativeModel", lambda *given, **named: shifted(NativeModel(*given, **named), SHIFTS[shift])
     )
     loaded = lower_model(fresh("llama", **SIZES))
     assert loaded.model.self_check is not None
@@ -89,7 +90,7 @@ def test_a_second_start_notices_a_tree_that_has_other_bits(
     folder = drafter_folder("llama", tmp_path, distance=0.0, **DEEP)
     assert load_model(folder, dtype="float32").model.is_exact
     monkeypatch.setattr(
-        "draftree.loading.packed_start.NativeModel",
+        "draftree.loading.native_start.NativeModel",
         lambda *given, **named: shifted(NativeModel(*given, **named), SHIFTS["company"]),
     )
     load_model(folder, dtype="float32")

@@ -11,7 +11,7 @@ import torch
 
 from draftree import LLM, Completion, SamplingParams
 from draftree.core.errors import UnsupportedModelError
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from families import (
     CACHED,
     DIVIDED,

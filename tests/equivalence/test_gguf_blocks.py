@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from block_files import written
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.prepared import is_block_file, prepared_folder
-from draftree.loading.resolve import resolve_model
-from draftree.weights.block_kinds import KINDS
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.resolve import is_block_file, prepared_folder, resolve_model
+from draftree.weights.gguf_file import KINDS
 from native_samples import in_c
 from second_starts import logits as logits_of
 from slot_samples import at_once

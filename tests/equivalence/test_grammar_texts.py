@@ -109,7 +109,7 @@ def test_a_model_drafts_under_the_mask(tree: str, verify: str, monkeypatch: pyte
 
 
 def _loaded() -> Any:
-    from draftree.loading.load import LoadedModel
+    from draftree.loading.loaded import LoadedModel
 
     return LoadedModel(model(1, 1.8), None, (), "small")
 

@@ -13,7 +13,7 @@ from draftree.models.native import decoder as decoders
 from draftree.models.native.decoder import NativeDecoder, plan_rows
 from draftree.models.native.library import RowBlocks, library, table_of
 from draftree.models.native.structures import CLinear
-from draftree.weights.block_kinds import KINDS
+from draftree.weights.gguf_file import KINDS
 from native_builds import BUILDS, EACH_BUILD, built
 from native_samples import in_c
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Extend, LanguageModel, Pass
 from families import drafter_folder, fresh, prompts
 from slot_samples import at_once, filled

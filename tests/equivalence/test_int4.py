@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.loading import load as loading
+from draftree.loading import lowering
 from draftree.loading.load import load_model
-from draftree.loading.packed_products import rounded
-from draftree.loading.packed_reference import with_rounded_inputs
-from draftree.loading.packed_start import packed_folders
+from draftree.loading.native_start import packed_folders
+from draftree.loading.references import rounded, with_rounded_inputs
 from draftree.models.native.library import HEAD_KIND, LAYER_KIND, library, table_of
 from draftree.models.native.model import NativeModel
 from draftree.models.native.structures import CLinear
@@ -99,7 +98,7 @@ def test_memory_of_experts_is_that_of_the_bits() -> None:
 def test_a_second_start_quantizes_nothing(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh(family, **(SIZES | FAMILIES[family])).save_pretrained(tmp_path / "model")
     first = load_model(tmp_path / "model", quantization="int4", dtype="bfloat16")
-    monkeypatch.setattr(loading, "lower_model", lambda *_, **__: pytest.fail("the packed weights are saved"))
+    monkeypatch.setattr(lowering, "lower_model", lambda *_, **__: pytest.fail("the packed weights are saved"))
     second = load_model(tmp_path / "model", quantization="int4", dtype="bfloat16")
     assert torch.equal(logits(first), logits(second))
     (folder,) = (found for found, _ in packed_folders())

@@ -33,7 +33,7 @@ from draftree.models.native.decoder import NativeDecoder, plan_rows
 from draftree.models.native.library import FORMATS, CSearch, library, table_of
 from draftree.models.native.model import NativeModel
 from draftree.models.native.structures import STRUCTURES, CLinear, require_same_layout
-from draftree.weights.block_kinds import KINDS
+from draftree.weights.gguf_file import KINDS
 from native_samples import lowered, text
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")

@@ -12,7 +12,8 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError
 from draftree.drafters.model import model_reader
-from draftree.loading.load import load_model, lower_model
+from draftree.loading.load import load_model
+from draftree.loading.lowering import lower_model
 from draftree.models.native import decoder
 from draftree.models.native.blueprint import RMS_NORM, read_ropes
 from draftree.models.native.build import NativeUnavailableError, built_library

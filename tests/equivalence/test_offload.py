@@ -158,7 +158,7 @@ def test_a_model_is_packed_once_and_then_starts_from_its_file(folder: Path, monk
 
 
 def test_a_model_whose_rows_differ_by_shape_is_not_exact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.loading.packed_start.rounds_alike", lambda *_: False)
+    monkeypatch.setattr("draftree.loading.native_start.rounds_alike", lambda *_: False)
     first = load_model(folder, dtype="float32", offload=budget(folder))
     assert not first.model.is_exact
     assert not load_model(folder, dtype="float32", offload=budget(folder)).model.is_exact
@@ -231,7 +231,7 @@ def test_malformed_memory_is_refused_before_the_model_is_resolved() -> None:
 
 
 def test_torch_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.loading.offloading.find_spec", lambda _: None)
+    monkeypatch.setattr("draftree.loading.load.find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match="package 'accelerate'"):
         load_model(folder, dtype="float32", kernels="torch", offload="8GB")
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.loading.load import load_model
-from draftree.loading.packed_start import packed_folders
+from draftree.loading.native_start import packed_folders
 from draftree.weights.packed_checkpoint import PackedCheckpoint, quantization_of
 from families import VOCAB_SIZE
 from native_samples import in_c

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from block_kinds import rounded_inputs
-from draftree.loading import packed_reference as references
-from draftree.loading.load import load_model, lower_model
-from draftree.loading.lowering_seq2seq import lower_encoder_decoder
-from draftree.loading.packed_products import PackedExperts, rounded
-from draftree.loading.packed_reference import ROUNDED_TOLERANCE, packed_reference, whole_reference
-from draftree.loading.packed_start import packed_folders, remove_packed
+from draftree.loading import references
+from draftree.loading.load import load_model
+from draftree.loading.lowering import lower_encoder_decoder, lower_model
+from draftree.loading.native_start import packed_folders, remove_packed
+from draftree.loading.references import ROUNDED_TOLERANCE, PackedExperts, packed_reference, rounded, whole_reference
 from draftree.models.check import QUANTIZED_TOLERANCE, check, reference_logits
 from draftree.models.native.build import NativeMismatchError
 from draftree.models.native.describe import plan_model

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from block_files import written
 from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.loading import block_start, packed_start
-from draftree.loading import load as loading
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading import blocks, lowering, native_start
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.native import build, packed
 from draftree.models.native.build import PACKING
 from families import fresh
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture(params=["gguf", *FOLDERS])
 def load(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Start a model whose packed weights are kept."""
-    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    monkeypatch.setattr(native_start, "LEAST_KEPT", 0)
     if request.param == "gguf":
         return partial(load_model, written(tmp_path, kind="Q4_0", others={"ffn_down": "Q8_0"}))
     model = fresh("qwen3", **SIZES, tie_word_embeddings=request.param != "int8")
@@ -66,14 +66,14 @@ def ended() -> int:
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no start after this one pack weights."""
-    monkeypatch.setattr(block_start, "_first_start", lambda *_, **__: pytest.fail("the structure is recorded"))
-    monkeypatch.setattr(loading, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
+    monkeypatch.setattr(blocks, "_first_start", lambda *_, **__: pytest.fail("the structure is recorded"))
+    monkeypatch.setattr(lowering, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
     monkeypatch.setattr(packed.PackedWeights, "_linear", lambda *_, **__: pytest.fail("the weights are packed"))
 
 
 def test_a_second_start_reads_packed_weights(load: Load, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load()
-    ((folder, size),) = packed_start.packed_folders()
+    ((folder, size),) = native_start.packed_folders()
     assert folder.parent == store.parent / "packed"
     assert abs(size - first.model.footprint.weights) < 128 << 10
     refuse(monkeypatch)
@@ -85,7 +85,7 @@ def test_a_second_start_reads_packed_weights(load: Load, store: Path, monkeypatc
 
 def test_each_dtype_of_keys_has_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [logits(load_model(path, dtype=dtype)) for dtype in ("float32", "bfloat16")]
-    assert len(packed_start.packed_folders()) == 2
+    assert len(native_start.packed_folders()) == 2
     refuse(monkeypatch)
     assert torch.equal(logits(load_model(path, dtype="bfloat16")), found[1])
 
@@ -94,9 +94,9 @@ def test_a_copy_that_is_gone_or_damaged_is_made_again(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = logits(load())
-    ((folder, _),) = packed_start.packed_folders()
+    ((folder, _),) = native_start.packed_folders()
     shutil.rmtree(folder)
-    monkeypatch.setattr(loading, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
+    monkeypatch.setattr(lowering, "lower_model", lambda *_, **__: pytest.fail("the structure is recorded"))
     assert torch.equal(logits(load()), first)
     weights = folder / "weights.bin"
     damaged = bytearray(weights.read_bytes())
@@ -113,7 +113,7 @@ def test_a_copy_that_is_gone_or_damaged_is_made_again(
 def test_files_that_changed_with_equal_sizes_and_times_are_read_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    monkeypatch.setattr(native_start, "LEAST_KEPT", 0)
     fresh("qwen3", **SIZES).save_pretrained(tmp_path / "model")
     load_model(tmp_path / "model", **FOLDERS[kind])
     path = tmp_path / "model" / "model.safetensors"
@@ -128,7 +128,7 @@ def test_files_that_changed_with_equal_sizes_and_times_are_read_again(
 def test_weights_that_are_renamed_while_they_are_read_are_kept_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_start, "LEAST_KEPT", 0)
+    monkeypatch.setattr(native_start, "LEAST_KEPT", 0)
     fresh("llama", **SIZES, tie_word_embeddings=True).model.save_pretrained(tmp_path / "inner")
     first = logits(load_model(tmp_path / "inner"))
     refuse(monkeypatch)
@@ -138,7 +138,7 @@ def test_weights_that_are_renamed_while_they_are_read_are_kept_packed(
 def test_small_models_are_not_kept(tmp_path: Path) -> None:
     fresh("qwen3", **SIZES).save_pretrained(tmp_path / "model")
     load_model(tmp_path / "model")
-    assert packed_start.packed_folders() == []
+    assert native_start.packed_folders() == []
 
 
 def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
@@ -148,15 +148,15 @@ def test_what_a_killed_process_left_is_removed(path: Path, store: Path) -> None:
         (one / "weights.bin").write_bytes(bytes(1000))
     load_model(path)
     assert [one.exists() for one in left] == [False, True]
-    assert len(packed_start.packed_folders()) == 1
+    assert len(native_start.packed_folders()) == 1
 
 
 def test_without_copies_every_start_packs(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(packed_start.SWITCH, "0")
+    monkeypatch.setenv(native_start.SWITCH, "0")
     first = logits(load())
-    assert packed_start.packed_folders() == []
+    assert native_start.packed_folders() == []
     assert torch.equal(logits(load()), first)
-    monkeypatch.setenv(packed_start.SWITCH, "yes")
+    monkeypatch.setenv(native_start.SWITCH, "yes")
     with pytest.raises(ConfigurationError, match="DRAFTREE_PACKED is 'yes'"):
         load()
 
@@ -176,11 +176,11 @@ def half_full(_: Path) -> Any:
 def test_a_full_disk_costs_only_the_copy(
     load: Load, broken: str, words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(f"draftree.loading.packed_start.{broken}", full if broken == "save_store" else half_full)
+    monkeypatch.setattr(f"draftree.loading.native_start.{broken}", full if broken == "save_store" else half_full)
     with caplog.at_level(logging.INFO, logger="draftree"):
         first = logits(load())
     assert words in caplog.text
-    assert packed_start.packed_folders() == []
+    assert native_start.packed_folders() == []
     assert torch.equal(logits(load()), first)
 
 
@@ -194,14 +194,14 @@ def test_commands_list_and_remove_copies(
 ) -> None:
     folder = load_model(path).folder
     assert folder is not None
-    ((copy, size),) = packed_start.packed_folders()
+    ((copy, size),) = native_start.packed_folders()
     assert run(["models", "cache"]) == 0
     assert f"{size:,}" in capsys.readouterr().out
     assert run(["models", "cache", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["packed"] == [{"folder": str(copy), "bytes": size}]
     assert run(["models", "cache", "--clear"]) == 0
     assert "1 copies of packed weights" in capsys.readouterr().err
-    assert packed_start.packed_folders() == []
+    assert native_start.packed_folders() == []
     load_model(path)
     assert run(["models", "remove", folder.name]) == 0
-    assert packed_start.packed_folders() == []
+    assert native_start.packed_folders() == []

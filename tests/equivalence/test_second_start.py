@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from draftree import LLM, SamplingParams
 from draftree.cli import models
 from draftree.core.errors import ModelLoadError
-from draftree.loading import load as loading
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.warm_start import native_start as load_start
+from draftree.loading import lowering, native_start
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from families import drafter_folder, fresh
 from native_samples import in_c
 from second_starts import OPTIONS, SIZES, logits
@@ -173,7 +173,7 @@ def test_other_versions_are_another_start(
         "__version__": "0",
         "library": lambda: SimpleNamespace(path=Path("other.so")),
     }[name]
-    monkeypatch.setattr(load_start, name, other)
+    monkeypatch.setattr(native_start, name, other)
     load_model(folder)
     assert len(reads) == 2
 
@@ -201,14 +201,14 @@ def test_weights_changed_with_equal_times_are_detected(
 def test_a_record_of_the_wrong_weights_is_detected(
     folder: Path, store: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = loading.places_in_files
+    places = lowering.places_in_files
 
     def swapped(*given: Any) -> Any:
         found = places(*given)
         first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
         return found | {first: found[second], second: found[first]}
 
-    monkeypatch.setattr(loading, "places_in_files", swapped)
+    monkeypatch.setattr(lowering, "places_in_files", swapped)
     first, second = (load_model(folder, dtype="float32") for _ in range(2))
     assert len(reads) == 2
     assert torch.equal(logits(first), logits(second))

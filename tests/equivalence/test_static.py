@@ -14,7 +14,9 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
-from draftree.loading.load import LoadedModel, load_model, wrap_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Extend, LayerSubset, Pass
 from draftree.models.torch import static as static_passes
 from draftree.models.torch.hf import HFModel

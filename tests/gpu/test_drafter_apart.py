@@ -10,7 +10,7 @@ import torch
 from draftree import LLM, SamplingParams
 from draftree.drafters.wrappers.ahead import Overlap
 from draftree.engine.alternating import Alternation
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from families import drafter_folder, fresh, prompts
 
 pytestmark = [

@@ -7,7 +7,7 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.build import measure_costs
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import Commit, Extend, Pass
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.static import Shapes

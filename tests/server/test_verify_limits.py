@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from draftree import SamplingParams
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, VocabularyMismatchError
-from draftree.loading.remote import require_same_tokenizer
+from draftree.loading.loaded import require_same_tokenizer
 from draftree.remote.address import RefusedError, RemoteAddress
 from draftree.remote.link import Link, Patience
 from draftree.remote.protocol import VERSION

@@ -17,7 +17,8 @@ import torch
 
 from draftree import LLM, SamplingParams
 from draftree.core.types import RoundRecord
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import library

@@ -20,7 +20,7 @@ from draftree.core.types import Budget
 from draftree.drafters.base import LoadedDraftModel, SequenceView
 from draftree.drafters.tree_builder.builder import TreeBuilder, parse_shape
 from draftree.drafters.tree_builder.model_stepper import ModelStepper
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.table import hashed, near
 from draftree.sampling.history import History
 from draftree.verifiers.base import NoiseSource

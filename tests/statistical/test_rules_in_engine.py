@@ -31,7 +31,7 @@ from draftree.engine import round
 from draftree.engine.engine import Engine
 from draftree.engine.parts import EngineParts
 from draftree.engine.requests import SequenceFactory
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.sampling.distributions import DistributionRows
 from draftree.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.table import Table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import LLM
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
 from draftree.train.data.capture import Capture, CaptureSettings

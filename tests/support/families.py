@@ -17,7 +17,7 @@ from packaging.version import Version
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.base import LanguageModel
 
 VOCAB_SIZE = 96

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from draftree.loading.lowering_seq2seq import lower_encoder_decoder
+from draftree.loading.lowering import lower_encoder_decoder
 from draftree.models.native.seq2seq.model import NativeEncoderDecoder
 from seq2seq_samples import SIZES, T5_SIZES, WHISPER_SIZES
 

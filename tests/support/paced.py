@@ -12,8 +12,8 @@ from typing import Any
 
 from draftree import LLM
 from draftree.drafters import drafts
-from draftree.loading.load import LoadedModel
-from draftree.loading.targets import load_target
+from draftree.loading.load import load_target
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.models.memory import Footprint
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftree.core.errors import WeightsError
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
 
 UNREACHABLE = ("cannot be reached", "no 'npm' was found")

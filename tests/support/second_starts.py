@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, Pass
 from families import VOCAB_SIZE
 

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import LLM, AsyncLLM, SamplingParams
 from draftree.loading.first_layers import load_first_layers
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, Pass
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Connector, Link

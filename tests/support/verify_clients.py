@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from draftree import LLM, SamplingParams
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.remote.address import RemoteAddress
 from draftree.remote.link import Connector, Link, Patience
 from draftree.remote.target import RemoteModel

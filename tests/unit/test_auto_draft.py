@@ -13,7 +13,8 @@ from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.dropin.inputs import Drafting
 from draftree.lab.bench.methods import our_methods
 from draftree.loading.auto_draft import AutoCandidate
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 

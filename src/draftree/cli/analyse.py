@@ -177,7 +177,7 @@ def record_all(
     from draftree.cli.runs import fetch_and_load, run_facts
     from draftree.lab.bench.workload import SHIPPED, encode, read_workload
     from draftree.lab.figures.runs import Recorder
-    from draftree.loading.targets import tokenizer_of
+    from draftree.loading.loaded import tokenizer_of
 
     file, categories, limit = prompts
     workload = read_workload(file or SHIPPED).choose(categories, limit)

@@ -31,8 +31,7 @@ from draftree.core.errors import (
 from draftree.drafters import NO_DRAFT, drafts
 from draftree.engine.sequence import Update
 from draftree.llm import LLM
-from draftree.loading.loaded import LoadedModel
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.loaded import LoadedModel, load_tokenizer
 from draftree.outputs import Completion, CompletionStats, completion_of, stats_of
 from draftree.remote.address import is_remote
 from draftree.sampling.params import SamplingParams

@@ -20,7 +20,7 @@ from draftree.drafters import AUTO_DRAFT
 if TYPE_CHECKING:
     from draftree.cli.runs import Run, Setup
     from draftree.llm import LLM
-    from draftree.loading.load import LoadedModel
+    from draftree.loading.loaded import LoadedModel
     from draftree.sampling.params import SamplingParams
 
 __all__ = ["DEMO_PROMPTS", "DemoPrompt", "demo", "verdict"]

@@ -28,7 +28,7 @@ from draftree.core.host import ranges
 if TYPE_CHECKING:
     from draftree.engine.memory import SlotEstimate
     from draftree.lab.doctor import Diagnosis, DoctorSettings, DraftReport, MachineReport, ModelReport
-    from draftree.weights.block_kinds import BlockShare
+    from draftree.weights.gguf_file import BlockShare
 
 __all__ = ["doctor"]
 

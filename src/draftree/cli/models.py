@@ -19,9 +19,14 @@ from draftree.cli.options import AsJson, complete_cached, complete_model
 from draftree.cli.render import resolve_with_bar, short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, harmless, suggestion
 from draftree.core.files import expanded
-from draftree.loading.prepared import gguf_path, prepared_folder
-from draftree.loading.requirements import require_clients, require_extras
-from draftree.loading.resolve import hub_cache, resolve_model
+from draftree.loading.resolve import (
+    gguf_path,
+    hub_cache,
+    prepared_folder,
+    require_clients,
+    require_extras,
+    resolve_model,
+)
 from draftree.weights.cache import Cache
 from draftree.weights.catalogue import CATALOGUE, CatalogueEntry
 from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_sums, is_block_description
@@ -38,9 +43,9 @@ def show_cache(
     if clear and as_json:
         raise typer.BadParameter("--clear has no output: leave one of them out", param_hint="--json")
     # here, since they import torch
-    from draftree.loading.packed_start import SWITCH as PACKED_SWITCH
-    from draftree.loading.packed_start import keeps_packed, packed_folders, remove_packed
-    from draftree.loading.warm_start.store import SWITCH, Store
+    from draftree.loading.native_start import SWITCH as PACKED_SWITCH
+    from draftree.loading.native_start import keeps_packed, packed_folders, remove_packed
+    from draftree.loading.records import SWITCH, Store
 
     store, packed = Store(), packed_folders()
     if clear:
@@ -190,7 +195,10 @@ def remove_models(names: CachedNames) -> None:
             known = [*cache.names(), *hub]
             held = suggestion(name, known) if known else "the cache is empty"
             raise ModelNotFoundError(f"'{name}' is not in the cache, so it cannot be removed: {held}")
-    from draftree.loading.packed_start import packed_folders, remove_packed  # it imports torch
+    from draftree.loading.native_start import (
+        packed_folders,
+        remove_packed,  # it imports torch
+    )
 
     console = Console(stderr=True)
     for name in wanted:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from draftree.core.errors import harmless
-from draftree.weights.progress import Step, steps
+from draftree.weights.cache import Step, steps
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -189,7 +189,7 @@ def write(text: str) -> None:
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
     """Call `prepared_folder` with progress bars; bars appear only for slow steps."""
-    from draftree.loading.prepared import prepared_folder
+    from draftree.loading.resolve import prepared_folder
 
     with progress_bars(name) as report:
         return prepared_folder(name, fetch=fetch, progress=report)

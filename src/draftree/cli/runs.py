@@ -31,8 +31,8 @@ from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.engine.sequence import Piece, Update
 from draftree.llm import LLM
-from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.models.base import LanguageModel
 from draftree.outputs import Completion
 from draftree.remote.address import is_remote

@@ -400,7 +400,7 @@ def say_head(run: Run, result: HeadResult) -> None:
 def say_worth(result: HeadResult) -> None:
     """Print whether a head pays; remember one that does for `auto`."""
     from draftree.core.files import read_json
-    from draftree.loading.trained import TrainedHead, keep_trained
+    from draftree.loading.auto_draft import TrainedHead, keep_trained
     from draftree.train.finishing import RECIPE
 
     modes = result.evaluation.facts().values()

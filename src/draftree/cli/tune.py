@@ -270,7 +270,7 @@ def say_differences(search: DraftSearch) -> None:
 
 def conclude(search: DraftSearch, *, save: bool) -> bool:
     """Print the fastest drafter, and keep it if wanted; returns whether there is one to keep."""
-    from draftree.loading.tuned import keep_tuned
+    from draftree.loading.auto_draft import keep_tuned
 
     found = search.result()
     if found is None or found.texts < FEWEST_TEXTS:
@@ -300,7 +300,7 @@ def show_kept(model: str | None) -> None:
     Raises:
         ConfigurationError: a file is damaged.
     """
-    from draftree.loading.tuned import all_tuned
+    from draftree.loading.auto_draft import all_tuned
 
     found = [one for one in all_tuned() if model in (None, one.model, one.fingerprint)]
     if not found:
@@ -321,7 +321,7 @@ def forget_kept(model: str | None) -> None:
         ConfigurationError: no model was named, or nothing is kept for it.
     """
     from draftree.lab.tune.contest import forget_journals
-    from draftree.loading.tuned import all_tuned, forget_tuned
+    from draftree.loading.auto_draft import all_tuned, forget_tuned
 
     if model is None:
         raise typer.BadParameter("name the model whose results are removed", param_hint="MODEL")

@@ -36,11 +36,11 @@ from draftree.drafters.tree_builder.vocabularies import (
     translation_between,
 )
 from draftree.loading.apart import load_apart
-from draftree.loading.choices import QUANTIZATIONS
-from draftree.loading.in_blocks import quantization_beside
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.prepared import prepared_folder
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.blocks import quantization_beside
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel, load_tokenizer
+from draftree.loading.options import QUANTIZATIONS
+from draftree.loading.resolve import prepared_folder
 from draftree.models.memory import Footprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.source import EncoderDecoder

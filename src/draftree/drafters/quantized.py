@@ -19,7 +19,7 @@ from draftree.core.errors import ConfigurationError, UnsupportedModelError, sugg
 from draftree.drafters.base import DraftContext
 from draftree.drafters.tree_builder.builder import Shape, TreeBuilder, TreeBuildingDrafter, parse_shape
 from draftree.drafters.tree_builder.target_stepper import PartialStepper
-from draftree.loading.choices import QUANTIZATIONS
+from draftree.loading.options import QUANTIZATIONS
 from draftree.models.base import ALL_LAYERS
 from draftree.models.memory import Footprint
 

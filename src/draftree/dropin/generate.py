@@ -43,7 +43,7 @@ from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
 from draftree.loading.lending import borrowed, is_padding_counted
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.source import EncoderDecoder, HiddenSource
 from draftree.models.torch.inspection import turning_length
 from draftree.outputs import CompletionStats, stats_of

@@ -14,8 +14,8 @@ from draftree.build import decide
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.drafters import AUTO_DRAFT
 from draftree.dropin.refusals import WITHOUT, refuse_cache
-from draftree.loading.load import LoadedModel
-from draftree.loading.reading import first_line
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.transformers_model import first_line
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.check import TOLERANCE
 from draftree.models.source import HiddenSource

@@ -25,7 +25,7 @@ from draftree.core.tree import EMPTY, TokenTree, depths, follow
 from draftree.core.types import Budget, Verdict
 from draftree.drafters import drafts
 from draftree.drafters.base import Observation, SequenceView
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Edit, LanguageModel, Pass, PassResult, Slot
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History

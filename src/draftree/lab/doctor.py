@@ -22,13 +22,12 @@ from draftree.drafters.base import LoadedDraftModel
 from draftree.engine.memory import SlotEstimate, estimate_slots
 from draftree.engine.parts import EngineParts
 from draftree.lab.bench.passes import Speeds, bytes_of_pass, cache_sizes, measure_speeds, time_passes, weights_of_pass
-from draftree.loading.choices import has_native_bfloat16, require_known, require_kv_dtype, resolve_device, resolve_dtype
-from draftree.loading.in_blocks import GGUF
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.prepared import gguf_path, prepared_folder
+from draftree.loading.blocks import GGUF
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel, kernels_of_drafter, load_tokenizer
+from draftree.loading.options import has_native_bfloat16, require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.provenance import machine, versions
-from draftree.loading.targets import kernels_of_drafter
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.resolve import gguf_path, prepared_folder
 from draftree.models.base import LanguageModel
 from draftree.models.memory import Footprint, free_memory
 from draftree.models.native.build import NativeUnavailableError, find_compiler
@@ -36,8 +35,7 @@ from draftree.models.native.library import library
 from draftree.text.retokenize import VocabularyComparison, compare_vocabularies
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Guarantee
-from draftree.weights.block_kinds import BlockShare, block_shares
-from draftree.weights.gguf_file import forget_gguf, read_gguf
+from draftree.weights.gguf_file import BlockShare, block_shares, forget_gguf, read_gguf
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from draftree.core.errors import ConfigurationError, UnsupportedModelError
+from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, expanded, read_json
-from draftree.loading.reading import first_line
 from draftree.loading.resolve import PATH_LIKE
-from draftree.models.check import CheckResult, ReferenceLogits, check
 from draftree.models.source import EncoderDecoder
-from draftree.models.torch.packing import can_pack
-from draftree.models.torch.seq2seq.model import HFEncoderDecoder
-from draftree.models.torch.seq2seq.sources import reference_logits
-from draftree.sampling.decoding_rules import DecodingRules
 from draftree.weights.cache import Cache
-
-logger = logging.getLogger(__name__)
 
 
 def is_encoder_decoder(folder: Path) -> bool:
@@ -117,74 +108,3 @@ def require_drafter(name: str, traits: SourceTraits) -> None:
             "source it cannot read: use model:NAME with a model of the same tokenizer, or suffix or ngram, which copy "
             "from the source too"
         )
-
-
-def wrap_encoder_decoder(
-    model: Any, name: str, *, packed: bool = False, rules: DecodingRules | None = None
-) -> HFEncoderDecoder:
-    """Return a checked model. One whose trees are not scored exactly is limited to chains.
-
-    Args:
-        model: a `…ForConditionalGeneration` in evaluation mode; its attention implementation is replaced.
-        name: name in messages.
-        packed: whether the float32 weights of its decoder may be replaced by packed ones.
-        rules: settings of every text; None to read them from its generation configuration.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
-    """
-    kind, implementation = type(model).__name__, model.config._attn_implementation
-    try:
-        reference = reference_logits(model)  # before the attention is replaced
-    except UnsupportedModelError:
-        raise
-    except Exception as error:  # a model's own code may raise anything
-        raise UnsupportedModelError(
-            f"{kind} fails in its own forward pass ({first_line(error)}): its architecture is not supported"
-        ) from error
-    try:
-        ours = HFEncoderDecoder(model, rules)
-        result = _checked(ours, reference, packed=packed)
-    except UnsupportedModelError:
-        _restore(model, implementation)
-        raise
-    except Exception as error:  # as above, now with our attention in it
-        _restore(model, implementation)
-        raise UnsupportedModelError(
-            f"{kind} fails with our attention in its decoder ({first_line(error)}): its architecture is not supported"
-        ) from error
-    if not result.chains_ok:
-        _restore(model, implementation)
-        raise UnsupportedModelError(
-            f"{kind} gives other logits from stored keys and values than in one pass (error {result.chain_error:.1e} "
-            "of their spread): its architecture is not supported"
-        )
-    ours.supports_trees, ours.self_check = result.trees_ok, result
-    if not result.trees_ok:
-        logger.warning("%s: trees are not scored exactly (error %.1e): chains only", name, result.tree_error)
-    if ours.rules.note:
-        logger.warning("%s", ours.rules.note)
-    return ours
-
-
-def _checked(model: HFEncoderDecoder, reference: ReferenceLogits, *, packed: bool) -> CheckResult:
-    """Check a model; one whose decoder as a function computes something else runs its modules."""
-    if model.function is not None:
-        try:
-            result = check(model, reference)
-            if result.chains_ok and result.trees_ok:
-                if not packed or not can_pack(model.device, model.dtype):
-                    return result
-                model.pack()
-                return check(model, reference)
-            reason = f"error {max(result.chain_error, result.tree_error):.1e}"
-        except Exception as error:  # the modules may differ from those that are known
-            reason = first_line(error)
-        logger.info("%s: passes run the modules of the decoder (%s)", model.kind, reason)
-        model.run_modules()
-    return check(model, reference)
-
-
-def _restore(model: Any, implementation: Any) -> None:
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(implementation)

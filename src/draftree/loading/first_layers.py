@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ConfigurationError, UnsupportedModelError
-from draftree.loading.choices import require_known
 from draftree.loading.encoder_decoder import is_encoder_decoder
-from draftree.loading.load import lower_model, wrap_model
-from draftree.loading.prepared import gguf_path
-from draftree.loading.reading import PART_OF, quiet, read_model
-from draftree.loading.resolve import resolve_model
+from draftree.loading.lowering import lower_model
+from draftree.loading.options import require_known
+from draftree.loading.resolve import gguf_path, resolve_model
+from draftree.loading.transformers_model import PART_OF, quiet, read_model, wrap_model
 from draftree.models.kv.slotted import SlottedModel
 from draftree.models.native.build import NativeUnavailableError
 from draftree.weights.packed_checkpoint import quantization_of

@@ -13,9 +13,8 @@ from threading import RLock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from draftree.loading.encoder_decoder import wrap_encoder_decoder
-from draftree.loading.load import LoadedModel
-from draftree.loading.wrapping import wrap_checked
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.transformers_model import wrap_checked, wrap_encoder_decoder
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
 from draftree.models.torch.inspection import padding_counts

@@ -4,59 +4,136 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
+from draftree.core.errors import (
+    ConfigurationError,
+    ModelLoadError,
+    UnsupportedModelError,
+)
 from draftree.core.files import code_named_in
-from draftree.core.host import address_space_limit, return_free_memory
-from draftree.loading.choices import require_known, resolve_device, resolve_dtype
+from draftree.core.host import address_space_limit
+from draftree.loading.blocks import InBlocks, WeightChoice, load_in_blocks
 from draftree.loading.encoder_decoder import (
     is_encoder_decoder,
     reader_class,
     refuse_kernels,
     refuse_offload,
 )
-from draftree.loading.endings import eos_ids_in
-from draftree.loading.in_blocks import InBlocks, WeightChoice, load_in_blocks
-from draftree.loading.kv_dtype import require_kv_dtype, with_kv_dtype
-from draftree.loading.loaded import LoadedModel
-from draftree.loading.offloading import (
-    NO_STREAM,
-    Offload,
-    offload_folder,
-    torch_placement,
-)
-from draftree.loading.packed_start import PackedStart
-from draftree.loading.reading import first_line, read_model
+from draftree.loading.loaded import LoadedModel, sampling_of
+from draftree.loading.native_start import PackedStart, start_key
+from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.resolve import resolve_model
-from draftree.loading.warm_start.native_start import start_key
-from draftree.loading.wrapping import wrap_model
-from draftree.models.check import NATIVE_LENGTHS, QUANTIZED_TOLERANCE, check, reference_logits, rounds_alike
+from draftree.loading.transformers_model import eos_ids_in, read_model, wrap_model
+from draftree.models.base import LanguageModel
+from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
 from draftree.models.native.model import NativeModel
-from draftree.models.native.streaming.model import BudgetError
-from draftree.models.native.weights import ModelWeights, places_in_files
+from draftree.models.native.streaming.model import parse_size
 from draftree.models.torch.static import Shapes
 from draftree.remote.address import is_remote
-from draftree.weights.cache import Cache
-from draftree.weights.progress import steps
-from draftree.weights.sums import is_distrusted
+from draftree.sampling.params import NEUTRAL
+from draftree.weights.cache import Cache, is_distrusted, steps
 
-__all__ = ["LoadedModel", "eos_ids_in", "load_model", "lower_model", "wrap_model"]
+logger = logging.getLogger(__name__)
+
+NO_STREAMING = "passes through torch were requested, or passes in C are not available here"
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """Options of a target whose weights are read in every pass.
+
+    Attributes:
+        memory: memory for its weights, such as "8GB".
+        kernels: as for `load_model`.
+        quantization: as for `load_model`.
+        trust_remote_code: as for `load_model`.
+
+    Raises:
+        ConfigurationError: malformed memory, or kernels that cannot read weights in a pass.
+    """
+
+    memory: str | int
+    kernels: str
+    quantization: str | None
+    trust_remote_code: bool
+
+    def __post_init__(self) -> None:
+        parse_size(self.memory)
+        if self.kernels == "graphs":
+            raise ConfigurationError(
+                "kernels 'graphs' replay fixed addresses, and offloaded weights move: use 'auto', or leave offload out"
+            )
+
+
+def torch_placement(device: torch.device, offload: str | int, folder: Path) -> Mapping[str, Any]:
+    """Return the arguments of `from_pretrained` with which accelerate places the modules of a model.
+
+    Args:
+        device: device of the passes.
+        offload: memory for weights on it, such as "8GB".
+        folder: an existing folder for weights that fit nowhere else and are in no safetensors file.
+
+    Raises:
+        ConfigurationError: malformed memory, or accelerate is not installed.
+    """
+    budget = parse_size(offload)
+    if find_spec("accelerate") is None:
+        raise ConfigurationError(
+            f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "
+            "or use a model and a device with passes in C"
+        )
+    memory: dict[Any, int] = {"cpu": budget}
+    if device.type == "cuda":
+        memory = {device.index or 0: budget, "cpu": free_memory(torch.device("cpu")) or budget}
+    return {"device_map": "auto", "max_memory": memory, "offload_folder": str(folder)}
+
+
+def offload_folder() -> Path:
+    """Return the folder of the cache in which accelerate may write weights; creates it."""
+    place = Cache().root / "offloaded"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
+    """Return a model whose slots store keys and values in this format.
+
+    Args:
+        loaded: a model without open slots.
+        kv_dtype: "int8".
+
+    Raises:
+        NativeUnavailableError: its passes do not run in C.
+        UnsupportedModelError: it is an encoder-decoder model.
+    """
+    model = loaded.model
+    if not isinstance(model, NativeModel):
+        where = "on another machine" if loaded.kernels == "remote" else "through torch"
+        why = loaded.why_torch or f"they run {where}"
+        raise NativeUnavailableError(
+            f"kv_dtype is '{kv_dtype}', which needs passes in C, and '{loaded.name}' has none here: {why}"
+        )
+    try:
+        model.use_kv_dtype(kv_dtype)
+    except UnsupportedModelError as error:
+        raise ConfigurationError(str(error)) from error
+    return loaded
+
 
 LEAST_ADDRESS_SPACE = 1 << 30
 """Bytes that the imports of torch and transformers take: 1,008 MiB with one thread of OpenBLAS on x86-64 without CUDA.
 
 With less, OpenBLAS may try again for ever to allocate its buffers.
 """
-
-logger = logging.getLogger(__name__)
 
 
 def load_model(
@@ -114,7 +191,9 @@ def load_model(
     kind = resolve_dtype(dtype, where)
     resolved = load_in_blocks(name, kind, WeightChoice(kernels, quantization, offload, where))
     if isinstance(resolved, InBlocks):
-        return _lowered(resolved.model, resolved.folder, resolved.eos_ids, name=str(name), quantization=resolved.kind)
+        return LoadedModel.native(
+            resolved.model, resolved.folder, resolved.eos_ids, name=str(name), quantization=resolved.kind
+        )
     folder = resolved
     if is_encoder_decoder(folder):
         refuse_kernels(str(name), kernels, quantization)
@@ -127,7 +206,7 @@ def load_model(
     key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
     start = None if key is None else PackedStart(key, offload)
     if start is not None and (found := start.load()) is not None:
-        return _lowered(found[0], folder, found[1].eos_ids, name=str(name), quantization=quantization)
+        return LoadedModel.native(found[0], folder, found[1].eos_ids, name=str(name), quantization=quantization)
     if start is not None and is_distrusted(folder, Cache().root):
         folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
         key = start_key(folder, kind, quantization, is_needed=offload is not None)
@@ -137,6 +216,8 @@ def load_model(
     steps.info("%s: reading weights through transformers", name)
     why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
     if kernels in ("auto", "native"):
+        from draftree.loading.lowering import lower_model  # later starts do not need it
+
         try:
             ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, start=start)
             return replace(ours, runs_code=runs_code)
@@ -169,12 +250,12 @@ def _load_encoder_decoder(
     """
     model, why = read(), None
     if kernels in ("auto", "native"):
-        from draftree.loading.lowering_seq2seq import lower_encoder_decoder
+        from draftree.loading.lowering import lower_encoder_decoder  # later starts do not need it
 
         eos_ids = eos_ids_in(model)
         try:
             ours = lower_encoder_decoder(model, name, quantization=quantization)
-            return _lowered(ours, folder, eos_ids, name=name, quantization=quantization)
+            return LoadedModel.native(ours, folder, eos_ids, name=name, quantization=quantization)
         except NativeUnavailableError as reason:
             why = str(reason)
             if kernels == "native" or quantization is not None:
@@ -192,89 +273,79 @@ def _load_offloaded(
     trusts, why = options.trust_remote_code, None
     if start is not None:
         model = read_model(folder, kind, where, trust_remote_code=trusts)
+        from draftree.loading.lowering import lower_model  # later starts do not need it
+
         try:
             return lower_model(model, folder=folder, name=name, quantization=options.quantization, start=start)
         except NativeUnavailableError as reason:
             why = str(reason)
             del model
     if options.kernels == "native" or options.quantization is not None:
-        raise NativeUnavailableError(f"model '{name}' cannot stream its weights to native kernels: {why or NO_STREAM}")
+        raise NativeUnavailableError(
+            f"model '{name}' cannot stream its weights to native kernels: {why or NO_STREAMING}"
+        )
     placement = torch_placement(where, options.memory, offload_folder())
     model = read_model(folder, kind, where, trust_remote_code=trusts, placement=placement)
-    return replace(wrap_model(model, folder=folder, name=name), why_torch=why or NO_STREAM)
+    return replace(wrap_model(model, folder=folder, name=name), why_torch=why or NO_STREAMING)
 
 
-def lower_model(
+def load_target(
     model: Any,
+    dtype: Any,
+    device: str,
     *,
-    folder: Path | None = None,
-    name: str = "",
-    quantization: str | None = None,
-    start: PackedStart | None = None,
+    kernels: str,
+    quantization: str | None,
+    trust_remote_code: bool = False,
+    offload: str | int | None = None,
+    kv_dtype: str | None = None,
 ) -> LoadedModel:
-    """Convert a transformers model to native kernels and check it. The model's own weights are released.
-
-    Args:
-        model: a `…ForCausalLM`.
-        folder: folder of its files, if it was loaded from files.
-        name: name in messages.
-        quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
-        start: keeps what later starts need; None keeps nothing.
+    """Load or wrap the target model.
 
     Raises:
-        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
-        NativeMismatchError: the native model computes other logits; the model's weights were released.
+        ConfigurationError: an option is not possible for this kind of model.
+        ModelError: the model cannot be found or used.
     """
-    # later starts need none of these
-    from draftree.loading.packed_reference import checked_packed
-    from draftree.loading.upcast import in_float32
-    from draftree.models.native.describe import plan_model
-
-    model.eval().requires_grad_(False)
-    implementation = model.config._attn_implementation
-    eos_ids, found = eos_ids_in(model), name or type(model).__name__
-    try:
-        with in_float32(
-            model
-        ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
-            reference = reference_logits(model)
-        blueprint = plan_model(model)
-        steps.info("%s: packing weights for native kernels", found)
-        if start is None:
-            ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
-            places = None
-        else:
-            # streamed weights are larger than memory, and reading them once more takes long
-            places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
-            ours = start.build(blueprint, ModelWeights(model))
-    except (ModelLoadError, BudgetError):
-        raise
-    except NativeUnavailableError:
-        model.set_attn_implementation(implementation)
-        raise
-    except Exception as error:  # a model's own code may raise anything
-        if is_out_of_memory(error):
-            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
-        raise NativeUnavailableError(first_line(error)) from error
-    steps.info("%s: comparing logits with those of transformers", found)
-    tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
-    result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
-    if not (result.chains_ok and result.trees_ok):
-        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
-    if quantization == "int4":
-        result = checked_packed(model, ours, result)
-    is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
-    result = replace(result, is_exact=result.is_exact and is_alike)
-    ours.is_exact, ours.self_check = result.is_exact, result
-    if start is not None:
-        start.record(ours, eos_ids, places)
-    if quantization is not None:
-        ours.free_slots()  # of the comparisons
-        return_free_memory()  # of the weights before rounding
-    return _lowered(ours, folder, eos_ids, name=found, quantization=quantization)
-
-
-def _lowered(
-    model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
-) -> LoadedModel:
-    return LoadedModel(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
+    require_known(kernels, quantization)
+    require_kv_dtype(kv_dtype, kernels, device)
+    if isinstance(model, str | os.PathLike):
+        return load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            kernels=kernels,
+            quantization=quantization,
+            trust_remote_code=trust_remote_code,
+            offload=offload,
+            kv_dtype=kv_dtype,
+        )
+    if offload is not None:
+        raise ConfigurationError(
+            "offload is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
+        )
+    if kv_dtype is not None:
+        raise ConfigurationError(
+            "kv_dtype is chosen when a model is loaded, and this one is already loaded: give its name or its folder"
+        )
+    is_wrapped = isinstance(model, LoadedModel | LanguageModel)
+    if kernels == "native" or quantization is not None or (kernels == "graphs" and is_wrapped):
+        raise ConfigurationError(
+            "kernels and quantization are chosen when a model is loaded, and this one is already loaded: "
+            "give its name or its folder"
+        )
+    if dtype != "auto" or device != "auto":
+        raise ConfigurationError("dtype and device belong to a loaded model already: leave them at 'auto'")
+    if isinstance(model, LoadedModel):
+        return model
+    if isinstance(model, LanguageModel):
+        return LoadedModel(model, None, (), type(model).__name__, why_torch="it implements its own passes")
+    if not hasattr(model, "config") or not callable(model):
+        raise ConfigurationError(
+            f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
+        )
+    settings = getattr(model, "generation_config", None)
+    sampling = NEUTRAL if settings is None else sampling_of(settings.to_diff_dict(), "its generation_config")
+    if kernels == "graphs":
+        return replace(wrap_model(model, shapes=Shapes()), sampling=sampling)
+    why = None if kernels == "torch" else "it was loaded before, and its weights stay unchanged"
+    return replace(wrap_model(model), why_torch=why, sampling=sampling)

@@ -19,9 +19,7 @@ from draftree.core.errors import WeightsError
 from draftree.core.files import shown_name
 from draftree.core.host import cpu_info, cpu_name, usable_cores
 from draftree.version import __version__
-from draftree.weights.cache import Cache
-from draftree.weights.fingerprint import fingerprint
-from draftree.weights.progress import silent
+from draftree.weights.cache import Cache, fingerprint, silent
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "scikit-learn")
 """The last one is optional: with it transformers learns an assistant's confidence threshold."""

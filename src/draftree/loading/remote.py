@@ -10,21 +10,19 @@ from urllib.parse import urlencode
 
 import torch
 
-from draftree.core.errors import ConfigurationError, GenerationError, VocabularyMismatchError, require_extra
+from draftree.core.errors import ConfigurationError, GenerationError, require_extra
 from draftree.core.files import expanded
-from draftree.loading.choices import resolve_device, resolve_dtype
-from draftree.loading.load import LoadedModel
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.loaded import LoadedModel, load_tokenizer, require_same_tokenizer
+from draftree.loading.options import resolve_device, resolve_dtype
 from draftree.remote.address import FrameError, RemoteAddress
-from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests, tokenizer_fingerprint
-from draftree.text.tokenizer import Tokenizer
+from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests
 from draftree.weights.cache import Cache
 
 if TYPE_CHECKING:
     from draftree.remote.link import Welcome
     from draftree.remote.split.target import SplitModel
 
-__all__ = ["KEY_VARIABLE", "load_remote", "require_same_tokenizer"]
+__all__ = ["KEY_VARIABLE", "load_remote"]
 
 KEY_VARIABLE = "DRAFTREE_API_KEY"
 FETCH_SECONDS = 60.0
@@ -122,16 +120,3 @@ def _tokenizer_folder(address: RemoteAddress, key: str | None, welcome: Welcome)
         folder = install_files(content, where)
     require_same_tokenizer(load_tokenizer(folder), wanted)
     return folder
-
-
-def require_same_tokenizer(tokenizer: Tokenizer | None, wanted: str) -> None:
-    """Check that a tokenizer is the server's.
-
-    Raises:
-        VocabularyMismatchError: it is another one.
-    """
-    if tokenizer is not None and tokenizer_fingerprint(tokenizer) != wanted:
-        raise VocabularyMismatchError(
-            f"the tokenizer of {tokenizer.name} is not the one of the verify server: leave the tokenizer out to fetch "
-            "the server's"
-        )

@@ -1,4 +1,4 @@
-"""Resolution of a user's name for a model to a local folder that transformers can load."""
+"""Resolution of a user's name for a model to a local folder, and what is needed before it is loaded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError, suggestion
 from draftree.core.files import expanded, home_folder
 from draftree.remote.address import is_remote
-from draftree.weights.cache import DISK_FULL, Cache
+from draftree.weights.cache import DISK_FULL, Cache, Progress, silent
 from draftree.weights.catalogue import CATALOGUE
-from draftree.weights.folder_check import check_model_folder
-from draftree.weights.gguf_file import is_gguf
-from draftree.weights.install import check_sums, install_entry, install_gguf
-from draftree.weights.progress import Progress, silent
-
-__all__ = ["require_sound", "resolve_model"]
+from draftree.weights.download import require_client
+from draftree.weights.folders import check_model_folder
+from draftree.weights.gguf_file import is_gguf, other_kinds, read_gguf, require_gguf
+from draftree.weights.install import check_sums, entry_is_here, install_entry, install_gguf
 
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]*(?<![.-])", re.ASCII)
 """A repository of the hub: `owner/name`, or a name alone for old repositories without an owner."""
@@ -70,14 +68,14 @@ def resolve_model(
             "serve can use a server's model; name a folder or a model of the catalogue here"
         )
     if not spelled.strip():
-        raise ModelNotFoundError(f"no model was named: {ways_to_name()}")
+        raise ModelNotFoundError(f"no model was named: {_ways_to_name()}")
     path = expanded(spelled)
     if path.is_dir():
         check_model_folder(path)
         check_sums(path, cache)
         return path
     if path.is_file():
-        return resolve_file(path, cache, convert=convert, reason=reason, progress=progress)
+        return _resolve_file(path, cache, convert=convert, reason=reason, progress=progress)
     if not isinstance(name, str) or PATH_LIKE.match(spelled):
         raise ModelNotFoundError(f"the model '{spelled}' does not exist: no such folder or file; check the path")
     if cache.manifest(spelled) is not None:
@@ -89,7 +87,7 @@ def resolve_model(
         check_model_folder(folder)
         check_sums(folder, cache)
         return folder
-    raise ModelNotFoundError(f"there is no model '{spelled}': {names_for(spelled)}")
+    raise ModelNotFoundError(f"there is no model '{spelled}': {_names_for(spelled)}")
 
 
 def require_sound(name: str) -> None:
@@ -102,18 +100,18 @@ def require_sound(name: str) -> None:
         check_model_folder(expanded(name))
 
 
-def resolve_file(path: Path, cache: Cache, *, convert: bool, reason: str, progress: Progress) -> Path:
+def _resolve_file(path: Path, cache: Cache, *, convert: bool, reason: str, progress: Progress) -> Path:
     if is_gguf(path):
         return install_gguf(path, cache, convert=convert, reason=reason, progress=progress)
     raise ModelLoadError(f"'{path}' is not a GGUF file: name the model's folder, which contains config.json")
 
 
-def ways_to_name() -> str:
+def _ways_to_name() -> str:
     return "name a folder with config.json, a GGUF file, or a hub id 'owner/name'"
 
 
-def names_for(spelled: str) -> str:
-    return f"{suggestion(spelled, CATALOGUE)}; else {ways_to_name()}"
+def _names_for(spelled: str) -> str:
+    return f"{suggestion(spelled, CATALOGUE)}; else {_ways_to_name()}"
 
 
 def hub_folder(repository: str, *, fetch: bool) -> Path:
@@ -143,18 +141,18 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
             "accept them on its page, then log in with 'hf auth login'"
         ) from None
     except RepositoryNotFoundError:
-        if not has_owner(repository):
+        if not _has_owner(repository):
             raise ModelNotFoundError(
-                f"there is no model '{repository}' on this machine or at the hub: {names_for(repository)}"
+                f"there is no model '{repository}' on this machine or at the hub: {_names_for(repository)}"
             ) from None
         raise ModelNotFoundError(
             f"the hub has no model '{repository}' that you can access: check the spelling, or log in if it is private"
         ) from None
     except LocalEntryNotFoundError:
         why = "the hub cannot be reached" if fetch else "fetching is not allowed"
-        if not has_owner(repository):
+        if not _has_owner(repository):
             raise ModelNotFoundError(
-                f"there is no model '{repository}' on this machine, and {why}: {names_for(repository)}"
+                f"there is no model '{repository}' on this machine, and {why}: {_names_for(repository)}"
             ) from None
         raise ModelNotFoundError(
             f"the model '{repository}' is not on this machine, and {why}: name a local folder or a GGUF file, "
@@ -168,7 +166,8 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
                 "free some space, or set HF_HOME to a folder on another disk"
             ) from None
         raise WeightsError(
-            f"'{repository}' could not be fetched from the hub ({first_line(error)}): try again, or name a local folder"
+            f"'{repository}' could not be fetched from the hub ({_first_line(error)}): try again, or name a local "
+            "folder"
         ) from None
     return folder
 
@@ -180,9 +179,71 @@ def hub_cache() -> Path:
     return Path(HF_HUB_CACHE) if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub"
 
 
-def has_owner(repository: str) -> bool:
+def _has_owner(repository: str) -> bool:
     return "/" in repository
 
 
-def first_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def gguf_path(name: str | os.PathLike[str]) -> Path | None:
+    """Return the GGUF file that a model's name refers to; None for other models."""
+    path = expanded(os.fspath(name)) if os.fspath(name).strip() and name not in CATALOGUE else None
+    return path if path is not None and path.is_file() and is_gguf(path) else None
+
+
+def is_block_file(name: str | os.PathLike[str]) -> bool:
+    """Return whether a model's name is a GGUF file all of whose matrices have blocks that passes in C support.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+        WeightsError: the `gguf` package is missing.
+    """
+    path = gguf_path(name)
+    if path is None:
+        return False
+    require_gguf()
+    return not other_kinds(read_gguf(path))
+
+
+def prepared_folder(name: str, *, fetch: bool = True, convert: bool = True, progress: Progress = silent) -> Path:
+    """Return the folder with a model's configuration and tokenizer, so that loading it fetches nothing.
+
+    A GGUF file that runs on its own blocks is described, not converted. Arguments and errors as for `resolve_model`.
+    """
+    if is_block_file(name):
+        from draftree.weights.gguf_blocks import describe_blocks  # it imports torch
+
+        return describe_blocks(expanded(name), Cache(), progress=progress)[0]
+    return resolve_model(name, fetch=fetch, convert=convert, progress=progress)
+
+
+def require_extras(name: str | os.PathLike[str]) -> None:
+    """Raise for a model that cannot be converted because the extra `gguf` is not installed.
+
+    Args:
+        name: a model's name, as for `resolve_model`; unknown names are left to `resolve_model`.
+
+    Raises:
+        WeightsError: the package is not installed.
+    """
+    if isinstance(name, str) and name in CATALOGUE:
+        entry = CATALOGUE[name]
+        if entry.form == "gguf" and not entry_is_here(entry, Cache()):
+            require_gguf()
+        return
+    path = expanded(Path(name))
+    if path.is_file() and is_gguf(path):
+        require_gguf()
+
+
+def require_clients(name: str) -> None:
+    """Raise for a model of the catalogue whose registry's client is not installed.
+
+    Raises:
+        WeightsError: the client cannot be run.
+    """
+    if name in CATALOGUE and not entry_is_here(CATALOGUE[name], Cache()):
+        for package in CATALOGUE[name].packages:
+            require_client(package)

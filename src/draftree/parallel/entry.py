@@ -11,7 +11,7 @@ from draftree.parallel.world import own_rank, require_one_process
 
 if TYPE_CHECKING:
     from draftree.core.errors import RankError
-    from draftree.loading.load import LoadedModel
+    from draftree.loading.loaded import LoadedModel
     from draftree.models.base import LanguageModel
 
 __all__ = ["leave_to_rank_zero", "load_divided", "on_loss", "stop_ranks"]

@@ -19,15 +19,12 @@ from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, DraftreeError, RankError, UnsupportedModelError, require_extra
 from draftree.core.files import code_named_in
-from draftree.loading.choices import require_known, resolve_dtype
 from draftree.loading.encoder_decoder import is_encoder_decoder
-from draftree.loading.endings import eos_ids_in
-from draftree.loading.load import LoadedModel
-from draftree.loading.packed_reference import ROUNDED_TOLERANCE, whole_reference
-from draftree.loading.reading import first_line, read_model
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.options import require_known, resolve_dtype
+from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, whole_reference
 from draftree.loading.resolve import resolve_model
-from draftree.loading.upcast import in_float32
-from draftree.loading.wrapping import row_buckets
+from draftree.loading.transformers_model import eos_ids_in, first_line, read_model, row_buckets
 from draftree.models.check import (
     EXACT_LENGTHS,
     NATIVE_LENGTHS,

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from draftree.core.errors import ConfigurationError
-from draftree.loading.choices import resolve_device
+from draftree.loading.options import resolve_device
 from draftree.parallel.options import ParallelOptions
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

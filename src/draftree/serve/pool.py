@@ -14,7 +14,8 @@ from draftree.async_llm import AsyncLLM
 from draftree.build import choose_methods, require_fit
 from draftree.core.errors import ConfigurationError
 from draftree.engine.memory import SHARE
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.memory import free_memory
 from draftree.parallel.children import start_ranks
 from draftree.parallel.entry import load_divided

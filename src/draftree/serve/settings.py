@@ -341,7 +341,7 @@ class ServerSettings:
         """Check drafters, verifier, planner, device and dtype; imports torch, loads nothing."""
         from draftree.build import choose_methods
         from draftree.core.host import require_affinity
-        from draftree.loading.choices import require_known, require_kv_dtype, resolve_device, resolve_dtype
+        from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
 
         require_affinity(self.affinity)
         resolve_dtype(self.dtype, resolve_device(self.device))

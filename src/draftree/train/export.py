@@ -20,7 +20,8 @@ from draftree.heads.layouts import CONFIG, SAFE, speculators
 from draftree.heads.shipped import MANIFEST, MAX_BYTES, config_facts, manifest_json
 from draftree.heads.vocabulary import EMBEDDING, OUTPUT, maps_of
 from draftree.heads.writers import SGLANG, SPECULATORS, ExportTarget, export_for_sglang, export_for_vllm, require_empty
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.train.finishing import CARD, RECIPE, card, write
 from draftree.weights.catalogue import CATALOGUE

@@ -14,8 +14,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
 from draftree.heads.base import TargetParts
 from draftree.heads.vocabulary import DraftVocabulary
-from draftree.loading.choices import QUANTIZATIONS, resolve_device, resolve_dtype
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.options import QUANTIZATIONS, resolve_device, resolve_dtype
 from draftree.train.data.shards import UNSEEN_SHARE, TrainingData
 from draftree.train.loop import Processes, find_processes
 

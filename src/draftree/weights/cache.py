@@ -9,24 +9,177 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Literal
 
-from draftree.core.errors import WeightsError
-from draftree.core.files import MANIFEST, MODELS, WORK, JsonError, expanded, home_folder, read_json
-from draftree.weights.sums import sums_of
+from draftree.core.errors import ModelLoadError, WeightsError
+from draftree.core.files import (
+    MALFORMED,
+    MANIFEST,
+    MODELS,
+    WORK,
+    JsonError,
+    expanded,
+    get_again,
+    home_folder,
+    read_json,
+)
 
-__all__ = ["DISK_FULL", "Cache", "require_space"]
+Step = Literal["download", "check", "convert"]
+
+Progress = Callable[[Step, int, int], None]
+"""`progress(step, done_bytes, total_bytes)`; `done_bytes` never decreases within a step."""
+
+steps = logging.getLogger("draftree.steps")
+"""Each INFO record announces a step that begins; the command line shows it in a terminal."""
+
+
+def silent(step: Step, done_bytes: int, total_bytes: int) -> None:
+    """Ignore progress."""
+
+
+# Checksums of a model's files: detect damage, and never record damaged files as good.
+#
+# Folders of the cache have the sums of their files in their manifest. For other folders a record in the cache holds
+# them from the first start on. A file is read again only if its size or modification time differs from the recorded
+# one, or after the model computed something else than before (`distrust`).
+
+logger = logging.getLogger(__name__)
+
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+PATTERNS = ("*.json", *WEIGHT_FILES, "*.jinja", "*.model", "*.tiktoken", "*.txt")
+MANIFEST_NAMES = frozenset({"draftree.json"})
+
+Sum = tuple[int, int, str]
+"""Bytes, modification time in nanoseconds, sha256."""
+
+
+def are_pickled(folder: Path) -> bool:
+    """Return whether the weights of a folder are pickled: no record of a start then notices that they changed."""
+    return not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))
+
+
+def sums_of(folder: Path) -> dict[str, Sum]:
+    """Return the sums of all files of a model, by name."""
+    names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - MANIFEST_NAMES
+    return {name: _sum(folder / name) for name in sorted(names)}
+
+
+def known_sums(found: Any) -> dict[str, Sum]:
+    """Return the valid sums in a manifest or a record; invalid entries are left out."""
+    entries = found.items() if isinstance(found, dict) else ()
+    kinds = (int, int, str)
+    return {
+        name: (entry[0], entry[1], entry[2])
+        for name, entry in entries
+        if isinstance(entry, list) and len(entry) == 3 and all(map(isinstance, entry, kinds))
+    }
+
+
+def keep_sums(folder: Path, root: Path) -> None:
+    """Record the current sums of a folder; an existing record is kept."""
+    if not noted_sums(folder, root):
+        _write_note(folder, root, {"files": sums_of(folder)})
+
+
+def noted_sums(folder: Path, root: Path) -> dict[str, Sum]:
+    """Return the recorded sums of a folder; empty if there are none."""
+    return known_sums(_noted(folder, root).get("files"))
+
+
+def distrust(folder: Path, root: Path) -> None:
+    """Make the next check read all files, whatever their modification times, until they are found intact."""
+    _write_note(folder, root, _noted(folder, root) | {"distrusted": True})
+
+
+def is_distrusted(folder: Path, root: Path) -> bool:
+    """Return whether all files must be read again."""
+    return bool(_noted(folder, root).get("distrusted"))
+
+
+def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = None, *, again: bool = False) -> None:
+    """Compare a folder with its sums; files that are unchanged since the last comparison are not read.
+
+    Args:
+        folder: a model folder.
+        root: root of the cache, which holds the records.
+        stored: sums from a manifest, which are binding whatever the modification times; None for other folders, whose
+            files may be replaced.
+        again: read every file.
+
+    Raises:
+        ModelLoadError: a file is damaged.
+    """
+    note = _noted(folder, root)
+    noted = known_sums(note.get("files"))
+    doubted = again or bool(note.get("distrusted"))
+    found: dict[str, Sum] = {}
+    for name, entry in (noted if stored is None else stored).items():
+        path, known = folder / name, noted.get(name)
+        if stored is None and not path.is_file():
+            continue  # the folder's owner removed it
+        now = _status(path)
+        if not doubted and now in (entry[:2], known[:2] if known else None):
+            found[name] = (*now, entry[2])
+            continue
+        found[name] = _sum(path)
+        was_written = stored is None and now != entry[:2]
+        if found[name][2] != entry[2] and not was_written:
+            distrust(folder, root)
+            raise ModelLoadError(f"'{path}' is damaged: its content differs from the stored one; {get_again(folder)}")
+    if doubted or found != noted:
+        _write_note(folder, root, {"files": found})
+
+
+def _sum(path: Path) -> Sum:
+    with path.open("rb") as stream:
+        status = os.fstat(stream.fileno())
+        return status.st_size, status.st_mtime_ns, hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _status(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise ModelLoadError(f"'{path}' is missing or unreadable; {get_again(path.parent)}") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _sums_file(folder: Path, root: Path) -> Path:
+    where = str(folder.resolve())
+    return root / "sums" / f"{hashlib.sha256(os.fsencode(where)).hexdigest()[:16]}.json"
+
+
+def _noted(folder: Path, root: Path) -> dict[str, Any]:
+    try:
+        return read_json(_sums_file(folder, root))
+    except (FileNotFoundError, JsonError):
+        return {}
+
+
+def _write_note(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
+    place = _sums_file(folder, root)
+    fresh = place.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(note), "utf-8")
+        os.replace(fresh, place)
+    except OSError as error:
+        logger.info("the sums of '%s' are not recorded: %s", folder, error)
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-logger = logging.getLogger(__name__)
 
 SUMS = "sums"
 """Key of the checksums in a manifest; the manifest is written last into every folder."""
@@ -117,7 +270,7 @@ class Cache:
             if place.exists():
                 place.rename(parts / "replaced")
             fresh.rename(place)
-            sync(place.parent)
+            _sync(place.parent)
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
@@ -245,11 +398,11 @@ def make_durable(folder: Path) -> None:
     """Flush every file below `folder` to the disk, so that the rename happens after the content is written."""
     for path in folder.rglob("*"):
         if path.is_file():
-            sync(path)
-    sync(folder)
+            _sync(path)
+    _sync(folder)
 
 
-def sync(path: Path) -> None:
+def _sync(path: Path) -> None:
     if os.name == "nt":
         return  # Windows cannot flush a folder or a file that is open for reading only.
     descriptor = os.open(path, os.O_RDONLY)
@@ -257,3 +410,66 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+HASHED_BYTES = 1 << 20
+
+
+def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
+    """Return the sha256 of the content; read again only if size, times or inode changed since the last read."""
+    path = path.resolve()
+    seen, note = status_of(path), _fingerprint_file(path, cache)
+    if (known := _recorded_fingerprint(note, seen)) is not None:
+        return known
+    sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, seen["num_bytes"]))
+    fresh = note.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
+        os.replace(fresh, note)
+    except OSError as error:
+        logger.info("the sum of '%s' is not cached: %s", path, error)
+    return sha256
+
+
+def is_fingerprinted(path: Path, cache: Cache) -> bool:
+    """Return whether the sha256 of the file is cached; `fingerprint` then does not read it."""
+    path = path.resolve()
+    return _recorded_fingerprint(_fingerprint_file(path, cache), status_of(path)) is not None
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """Return what changes when a file does: its resolved path, size, times and inode."""
+    path = path.resolve()
+    status = path.stat()
+    return {
+        "path": str(path),
+        "num_bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+        "changed_ns": status.st_ctime_ns,
+        "inode": status.st_ino,
+    }
+
+
+def _fingerprint_file(path: Path, cache: Cache) -> Path:
+    return cache.root / "fingerprints" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:16]}.json"
+
+
+def _recorded_fingerprint(note: Path, seen: dict[str, Any]) -> str | None:
+    try:
+        known = read_json(note)
+        return str(known["sha256"]) if {key: known[key] for key in seen} == seen else None
+    except (OSError, *MALFORMED):
+        return None  # a missing or damaged record only costs another read of the file
+
+
+def file_sha256(path: Path, *, on_bytes: Callable[[int], None]) -> str:
+    """Return the sha256 of a file's content; `on_bytes` is called with the bytes read so far."""
+    digest = hashlib.sha256()
+    done_bytes = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(HASHED_BYTES):
+            digest.update(chunk)
+            done_bytes += len(chunk)
+            on_bytes(done_bytes)
+    return digest.hexdigest()

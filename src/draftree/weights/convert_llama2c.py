@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from draftree.core.errors import ModelLoadError
-from draftree.weights.architectures import pairs_to_halves
-from draftree.weights.plain_folder import parameter_shapes, save_configuration
-from draftree.weights.progress import Progress
+from draftree.weights.cache import Progress
+from draftree.weights.convert_gguf import pairs_to_halves
+from draftree.weights.folders import parameter_shapes, save_configuration
 from draftree.weights.safetensors_file import write_safetensors
 from draftree.weights.tokenizers_from_pieces import (
     WORD_START,

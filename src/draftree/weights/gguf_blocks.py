@@ -12,20 +12,19 @@ from torch import Tensor
 
 from draftree.core.errors import DraftreeError, ModelLoadError, panics_as_errors
 from draftree.core.files import MALFORMED, get_again, read_json
-from draftree.weights.architectures import ARCHITECTURES, Architecture
-from draftree.weights.cache import Cache
+from draftree.weights.cache import Cache, Progress, fingerprint
 from draftree.weights.convert_gguf import (
+    ARCHITECTURES,
     GGUF_CONVERTER,
     JOINED,
+    Architecture,
     joined_shape,
     read_joined,
     save_description,
     tensor_sources,
 )
-from draftree.weights.fingerprint import fingerprint
 from draftree.weights.gguf_file import GgufFile, read_gguf
 from draftree.weights.install import BLOCK_FACTS, block_folder_name
-from draftree.weights.progress import Progress
 
 __all__ = ["BlockFile", "describe_blocks"]
 

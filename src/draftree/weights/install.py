@@ -7,18 +7,28 @@ import re
 from pathlib import Path
 
 from draftree.core.errors import ModelLoadError, ModelNotFoundError
-from draftree.weights.block_kinds import other_kinds
-from draftree.weights.cache import SUMS, Cache, require_space
+from draftree.weights.cache import (
+    SUMS,
+    Cache,
+    Progress,
+    are_pickled,
+    file_sha256,
+    fingerprint,
+    is_fingerprinted,
+    keep_sums,
+    known_sums,
+    noted_sums,
+    require_intact,
+    require_space,
+    silent,
+)
 from draftree.weights.catalogue import CatalogueEntry
 from draftree.weights.convert_gguf import GGUF_CONVERTER, convert_gguf
 from draftree.weights.convert_llama2c import LLAMA2C_CONVERTER, convert_llama2c
 from draftree.weights.convert_whisper import WHISPER_CONVERTER, convert_whisper
-from draftree.weights.fetch import fetch_source, file_sha256
-from draftree.weights.fingerprint import fingerprint, is_fingerprinted
-from draftree.weights.folder_check import check_model_folder, read_settings
-from draftree.weights.gguf_file import GgufFile, require_gguf
-from draftree.weights.progress import Progress, silent
-from draftree.weights.sums import are_pickled, keep_sums, known_sums, noted_sums, require_intact
+from draftree.weights.download import fetch_source
+from draftree.weights.folders import check_model_folder, read_settings
+from draftree.weights.gguf_file import GgufFile, other_kinds, require_gguf
 
 __all__ = [
     "BLOCK_FACTS",

@@ -17,13 +17,268 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.core.files import get_again
-from draftree.weights.packed_scheme import BITS, BLOCK, SUFFIXES, quantization_of, refusal, scheme_of
-from draftree.weights.packed_shapes import FLOATS, INDICES, Header, matrix_shape
+from draftree.core.files import JsonError, get_again, read_json
 
-__all__ = ["PackedCheckpoint", "quantization_of"]
+CODE_BITS = 4
+ALL_INPUTS = -1
+"""Size of the only group of a row, as GPTQ notes it."""
+BLOCK = 32
+AUTOROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+"""Method whose layout a packing format of AutoRound has."""
+SUFFIXES = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
+"""Last part of the names of tensors of codes, by method."""
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+"""What is added to stored zeros, by the format of a GPTQ checkpoint."""
+EXCEPTIONS = ("dynamic", "extra_config")
+"""Settings of single modules, as gptqmodel and AutoRound write them."""
+NATURAL_ORDERS = (None, "static", "weight")
+"""Values of `actorder` whose groups are in the order of inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """A declared quantization that passes in C support.
+
+    Attributes:
+        folder: folder of the model.
+        method: "gptq", "awq" or "compressed-tensors".
+        group_sizes: declared numbers of inputs of a group, those of single modules too; `ALL_INPUTS` for all of a row.
+        zero_offset: what is added to stored zeros.
+    """
+
+    folder: Path
+    method: str
+    group_sizes: frozenset[int]
+    zero_offset: int
+
+
+def quantization_of(folder: Path) -> Mapping[str, Any] | None:
+    """Return the quantization that a model folder declares; None for none.
+
+    Raises:
+        ModelLoadError: its configuration cannot be read.
+    """
+    try:
+        config = read_json(folder / "config.json")
+    except FileNotFoundError:
+        return None
+    except JsonError as error:
+        raise ModelLoadError(f"'{folder / 'config.json'}' cannot be read: {error}") from error
+    found = config.get("quantization_config")
+    if not isinstance(found, dict):
+        return None
+    layout = AUTOROUND.get(str(found.get("packing_format"))) if found.get("quant_method") == "auto-round" else None
+    return found if layout is None else {**found, "quant_method": layout}
+
+
+def scheme_refusal(folder: Path, what: str) -> UnsupportedModelError:
+    """Return the refusal of a checkpoint.
+
+    Args:
+        folder: folder of the model.
+        what: kind of its weights, such as "3 bits".
+    """
+    return UnsupportedModelError(
+        f"'{folder}' has weights of {what}: supported are 4 bits by gptq, awq or compressed-tensors, in groups of a "
+        "multiple of 32 inputs in their order; use the model without quantization, or a GGUF file"
+    )
+
+
+def scheme_of(folder: Path, settings: Mapping[str, Any]) -> Scheme:
+    """Return the scheme that a quantization declares.
+
+    Args:
+        folder: folder of the model.
+        settings: its quantization.
+
+    Raises:
+        UnsupportedModelError: passes in C do not support it; the message has the reason.
+        ModelLoadError: a setting has another type than its method writes.
+    """
+    method = str(settings.get("quant_method"))
+    if method not in SUFFIXES:
+        raise scheme_refusal(folder, f"the method '{method}'")
+    if _names_transforms(settings.get("transform_config")):
+        raise scheme_refusal(folder, "rotated inputs (transform_config), which passes would have to rotate")
+    scheme = _of_groups(folder, settings) if method == "compressed-tensors" else settings
+    bits = scheme.get("bits", scheme.get("w_bit"))
+    size = scheme.get("group_size", scheme.get("q_group_size"))
+    _require_size(folder, bits, size)
+    if scheme.get("desc_act"):
+        raise scheme_refusal(folder, "groups in another order of inputs (desc_act)")
+    version = str(scheme.get("version", "gemm"))
+    if method == "awq" and version.lower() != "gemm":
+        raise scheme_refusal(folder, f"the AWQ version '{version}'")
+    form = str(settings.get("checkpoint_format", "gptq"))
+    if method == "gptq" and form not in ZERO_OFFSETS:
+        raise scheme_refusal(folder, f"the GPTQ format '{form}'")
+    sizes = {size, *_sizes_of_modules(settings)}
+    return Scheme(folder, method, frozenset(sizes), ZERO_OFFSETS[form] if method == "gptq" else 0)
+
+
+def _require_size(folder: Path, bits: Any, size: Any) -> None:
+    is_size = isinstance(size, int) and (size == ALL_INPUTS or (size > 0 and size % BLOCK == 0))
+    if bits != CODE_BITS or not is_size:
+        raise scheme_refusal(folder, f"{bits} bits in groups of {size}")
+
+
+def _names_transforms(found: Any) -> bool:
+    return bool(found.get("config_groups", found) if isinstance(found, Mapping) else found)
+
+
+def _of_groups(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of compressed-tensors with the names of GPTQ."""
+    groups = _required_mapping(folder, "config_groups", settings.get("config_groups"))
+    if settings.get("format") != "pack-quantized" or len(groups) != 1:
+        raise scheme_refusal(folder, f"the format '{settings.get('format')}' in {len(groups)} groups of layers")
+    ((name, group),) = groups.items()
+    group = _required_mapping(folder, f"config_groups.{name}", group)
+    weights = _required_mapping(folder, f"config_groups.{name}.weights", group.get("weights"))
+    if group.get("input_activations"):
+        raise scheme_refusal(folder, "quantized inputs (input_activations)")
+    if weights.get("actorder") not in NATURAL_ORDERS:
+        raise scheme_refusal(folder, f"groups in another order of inputs (actorder '{weights.get('actorder')}')")
+    size = ALL_INPUTS if weights.get("strategy") == "channel" else weights.get("group_size")
+    return {"bits": weights.get("num_bits"), "group_size": size}
+
+
+def _required_mapping(folder: Path, name: str, found: Any) -> Mapping[str, Any]:
+    if not isinstance(found or {}, Mapping):
+        raise ModelLoadError(
+            f"the setting '{name}' of quantization_config in '{folder / 'config.json'}' is {found!r}, and not an "
+            f"object: {get_again(folder)}"
+        )
+    return found or {}
+
+
+def _sizes_of_modules(settings: Mapping[str, Any]) -> set[int]:
+    tables = [table for table in map(settings.get, EXCEPTIONS) if isinstance(table, Mapping)]
+    own = [one.get("group_size") for table in tables for one in table.values() if isinstance(one, Mapping)]
+    return {size for size in own if isinstance(size, int)}
+
 
 CODES_OF_WORD = 8
+WORD_BITS = 32
+WORDS, INDICES = ("I32",), ("I32", "I64")
+FLOATS = ("F16", "BF16", "F32", "F64")
+"""Types of weights that are not packed, and of scales, as safetensors names them."""
+OTHER_BITS = (2, 3, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Type, as safetensors names it, and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+def matrix_shape(
+    scheme: Scheme, stem: str, headers: Mapping[str, Header], declared: tuple[int, ...]
+) -> tuple[int, int]:
+    """Check the tensors of a matrix of 4 bits and return its outputs and inputs.
+
+    Args:
+        scheme: the quantization.
+        stem: name of the module and a dot.
+        headers: tensors of the module, by the part of their names after `stem`.
+        declared: the content of `weight_shape` of compressed-tensors; empty for none.
+
+    Raises:
+        ModelLoadError: a tensor is missing, or has another type or shape than the others and the groups need.
+        UnsupportedModelError: its bits or groups are not supported.
+    """
+    return _Matrix(scheme, stem, headers).shape(declared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    scheme: Scheme
+    stem: str
+    headers: Mapping[str, Header]
+
+    def shape(self, declared: tuple[int, ...]) -> tuple[int, int]:
+        if self.scheme.method == "compressed-tensors":
+            return self._compressed(declared)
+        codes, scales = self._sizes("qweight", WORDS), self._sizes("scales", FLOATS)
+        groups, outputs = scales
+        zeros = self._sizes("qzeros", WORDS)
+        self._require_bits(zeros[1], outputs)
+        inputs = codes[0] if self.scheme.method == "awq" else CODES_OF_WORD * codes[0]
+        wanted = (inputs, -(-outputs // CODES_OF_WORD)) if self.scheme.method == "awq" else (codes[0], outputs)
+        self._require("qweight", wanted)
+        self._require_groups("scales", inputs, groups)
+        self._require("qzeros", (groups, -(-outputs // CODES_OF_WORD)))
+        if outputs % CODES_OF_WORD:
+            raise self._damaged("scales", f"outputs in multiples of {CODES_OF_WORD}")
+        self._require_order("g_idx", inputs)
+        return outputs, inputs
+
+    def _compressed(self, declared: tuple[int, ...]) -> tuple[int, int]:
+        codes, scales = self._sizes("weight_packed", WORDS), self._sizes("weight_scale", FLOATS)
+        outputs, inputs = codes[0], CODES_OF_WORD * codes[1]
+        if declared:
+            if len(declared) != 2 or declared[0] != outputs or declared[1] <= 0:
+                raise self._damaged("weight_packed", f"the shape {list(declared)} of 'weight_shape'")
+            inputs = declared[1]
+        self._require_bits(codes[1], inputs)
+        self._require("weight_packed", (outputs, -(-inputs // CODES_OF_WORD)))
+        self._require_groups("weight_scale", inputs, scales[1])
+        self._require("weight_scale", (outputs, scales[1]))
+        if "weight_zero_point" in self.headers:
+            self._sizes("weight_zero_point", WORDS)
+            self._require("weight_zero_point", (-(-outputs // CODES_OF_WORD), scales[1]))
+        self._require_order("weight_g_idx", inputs)
+        return outputs, inputs
+
+    def _sizes(self, part: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+        """Return the sizes of a tensor of two dimensions, each at least 1."""
+        header = self.headers.get(part)
+        if header is None:
+            raise self._error(f"lacks the tensor '{self.stem}{part}'")
+        if header.dtype not in dtypes or len(header.shape) != 2 or 0 in header.shape:
+            raise self._damaged(part, f"the type {' or '.join(dtypes)} and two dimensions that are not empty")
+        return header.shape[0], header.shape[1]
+
+    def _require(self, part: str, shape: tuple[int, ...]) -> None:
+        if self.headers[part].shape != shape:
+            raise self._damaged(part, f"the shape {list(shape)}")
+
+    def _require_bits(self, words: int, codes: int) -> None:
+        """Raise if `words` hold as many codes of other than 4 bits."""
+        for bits in OTHER_BITS:
+            if words == -(-codes * bits // WORD_BITS) != -(-codes * CODE_BITS // WORD_BITS):
+                raise scheme_refusal(self.scheme.folder, f"{bits} bits in '{self.stem[:-1]}'")
+
+    def _require_groups(self, part: str, inputs: int, groups: int) -> None:
+        sizes = {inputs if size == ALL_INPUTS else size for size in self.scheme.group_sizes}
+        if inputs % groups or inputs // groups not in sizes:
+            declared = " or ".join(map(str, sorted(sizes)))
+            raise self._damaged(part, f"groups of {declared} of the {inputs} inputs, as config.json declares")
+        if inputs // groups % BLOCK:
+            raise scheme_refusal(
+                self.scheme.folder, f"{inputs} inputs in groups of {inputs // groups} in '{self.stem[:-1]}'"
+            )
+
+    def _require_order(self, part: str, inputs: int) -> None:
+        header = self.headers.get(part)
+        if header is not None and (header.dtype not in INDICES or header.shape != (inputs,)):
+            raise self._damaged(part, f"the type {' or '.join(INDICES)} and the shape [{inputs}]")
+
+    def _damaged(self, part: str, needed: str) -> ModelLoadError:
+        others = ", ".join(f"{name} {header}" for name, header in sorted(self.headers.items()) if name != part)
+        return self._error(
+            f"has a damaged matrix '{self.stem[:-1]}': its tensor '{part}' is {self.headers[part]}, and needs {needed} "
+            f"(others: {others})"
+        )
+
+    def _error(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"'{self.scheme.folder}' {what}: {get_again(self.scheme.folder)}")
+
+
 SYMMETRIC_ZERO = 8
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Place in a word of AWQ of each of its eight codes."""
@@ -197,7 +452,7 @@ class PackedCheckpoint:
             order, scales = self._tensor(name).long(), self._headers[f"{stem}{SCALES[self._method]}"].shape
             groups = scales[1] if self._method == "compressed-tensors" else scales[0]
             if not torch.equal(order, torch.arange(len(order)) // (len(order) // groups)):
-                raise refusal(self._folder, f"groups in another order of inputs ('{name}')")
+                raise scheme_refusal(self._folder, f"groups in another order of inputs ('{name}')")
 
     def _awq(self, stem: str) -> Codes:
         order = torch.tensor(AWQ_ORDER)
@@ -222,6 +477,6 @@ class PackedCheckpoint:
 
 def unpacked(words: Tensor) -> Tensor:
     """Return the codes of 32-bit words, the lowest bits first, shape (rows, 8 * words), uint8."""
-    shifts = torch.arange(0, 32, BITS, dtype=torch.int32)
-    codes = words.contiguous()[..., None] >> shifts & (1 << BITS) - 1
+    shifts = torch.arange(0, 32, CODE_BITS, dtype=torch.int32)
+    codes = words.contiguous()[..., None] >> shifts & (1 << CODE_BITS) - 1
     return codes.flatten(1).to(torch.uint8)

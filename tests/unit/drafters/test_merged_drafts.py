@@ -15,7 +15,7 @@ from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, Seque
 from draftree.drafters.wrappers.several import MergedDrafter
 from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.requests import SequenceFactory
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.table import TableLM, hashed, near
 from draftree.outputs import CompletionStats, completion_of
 from paced import FakeClock

@@ -15,7 +15,7 @@ from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.requests import SequenceFactory
 from draftree.engine.scheduler import PREFILL_TOKENS_IDLE
 from draftree.engine.sequence import WritingSequence
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Pass, PassResult
 from draftree.models.table import TableLM, hashed, near
 from draftree.text.tokenizer import Tokenizer

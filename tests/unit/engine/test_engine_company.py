@@ -16,7 +16,7 @@ from draftree.core.errors import GenerationError
 from draftree.drafters.ngram import NgramDrafter
 from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.sequence import FinishReason, WritingSequence
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.table import TableLM, hashed
 from engine_samples import VOCAB, engine_of, request, run, table_llm, text
 from families import fresh, prompts, target

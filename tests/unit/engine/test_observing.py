@@ -21,7 +21,7 @@ from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.parts import EngineParts
 from draftree.engine.round import PassOutcome, observe
 from draftree.engine.sequence import WritingSequence
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
 from draftree.planners import PLANNERS

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftree import LLM, SamplingParams
 from draftree.core import noise, tensors
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.kv import slots
 from draftree.models.torch import static
 from draftree.models.torch.static import Shapes, StaticPasses

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from draftree.core.errors import ConfigurationError
-from draftree.loading.warm_start.native_record import Record, parsed
-from draftree.loading.warm_start.store import Store
+from draftree.loading.native_start import Record, parsed_record
+from draftree.loading.records import Store
 from draftree.models.check import CheckResult
 from draftree.models.native.blueprint import (
     Blueprint,
@@ -62,7 +62,7 @@ def test_records_are_read_back_exactly() -> None:
     Store().put("a", MADE_FOR, asdict(record()))
     kept = Store().get("a", MADE_FOR)
     assert kept is not None
-    assert parsed(kept) == record()
+    assert parsed_record(kept) == record()
 
 
 def test_records_of_other_facts_are_ignored() -> None:

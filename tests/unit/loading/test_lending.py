@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.loading import lending, wrapping
+from draftree.loading import lending, transformers_model
 from draftree.loading.lending import borrowed
 from dropin_samples import ours, padded, plain
 from families import fresh
@@ -26,7 +26,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def counted(model: Any, name: str) -> Any:
         seen.append(name)
-        return wrapping.wrap_checked(model, name)
+        return transformers_model.wrap_checked(model, name)
 
     monkeypatch.setattr(lending, "wrap_checked", counted)
     return seen

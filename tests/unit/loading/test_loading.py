@@ -17,11 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.loading import reading
-from draftree.loading.choices import has_native_bfloat16, resolve_device, resolve_dtype
-from draftree.loading.load import load_model, wrap_model
-from draftree.loading.reading import READING, read_model
-from draftree.loading.targets import eos_ids_of, kernels_of_drafter, load_target
+from draftree.loading import transformers_model
+from draftree.loading.load import load_model, load_target
+from draftree.loading.loaded import eos_ids_of, kernels_of_drafter
+from draftree.loading.options import has_native_bfloat16, resolve_device, resolve_dtype
+from draftree.loading.transformers_model import READING, read_model, wrap_model
 from draftree.models.table import TableLM, hashed
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel
@@ -155,7 +155,7 @@ def test_a_configuration_larger_than_its_files_is_refused_before_anything_is_all
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "free_memory", lambda device: 30_000)
+    monkeypatch.setattr(transformers_model, "free_memory", lambda device: 30_000)
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("the model is built"))
     with pytest.raises(ModelLoadError, match=r"takes 0\.0 GB, and 0\.0 GB are free on cpu: .*offload"):
         load_model(folder)

@@ -22,7 +22,7 @@ from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.core.errors import ModelLoadError
 from draftree.loading.load import load_model
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.loaded import load_tokenizer
 from private_cache import private_cache
 
 TRACE = "import os; os.environ['DRAFTREE_TEST_TRACE'] = os.environ.get('DRAFTREE_TEST_TRACE', '') + '{}'\n"

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from draftree.loading import upcast
-from draftree.loading.upcast import in_float32
+from draftree.loading import references
+from draftree.loading.references import in_float32
 from families import fresh
 from native_samples import FAMILIES, SIZES, text
 
@@ -29,7 +29,7 @@ def _model(family: str, dtype: torch.dtype = torch.bfloat16) -> Any:
 def test_logits_are_those_of_the_same_weights_in_float32(
     family: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upcast, "CHUNK_ROWS", rows)
+    monkeypatch.setattr(references, "CHUNK_ROWS", rows)
     half = _model(family)
     rounded = _logits(half).float()
     wanted = _logits(_model(family).float())

@@ -9,7 +9,7 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import InvalidRequestError
-from draftree.loading.load import wrap_model
+from draftree.loading.transformers_model import wrap_model
 from draftree.models.torch.inspection import UNBOUNDED, context_length
 from families import fresh, peer, prompts, transformers_greedy
 

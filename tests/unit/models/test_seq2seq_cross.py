@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.loading.encoder_decoder import wrap_encoder_decoder
+from draftree.loading.transformers_model import wrap_encoder_decoder
 from draftree.models.base import Extend, Pass
 from draftree.models.source import TokenSource
 from draftree.models.torch.packing import can_pack

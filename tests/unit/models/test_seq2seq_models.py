@@ -14,7 +14,7 @@ import native_seq2seq
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.loading import encoder_decoder
-from draftree.loading.encoder_decoder import wrap_encoder_decoder
+from draftree.loading.transformers_model import wrap_encoder_decoder
 from draftree.models.base import ALL_LAYERS, Extend, Fork, LayerSubset, Pass
 from draftree.models.check import CheckResult
 from draftree.models.source import FeatureSource, TokenSource

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Tokenizer
 
 from draftree.core.errors import InvalidRequestError
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.loaded import load_tokenizer
 from draftree.text.detokenize import Detokenizer
 from draftree.text.plain import PlainBackend, plain_facts, plain_tokenizer
 from draftree.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from draftree.core.errors import ModelLoadError, TokenizerError
 from draftree.core.files import MAX_JSON_BYTES
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.loaded import load_tokenizer
 from draftree.text.tokenizer import Tokenizer
 from text_backends import byte_level
 

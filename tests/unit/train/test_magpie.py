@@ -14,7 +14,7 @@ from draftree import LLM, SamplingParams
 from draftree.cli.main import run
 from draftree.cli.prompt_files import read_prompts
 from draftree.core.errors import ConfigurationError, InvalidRequestError
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.train.data.prompts import MIN_TOKENS, MessageSettings, magpie_prompts, user_turn
 from draftree.train.data.shards import TrainingData
 from text_backends import CHAT_TEMPLATE, byte_level

@@ -14,8 +14,8 @@ from draftree.cli.main import run
 from draftree.core.errors import ConfigurationError
 from draftree.heads.calibration import read_calibration
 from draftree.heads.folders import read_config, read_head
+from draftree.loading.auto_draft import trained_for
 from draftree.loading.load import load_model
-from draftree.loading.trained import trained_for
 from draftree.train.block import BlockOptions, train_block
 from draftree.train.data.shards import TrainingData
 from draftree.train.loop import read_log

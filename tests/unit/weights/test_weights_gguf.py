@@ -12,9 +12,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from draftree.core.errors import ModelLoadError, UnsupportedModelError
+from draftree.weights.cache import silent
 from draftree.weights.convert_gguf import convert_gguf
 from draftree.weights.gguf_file import BLOCKS, GgufFile
-from draftree.weights.progress import silent
 from weights_samples import PIECES, random_weights, write_gguf
 
 SIZES: dict[str, Any] = {

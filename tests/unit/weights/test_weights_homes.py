@@ -20,10 +20,8 @@ from draftree.core.errors import ConfigurationError, WeightsError
 from draftree.core.files import expanded, home_folder
 from draftree.loading.resolve import resolve_model
 from draftree.weights import cache as cache_module
-from draftree.weights import sums
-from draftree.weights.cache import Cache, default_root, private_folder
-from draftree.weights.fingerprint import fingerprint
-from draftree.weights.progress import silent
+from draftree.weights import cache as sums
+from draftree.weights.cache import Cache, default_root, fingerprint, private_folder, silent
 
 needs_root = pytest.mark.skipif(
     os.name == "nt" or os.getuid() != 0, reason="only root may become another user or mount"

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 import forked
-from draftree.weights.cache import Cache
+from draftree.weights.cache import Cache, Step
 from draftree.weights.catalogue import CatalogueEntry
 from draftree.weights.install import install_entry
-from draftree.weights.progress import Step
 from weights_registry import Registry, archives, client_settings, left_over, needs_npm, point_clients_to, serving
 from weights_samples import llama2c_file, sample_entry
 

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draftree.core.errors import ModelLoadError
+from draftree.weights.cache import silent
 from draftree.weights.convert_llama2c import convert_llama2c
-from draftree.weights.folder_check import check_model_folder
-from draftree.weights.progress import silent
+from draftree.weights.folders import check_model_folder
 from weights_samples import PIECES, llama2c_file, llama2c_tensors, tokenizer_bin
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from draftree.core.errors import ModelLoadError, ModelNotFoundError, WeightsError
 from draftree.loading import resolve
 from draftree.loading.resolve import resolve_model
-from draftree.weights import fingerprint as fingerprint_module
+from draftree.weights import cache as fingerprint_module
 from draftree.weights.catalogue import CATALOGUE
 from weights_samples import PIECES, sample_entry
 

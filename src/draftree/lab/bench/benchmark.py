@@ -36,11 +36,9 @@ from draftree.lab.bench.methods import (
 from draftree.lab.bench.records import FORMAT, OURS, PEER, Divergence, Record, sha256_of
 from draftree.lab.bench.workload import SHIPPED, Prompt, Workload, encode, following, read_workload, with_room
 from draftree.lab.bench.writers import OnRound, OurWriter, Outcome, PeerWriter, RunParams, Writer
-from draftree.loading.load import LoadedModel
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.loaded import LoadedModel, eos_ids_of, load_tokenizer
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
-from draftree.loading.targets import eos_ids_of
-from draftree.loading.tokenizers import load_tokenizer
+from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
 from draftree.sampling.params import SamplingParams
 from draftree.text.tokenizer import Tokenizer

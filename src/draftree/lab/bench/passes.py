@@ -24,9 +24,9 @@ from draftree.build import ExecutionSettings, load_for, require_positive
 from draftree.core.errors import ConfigurationError
 from draftree.lab.bench.benchmark import without_collector
 from draftree.lab.bench.records import FORMAT, PassRecord
-from draftree.loading.load import LoadedModel
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
+from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.memory import free_memory
 from draftree.models.native.build import NativeUnavailableError

@@ -20,10 +20,11 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.host import apply_threads
 from draftree.lab.bench.benchmark import tokenizer_of
 from draftree.lab.bench.records import FORMAT, PerplexityRecord
-from draftree.loading.choices import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype
-from draftree.loading.load import LoadedModel, load_model
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.options import QUANTIZATIONS, require_kv_dtype, resolve_device, resolve_dtype
 from draftree.loading.provenance import load_average, machine, model_facts, now, versions
+from draftree.loading.resolve import prepared_folder
 from draftree.models.base import Extend, LanguageModel, Pass
 
 ROWS = 256

@@ -22,9 +22,9 @@ from draftree.core.files import kernel_refusal
 from draftree.core.types import RoundRecord
 from draftree.lab.bench.methods import Method, OurMethod, PeerMethod
 from draftree.llm import LLM
-from draftree.loading.load import LoadedModel
-from draftree.loading.reading import quiet
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
+from draftree.loading.transformers_model import quiet
 from draftree.planners.base import Planner
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import compare_vocabularies

@@ -15,7 +15,7 @@ from draftree.drafters import DRAFTERS, NO_DRAFT
 from draftree.engine.trace import Trace, TraceHeader, TraceWriter, read_trace
 from draftree.lab.figures.base import RUN
 from draftree.llm import LLM
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.sampling.params import SamplingParams
 from draftree.text.retokenize import pieces_of
 

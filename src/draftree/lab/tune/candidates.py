@@ -9,8 +9,7 @@ from draftree.build import choose_methods
 from draftree.core.errors import ConfigurationError, DraftreeError
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT, drafts
 from draftree.loading.auto_draft import auto_candidates
-from draftree.loading.load import LoadedModel
-from draftree.loading.targets import require_layers
+from draftree.loading.loaded import LoadedModel, require_layers
 
 VERIFY = "coupled"
 WITHOUT_TRAINING = ("suffix", "ngram", "ngram+suffix", "lookahead", "lookahead+suffix")

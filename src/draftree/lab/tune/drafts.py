@@ -23,9 +23,9 @@ from draftree.lab.tune.candidates import PLAIN, VERIFY, Candidate, first_candida
 from draftree.lab.tune.contest import FINALISTS, CandidateModels, Cell, Contest, Journal, Sample, Standing, sample_of
 from draftree.lab.tune.replays import NUM_BEST, Prediction, record_text, why_not_replayed
 from draftree.llm import LLM
+from draftree.loading.auto_draft import TunedDraft, conditions_of
 from draftree.loading.provenance import now
 from draftree.loading.resolve import resolve_model
-from draftree.loading.tuned import TunedDraft, conditions_of
 from draftree.models.replay import RecordedText
 from draftree.sampling.params import SamplingParams
 from draftree.weights.catalogue import CATALOGUE

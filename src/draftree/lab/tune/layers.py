@@ -27,7 +27,7 @@ from draftree.lab.bench.benchmark import prompts_of, tokenizer_of
 from draftree.lab.bench.workload import read_workload
 from draftree.llm import LLM
 from draftree.loading.layer_sets import LayerSet, layer_spec, place_of
-from draftree.loading.load import LoadedModel
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.resolve import resolve_model
 from draftree.models.base import LayerSubset
 from draftree.sampling.params import SamplingParams

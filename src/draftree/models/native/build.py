@@ -28,7 +28,7 @@ from types import MappingProxyType
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import cpu_info, usable_cores
-from draftree.weights.cache import Cache, sync
+from draftree.weights.cache import Cache, _sync
 
 # Files of compiled libraries: search, checks before loading, atomic publication.
 #
@@ -99,10 +99,10 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
         OSError: the folder cannot be written, or its disk is full.
     """
     fresh.chmod(0o755 & ~0o022)
-    sync(fresh)
+    _sync(fresh)
     place = folder / f"{prefix}{_sum(fresh.read_bytes())}{SUFFIX}"
     os.replace(fresh, place)
-    sync(folder)
+    _sync(folder)
     return place
 
 

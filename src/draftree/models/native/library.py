@@ -34,7 +34,7 @@ from draftree.models.native.structures import (
     require_same_layout,
 )
 from draftree.sampling.logits import RowNoise, Top
-from draftree.weights.block_kinds import KINDS
+from draftree.weights.gguf_file import KINDS
 
 LAYER_KIND, HEAD_KIND = "Q4_K", "Q6_K"
 """Kinds of 4-bit weights that are quantized here: products of layers; the output head and the embedding."""

@@ -21,7 +21,7 @@ from draftree.models.native.packing import GroupedPacker, LinearPacker, Packing,
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
-from draftree.weights.block_kinds import KINDS
+from draftree.weights.gguf_file import KINDS
 
 
 def packed_experts(

@@ -27,8 +27,7 @@ from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.parts import StateRows, StateSink
 from draftree.engine.sequence import WritingSequence
 from draftree.llm import LLM
-from draftree.loading.load import LoadedModel
-from draftree.loading.targets import require_layers
+from draftree.loading.loaded import LoadedModel, require_layers
 from draftree.models.base import LanguageModel
 from draftree.sampling.params import SamplingParams
 from draftree.train.data.prompts import Job, PromptSet, jobs_of

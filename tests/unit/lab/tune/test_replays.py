@@ -30,7 +30,8 @@ from draftree.lab.tune.replays import (
     states_of,
     why_not_replayed,
 )
-from draftree.loading.load import LoadedModel, load_model
+from draftree.loading.load import load_model
+from draftree.loading.loaded import LoadedModel
 from draftree.models.base import LayerSubset
 from draftree.models.replay import RecordedText, ReplayClock, ReplayModel
 from head_samples import head_config, random_head

@@ -18,7 +18,7 @@ from draftree.lab.tune.candidates import Candidate
 from draftree.lab.tune.contest import Cell, Contest, Sample
 from draftree.lab.tune.drafts import DraftSearch, with_full_paths
 from draftree.lab.tune.replays import Replays
-from draftree.loading.tuned import all_tuned, keep_tuned
+from draftree.loading.auto_draft import all_tuned, keep_tuned
 from draftree.models.replay import RecordedText
 from private_cache import private_cache
 

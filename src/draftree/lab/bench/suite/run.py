@@ -20,8 +20,8 @@ from draftree.lab.bench.benchmark import Benchmark, BenchSettings, prepare
 from draftree.lab.bench.records import Record, RecordFile, Results, read_results
 from draftree.lab.bench.workload import SHIPPED, Task, Workload, read_workload
 from draftree.loading.auto_draft import auto_candidates
-from draftree.loading.load import LoadedModel
-from draftree.loading.prepared import prepared_folder
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.resolve import prepared_folder
 
 SHIPPED_SET, SPEC_BENCH, HUMANEVAL = "shipped", "spec-bench", "humaneval"
 SETS = (SHIPPED_SET, SPEC_BENCH, HUMANEVAL)

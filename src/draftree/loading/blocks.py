@@ -1,4 +1,4 @@
-"""First and later starts of models whose products run in C on blocks of a file, without a dequantized copy.
+"""Models whose products run in C on the blocks of their files: GGUF files, and checkpoints of 4 bits.
 
 The structure is found on a model of the first layers, whose weights are dequantized once and compared with passes over
 the blocks. It is recorded, so that later starts need no transformers model, and the cache keeps the packed weights.
@@ -7,11 +7,12 @@ the blocks. It is recorded, so that later starts need no transformers model, and
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,27 +20,35 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from draftree.core.errors import ModelLoadError, UnsupportedModelError
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
+from draftree.core.files import MALFORMED, expanded, read_json
 from draftree.core.host import return_free_memory
-from draftree.loading.endings import eos_ids_from
-from draftree.loading.packed_reference import ROUNDED_TOLERANCE, with_rounded_inputs
-from draftree.loading.packed_start import PackedCopy, copy_name
-from draftree.loading.upcast import in_float32
-from draftree.loading.warm_start.native_record import Record, parsed
-from draftree.loading.warm_start.native_start import SETTINGS, SOURCES, digest
-from draftree.loading.warm_start.store import digest_of
+from draftree.loading.native_start import (
+    SETTINGS,
+    SOURCES,
+    PackedCopy,
+    Record,
+    copy_name,
+    logits_digest,
+    parsed_record,
+    place_of,
+)
+from draftree.loading.options import QUANTIZATIONS
+from draftree.loading.records import BLOCKS_SUFFIX, Store, digest_of
+from draftree.loading.resolve import is_block_file, resolve_model
+from draftree.loading.transformers_model import eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
 from draftree.models.native.blueprint import ExpertsBlueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describe import DTYPES, plan_model
 from draftree.models.native.library import RowBlocks, library
 from draftree.models.native.model import NativeModel
 from draftree.models.native.weights import Weights
 from draftree.version import __version__
-from draftree.weights.block_kinds import KINDS
-from draftree.weights.progress import steps
+from draftree.weights.cache import Cache, silent, status_of, steps
+from draftree.weights.gguf_blocks import describe_blocks
+from draftree.weights.gguf_file import KINDS, forget_gguf
+from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quantization_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +128,7 @@ class BlockWeights(Weights):
         self._source.release(name)
 
 
-def start(
+def start_on_blocks(
     folder: Path, source: BlockSource, dtype: torch.dtype, *, record: Path, place: str, identity: str, quantization: str
 ) -> tuple[NativeModel, tuple[int, ...]]:
     """Return a model on blocks, and the tokens that end a text.
@@ -138,6 +147,8 @@ def start(
         NativeUnavailableError: the architecture, the dtype or this machine has no passes in C.
         UnsupportedModelError: a matrix of a layer has no blocks.
     """
+    from draftree.models.native.describe import DTYPES  # not at every start
+
     kind = str(dtype).removeprefix("torch.")
     if kind not in DTYPES:
         raise NativeUnavailableError(f"keys and values of passes in C are float32 or bfloat16, not {kind}")
@@ -149,7 +160,7 @@ def start(
     copy = PackedCopy(copy_name(folder, place, kind), facts, quantization=quantization)
     if known is not None and (model := copy.load(known.blueprint)) is None:
         model = NativeModel(known.blueprint, BlockWeights(source), quantization=quantization)
-        if digest(model) != known.digest:
+        if logits_digest(model) != known.digest:
             logger.warning("'%s' gives other logits now: it is made again", record)
             known = None
         else:
@@ -174,7 +185,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:
     try:
         found = read_json(path)
-        return parsed(found["record"]) if found["facts"] == facts else None
+        return parsed_record(found["record"]) if found["facts"] == facts else None
     except FileNotFoundError:
         return None
     except (OSError, *MALFORMED) as error:
@@ -186,6 +197,10 @@ def _first_start(
     folder: Path, source: BlockSource, dtype: torch.dtype, *, identity: str, quantization: str
 ) -> tuple[NativeModel, Record]:
     """Find the structure, compare the first layers with dequantized ones, and build the whole model."""
+    # later starts need none of these
+    from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, with_rounded_inputs
+    from draftree.models.native.describe import plan_model
+
     steps.info("%s: comparing the first layers with those of transformers", folder.name)
     config, templates = _short_config(folder)
     short = _dequantized(config, source, dtype)
@@ -210,7 +225,7 @@ def _first_start(
     model = NativeModel(blueprint, BlockWeights(source), quantization=quantization)
     _require_finite(model, folder)
     found = replace(found, is_exact=found.is_exact and rounds_alike(model, NATIVE_LENGTHS))
-    return model, Record(blueprint, {}, found, eos_ids, digest(model))
+    return model, Record(blueprint, {}, found, eos_ids, logits_digest(model))
 
 
 def _require_finite(model: NativeModel, folder: Path) -> None:
@@ -300,3 +315,147 @@ def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> No
         raise UnsupportedModelError(
             f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and passes in C need all in blocks"
         )
+
+
+GGUF = "gguf"
+RECORD = "start.json"
+"""File of the recorded structure in the description of a GGUF file."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChoice:
+    """What the user chose about weights and passes; as for `load_model`."""
+
+    kernels: str
+    quantization: str | None
+    offload: str | int | None
+    device: torch.device
+
+    @property
+    def why_plain(self) -> str | None:
+        """The option that needs plain weights; None if a model may run on the blocks of its files."""
+        if self.quantization is not None:
+            return f"quantization '{self.quantization}' needs plain weights"
+        if self.offload is not None:
+            return "offload needs plain weights"
+        if self.kernels not in ("auto", "native"):
+            return f"kernels '{self.kernels}' need plain weights"
+        return None if self.device.type == "cpu" else f"device '{self.device}' needs plain weights"
+
+
+@dataclass(frozen=True, slots=True)
+class InBlocks:
+    """A model that runs on the blocks of its files.
+
+    Attributes:
+        model: the model.
+        folder: folder with its configuration and tokenizer.
+        eos_ids: tokens that end a text.
+        kind: name of its kind of weights.
+    """
+
+    model: NativeModel
+    folder: Path
+    eos_ids: tuple[int, ...]
+    kind: str
+
+
+def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
+    """Return the quantization of a draft model: that of the target, 8 bits if it runs on blocks of its files.
+
+    Args:
+        name: name of the draft model, which keeps its own blocks if it has any.
+        target: quantization of the target; None for none.
+    """
+    if target is None or is_block_file(name):
+        return None
+    folder = expanded(os.fspath(name))
+    if folder.is_dir() and (quantization_of(folder) or {}).get("quant_method") in SUFFIXES:
+        return None
+    return target if target in QUANTIZATIONS else "int8"
+
+
+def load_in_blocks(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightChoice) -> InBlocks | Path:
+    """Load a model that runs on the blocks of its files, or return the folder of any other model.
+
+    Args:
+        name: name of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+        choice: the user's options.
+
+    Returns:
+        The model; or the folder of plain weights, which a GGUF file is converted to.
+
+    Raises:
+        ConfigurationError: an option that needs other weights.
+        ModelError: as `resolve_model`; bits, groups, architecture or machine that passes in C do not support.
+    """
+    reason = choice.why_plain
+    if reason is None and is_block_file(name):
+        try:
+            return _load_gguf(name, dtype)
+        except NativeUnavailableError as why:
+            reason = str(why)
+    folder = resolve_model(name, reason=reason or "")
+    return _load_packed(folder, dtype, choice) or folder
+
+
+def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
+    """Load a GGUF file whose blocks passes in C support.
+
+    Args:
+        name: name of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+
+    Raises:
+        ModelLoadError: the file is damaged.
+        NativeUnavailableError: the dtype, the model or this machine has no passes in C.
+        UnsupportedModelError: its architecture or tokenizer is not supported.
+    """
+    folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
+    identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
+    try:
+        model, eos_ids = start_on_blocks(
+            folder, file, dtype, record=folder / RECORD, place=identity, identity=identity, quantization=GGUF
+        )
+    finally:
+        forget_gguf()
+    return InBlocks(model, folder, eos_ids, GGUF)
+
+
+def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
+    """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
+
+    Args:
+        folder: folder of the model.
+        dtype: dtype of keys and values, float32 or bfloat16.
+        choice: the user's options.
+
+    Raises:
+        ConfigurationError: an option that needs other weights.
+        ModelLoadError: a file is missing or damaged.
+        UnsupportedModelError: bits, groups, architecture or machine that passes in C do not support.
+    """
+    settings = quantization_of(folder)
+    method = None if settings is None else str(settings.get("quant_method"))
+    if settings is None or method not in SUFFIXES:
+        return None
+    if choice.why_plain is not None:
+        raise ConfigurationError(
+            f"'{folder}' has weights of few bits by {method}, which run as they are, in passes in C on a CPU: leave "
+            "kernels, quantization and offload out, and use device 'cpu'"
+        )
+    source = PackedCheckpoint(folder, settings)
+    files = [status_of(path) for path in sorted(folder.glob("*.safetensors"))]
+    identity = hashlib.sha256(json.dumps([files, dict(settings)]).encode()).hexdigest()
+    place = place_of(folder)
+    record = Store().folder / f"{folder.name}-{place[:16]}{BLOCKS_SUFFIX}"
+    try:
+        model, eos_ids = start_on_blocks(
+            folder, source, dtype, record=record, place=place, identity=identity, quantization=method
+        )
+    except NativeUnavailableError as reason:
+        raise UnsupportedModelError(
+            f"'{folder}' has weights of 4 bits by {method}, which run in passes in C only: {reason}"
+        ) from reason
+    return InBlocks(model, folder, eos_ids, method)

@@ -1,7 +1,8 @@
 """Later starts of models with native kernels: from packed weights in the cache, or from the record of the first start.
 
-A folder of packed weights is as large as the weights in memory. It belongs to the files and versions that it was made
-for; the start of a model whose files or versions changed replaces it.
+A later start needs no transformers and no self-check. A folder of packed weights is as large as the weights in memory.
+It belongs to the files and versions that it was made for; the start of a model whose files or versions changed replaces
+it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,27 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
-from draftree.loading.choices import QUANTIZATIONS
-from draftree.loading.warm_start.native_record import Record, parsed
-from draftree.loading.warm_start.native_start import StartKey, digest, start_name
-from draftree.loading.warm_start.store import Store
-from draftree.models.check import NATIVE_LENGTHS, rounds_alike
-from draftree.models.native.blueprint import Blueprint
+from draftree.loading.options import QUANTIZATIONS
+from draftree.loading.records import Store, digest_of
+from draftree.models.base import Extend, Pass
+from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens, rounds_alike
+from draftree.models.native.blueprint import (
+    Blueprint,
+    ExpertsBlueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+    Rope,
+    ScoreBias,
+    SourceBlueprint,
+)
 from draftree.models.native.build import PACKING, NativeUnavailableError, working_folder
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
@@ -38,22 +49,157 @@ from draftree.models.native.streaming.store import (
     write_store,
 )
 from draftree.models.native.weights import FileWeights, StoredWeight, Weights
-from draftree.weights.cache import Cache
-from draftree.weights.progress import steps
-from draftree.weights.sums import distrust, keep_sums
+from draftree.version import __version__
+from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, steps
 
-__all__ = [
-    "SWITCH",
-    "PackedCopy",
-    "PackedStart",
-    "copy_name",
-    "keeps_packed",
-    "packed_folders",
-    "place_of",
-    "remove_packed",
-]
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The recorded facts of a model.
+
+    Attributes:
+        blueprint: structure of the native model.
+        places: locations of its weights in files.
+        check: result of the self-check.
+        eos_ids: tokens that end a text.
+        digest: hash of logits that it computed.
+    """
+
+    blueprint: Blueprint
+    places: Mapping[str, StoredWeight]
+    check: CheckResult
+    eos_ids: tuple[int, ...]
+    digest: str
+
+
+def parsed_record(found: Mapping[str, Any]) -> Record:
+    """Return a record from its `dataclasses.asdict` form after JSON.
+
+    Raises:
+        KeyError, TypeError: it is malformed.
+    """
+    places = found["places"].items()
+    return Record(
+        blueprint=_blueprint(found["blueprint"]),
+        places={name: StoredWeight(**place | {"shape": tuple(place["shape"])}) for name, place in places},
+        check=CheckResult(**found["check"]),
+        eos_ids=tuple(found["eos_ids"]),
+        digest=found["digest"],
+    )
+
+
+def _blueprint(found: dict[str, Any]) -> Blueprint:
+    head = LinearBlueprint(**found["head"])
+    ropes = tuple(Rope(tuple(rope["frequencies"]), rope["scaling"]) for rope in found["ropes"])
+    layers = tuple(_layer(layer) for layer in found["layers"])
+    biases = tuple(ScoreBias(bias["weight"], tuple(bias["buckets"])) for bias in found["score_biases"])
+    return Blueprint(**found | {"head": head, "ropes": ropes, "layers": layers, "score_biases": biases})
+
+
+def _layer(found: dict[str, Any]) -> LayerBlueprint:
+    many = {side: tuple(LinearBlueprint(**linear) for linear in found[side]) for side in ("qkv", "gate_up")}
+    single = {side: LinearBlueprint(**found[side]) for side in ("output", "down")}
+    source = found["source"]
+    if source is not None:
+        parts = {side: LinearBlueprint(**source[side]) for side in ("query", "output")}
+        source = SourceBlueprint(**source | parts)
+    experts = None if found["experts"] is None else _experts(found["experts"])
+    return LayerBlueprint(**found | many | single | {"source": source, "experts": experts})
+
+
+def _experts(found: dict[str, Any]) -> ExpertsBlueprint:
+    names = ("router", "gate_up", "down", "shared_down", "shared_gate")
+    single = {name: None if found[name] is None else LinearBlueprint(**found[name]) for name in names}
+    many = {"shared_gate_up": tuple(LinearBlueprint(**linear) for linear in found["shared_gate_up"])}
+    return ExpertsBlueprint(**found | single | many)
+
 
 logger = logging.getLogger(__name__)
+
+SETTINGS = ("config.json", "generation_config.json")
+PATTERNS = ("*.json", *WEIGHT_FILES)
+ROOT = Path(__file__).parents[1]
+SOURCES = (
+    *sorted((ROOT / "models" / "native").glob("*.py")),
+    ROOT / "models" / "check.py",
+    *(ROOT / "loading" / f"{name}.py" for name in ("native_start", "records", "references")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StartKey:
+    """The model to be loaded, and its options.
+
+    Attributes:
+        name: name of its record.
+        folder: folder of the model's files.
+        quantization: of its packed weights; None for none.
+        facts: all facts that the record depends on.
+    """
+
+    name: str
+    folder: Path
+    quantization: str | None
+    facts: Mapping[str, Any]
+
+
+def start_key(
+    folder: Path, dtype: torch.dtype, quantization: str | None, *, is_needed: bool = False
+) -> StartKey | None:
+    """Return the key under which a native start is recorded; None if nothing is to be recorded, unless it is needed."""
+    if not (Store().is_on or is_needed):
+        return None
+    where, kind = str(folder.resolve()), str(dtype).removeprefix("torch.")
+    try:
+        facts = {
+            "folder": where,
+            "dtype": kind,
+            "quantization": quantization,
+            "library": library().path.name,
+            "versions": [__version__, digest_of(SOURCES), torch.__version__, version("transformers")],
+            "files": [[name, *facts] for name, facts in _files(folder)],
+            "settings": digest_of(path for name in SETTINGS if (path := folder / name).exists()),
+        }
+    except (NativeUnavailableError, OSError) as error:
+        logger.info("%s: its start is not recorded: %s", folder, error)
+        return None
+    return StartKey(start_name(folder, kind, quantization), folder, quantization, facts)
+
+
+def start_name(folder: Path, kind: str, quantization: str | None) -> str:
+    """Return the name of the record of a folder's starts with a dtype and a quantization."""
+    key = hashlib.sha256("\0".join((str(folder.resolve()), kind, str(quantization))).encode()).hexdigest()
+    return f"{folder.name}-{key[:16]}"
+
+
+def _files(folder: Path) -> list[tuple[str, tuple[int, int]]]:
+    files = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+    statuses = [(path.name, path.stat()) for path in files]
+    return [(name, (status.st_size, status.st_mtime_ns)) for name, status in statuses]
+
+
+@torch.inference_mode()
+def logits_digest(model: NativeModel) -> str:
+    """Return a hash of the logits after a prefix, and in a tree batched with another sequence.
+
+    The first start compared these passes bit by bit with others (`check.rounds_alike`): while their bits stay the
+    same, `is_exact` holds.
+    """
+    tokens, length = exact_tokens(model.vocab_size), max(1, min(NATIVE_LENGTHS[0], model.max_length // 2))
+    nodes = tokens[-len(EXACT_PARENTS) :]
+    slot = model.open()
+    chain = (
+        model.run(Pass([Extend(slot, tokens[:length], range(-1, length - 1), logits_at=[length - 1])]))
+        .logits.tensor()
+        .clone()
+    )
+    model.commit(slot, range(length))
+    other = model.fork(slot, length // 2)
+    tree = model.run(Pass([Extend(other, tokens[:1], [-1]), Extend(slot, nodes, EXACT_PARENTS)])).logits.tensor()
+    for opened in (slot, other):
+        model.close(opened)
+    return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()
+
 
 FOLDER = "packed"
 """Folder of packed weights in the cache."""
@@ -218,7 +364,7 @@ class PackedStart:
         if kept is None:
             return None
         try:
-            record = parsed(kept)
+            record = parsed_record(kept)
             weights = FileWeights(self.key.folder, record.places)
             try:
                 model = self._built(record.blueprint, weights)
@@ -229,7 +375,7 @@ class PackedStart:
         except (NativeUnavailableError, OSError, ValueError, KeyError, TypeError) as error:
             logger.info("%s: its record is not usable: %s", self.key.folder, error)
             return None
-        if digest(model) != record.digest:
+        if logits_digest(model) != record.digest:
             logger.warning("%s: its record gives different logits now: its files are checked", self.key.folder)
             distrust(self.key.folder, Cache().root)
             return None
@@ -261,7 +407,7 @@ class PackedStart:
             places: locations of its weights in files; None if the files have other values.
         """
         assert model.self_check is not None, "the model was checked"
-        record = Record(model.blueprint, places or {}, model.self_check, eos_ids, digest(model))
+        record = Record(model.blueprint, places or {}, model.self_check, eos_ids, logits_digest(model))
         if places is not None:
             keep_sums(self.key.folder, Cache().root)
             Store().put(self.key.name, self.key.facts, asdict(record))
@@ -311,13 +457,13 @@ class PackedStart:
             store = open_store(self._place)
             if store.facts.get("stable") != self._stable():
                 return None
-            record = parsed(store.facts["record"])
+            record = parsed_record(store.facts["record"])
             model = self._model(record.blueprint, store)
         except (ModelLoadError, OSError, KeyError, TypeError) as error:
             logger.info("'%s' is not usable: %s", self._place, error)
             return None
         if store.facts["start"] != self._start():  # other versions of the package or its kernels
-            if digest(model) != record.digest:
+            if logits_digest(model) != record.digest:
                 return None
             with contextlib.suppress(OSError):
                 add_facts(store, {**store.facts, "start": self._start()})

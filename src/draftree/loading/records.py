@@ -1,4 +1,4 @@
-"""Results of first starts, of models and of tokenizers, kept on disk for later starts.
+"""Records of first starts, of models and of tokenizers, kept on disk for later starts.
 
 A record belongs to the files and versions that it was made for. One that does not match is ignored, and the next start
 overwrites it, so that there is one record for each folder and kind of weights. A checksum detects damage. Records are

@@ -1,4 +1,4 @@
-"""User options of execution: device, dtype, kernels, quantization."""
+"""User options of execution: device, dtype, kernels, quantization, format of keys and values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,157 @@
+"""Conversion of transformers models to native kernels, checked against their own forward passes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from draftree.core.errors import OUT_OF_MEMORY, ModelLoadError, is_out_of_memory
+from draftree.core.host import return_free_memory
+from draftree.loading.loaded import LoadedModel
+from draftree.loading.native_start import PackedStart
+from draftree.loading.references import checked_packed, in_float32, packed_source_reference, require_packed
+from draftree.loading.transformers_model import eos_ids_in, first_line
+from draftree.models.check import (
+    NATIVE_LENGTHS,
+    QUANTIZED_TOLERANCE,
+    ReferenceLogits,
+    check,
+    reference_logits,
+    rounds_alike,
+)
+from draftree.models.native.build import NativeMismatchError, NativeUnavailableError
+from draftree.models.native.describe import DTYPES, plan_model
+from draftree.models.native.model import NativeModel
+from draftree.models.native.seq2seq.describe import read_decoder
+from draftree.models.native.seq2seq.model import DecoderWeights, NativeEncoderDecoder
+from draftree.models.native.streaming.model import BudgetError
+from draftree.models.native.weights import ModelWeights, places_in_files
+from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
+from draftree.models.torch.seq2seq.sources import source_facts
+from draftree.sampling.decoding_rules import decoding_rules
+from draftree.weights.cache import steps
+
+logger = logging.getLogger(__name__)
+
+
+def lower_model(
+    model: Any,
+    *,
+    folder: Path | None = None,
+    name: str = "",
+    quantization: str | None = None,
+    start: PackedStart | None = None,
+) -> LoadedModel:
+    """Convert a transformers model to native kernels and check it. The model's own weights are released.
+
+    Args:
+        model: a `…ForCausalLM`.
+        folder: folder of its files, if it was loaded from files.
+        name: name in messages.
+        quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
+        start: keeps what later starts need; None keeps nothing.
+
+    Raises:
+        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
+        NativeMismatchError: the native model computes other logits; the model's weights were released.
+    """
+    model.eval().requires_grad_(False)
+    implementation = model.config._attn_implementation
+    eos_ids, found = eos_ids_in(model), name or type(model).__name__
+    try:
+        with in_float32(
+            model
+        ):  # a reference with as much rounding error as the tolerance would reject more accurate logits
+            reference = reference_logits(model)
+        blueprint = plan_model(model)
+        steps.info("%s: packing weights for native kernels", found)
+        if start is None:
+            ours = NativeModel(blueprint, ModelWeights(model), quantization=quantization)
+            places = None
+        else:
+            # streamed weights are larger than memory, and reading them once more takes long
+            places = None if start.streams else places_in_files(model, blueprint.names, start.key.folder)
+            ours = start.build(blueprint, ModelWeights(model))
+    except (ModelLoadError, BudgetError):
+        raise
+    except NativeUnavailableError:
+        model.set_attn_implementation(implementation)
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{found}' could not be packed: {OUT_OF_MEMORY}") from error
+        raise NativeUnavailableError(first_line(error)) from error
+    steps.info("%s: comparing logits with those of transformers", found)
+    tolerance, compares = QUANTIZED_TOLERANCE.get(quantization or ""), start is None or not start.streams
+    result = check(ours, reference, tolerance=tolerance, compares_tokens=compares)
+    if not (result.chains_ok and result.trees_ok):
+        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    if quantization == "int4":
+        result = checked_packed(model, ours, result)
+    is_alike = start.is_exact if start is not None and start.streams else rounds_alike(ours, NATIVE_LENGTHS)
+    result = replace(result, is_exact=result.is_exact and is_alike)
+    ours.is_exact, ours.self_check = result.is_exact, result
+    if start is not None:
+        start.record(ours, eos_ids, places)
+    if quantization is not None:
+        ours.free_slots()  # of the comparisons
+        return_free_memory()  # of the weights before rounding
+    return LoadedModel.native(ours, folder, eos_ids, name=found, quantization=quantization)
+
+
+def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = None) -> NativeEncoderDecoder:
+    """Convert a model, and check it. The weights of its decoder are released.
+
+    Args:
+        model: a `…ForConditionalGeneration`.
+        name: name in messages.
+        quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's own.
+
+    Raises:
+        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
+        NativeMismatchError: the native model computes other logits; weights were released.
+        ModelLoadError: there is not enough memory.
+    """
+    model.eval().requires_grad_(False)
+    dtype = str(model.dtype).removeprefix("torch.")
+    mixed = {parameter.dtype for parameter in model.parameters()}
+    if model.device.type != "cpu" or dtype not in DTYPES or len(mixed) > 1:
+        raise NativeUnavailableError(
+            f"passes in C are for float32 and bfloat16 on CPUs, not {' and '.join(sorted(map(str, mixed)))} on "
+            f"{model.device}"
+        )
+    try:
+        reference = _reference(model)
+        blueprint, encoder = read_decoder(model)
+        weights = DecoderWeights(model, {id(parameter) for parameter in encoder.parameters})
+        facts, rules = source_facts(model), decoding_rules(model)
+        ours = NativeEncoderDecoder(
+            blueprint, weights, encoder=encoder, facts=facts, rules=rules, quantization=quantization
+        )
+    except (NativeUnavailableError, ModelLoadError):
+        raise
+    except Exception as error:  # a model's own code may raise anything
+        if is_out_of_memory(error):
+            raise ModelLoadError(f"model '{name}' could not be packed: {OUT_OF_MEMORY}") from error
+        raise NativeUnavailableError(first_line(error)) from error
+    result = check(ours, reference, tolerance=QUANTIZED_TOLERANCE.get(quantization or ""))
+    if not (result.chains_ok and result.trees_ok):
+        raise NativeMismatchError(f"its logits differ there (error {max(result.chain_error, result.tree_error):.1e})")
+    if quantization == "int4":
+        result = require_packed(ours, packed_source_reference(model, ours), result)
+    ours.self_check = result
+    ours.is_exact = result.is_exact and rounds_alike(ours, NATIVE_LENGTHS)
+    if rules.note:
+        logger.warning("%s", rules.note)
+    return ours
+
+
+def _reference(model: Any) -> ReferenceLogits:
+    """Return the reference in float32 if the encoder computes in it, else in the model's dtype."""
+    try:
+        with in_float32(model):
+            return source_reference_logits(model)
+    except RuntimeError:  # convolutions of features keep their dtype
+        return source_reference_logits(model)

@@ -1,0 +1,416 @@
+"""References of native passes: a model's own forward pass in float32, or with what packed products read.
+
+The logits of a model in bfloat16 deviate by the rounding of every layer, up to a tenth of their spread if norms have
+large weights, so they are no reference for passes with less rounding. The same weights in float32 arithmetic are.
+
+Native products over weights of few bits read packed weights, and inputs that are rounded to 8 bits with a scale for
+each group of 32. A forward pass with the same weights and the same rounding differs from them by the rounding of
+float32 only, so that a comparison shows small mistakes, which the rounding of the weights would hide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftree.models.check import (
+    BRANCHES,
+    PREFIX_LENGTH,
+    QUANTIZED_TOLERANCE,
+    CheckResult,
+    ReferenceLogits,
+    check,
+    tokens_of_check,
+)
+from draftree.models.native.blueprint import (
+    CLAMPED_SILU,
+    GELU,
+    GELU_TANH,
+    QUICK_GELU,
+    RELU,
+    SILU,
+    Blueprint,
+    LayerBlueprint,
+    LinearBlueprint,
+)
+from draftree.models.native.build import NativeMismatchError
+from draftree.models.native.library import LANES
+from draftree.models.native.model import NativeModel, UnpackedWeights
+from draftree.models.native.packing import arranged
+from draftree.models.native.seq2seq.model import NativeEncoderDecoder
+from draftree.models.native.weights import KeptWeights
+from draftree.models.torch.inspection import prompt_inputs
+from draftree.models.torch.seq2seq.sources import encoded_probe
+from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
+
+CHUNK_ROWS = 4096
+"""Number of a linear layer's outputs whose weights are in float32 at the same time."""
+
+
+@contextlib.contextmanager
+def in_float32(model: Any) -> Iterator[None]:
+    """Compute the model's forward passes in float32 inside the block.
+
+    Linear layers convert their weights in chunks of `CHUNK_ROWS`, embeddings return float32, and vectors (norms,
+    biases) are replaced by float32 copies. Other modules with matrices, such as experts, have float32 copies of them
+    while they run, one module at a time. The model is restored after the block. float32 models are unchanged.
+
+    Args:
+        model: a `…ForCausalLM`.
+    """
+    if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
+        yield
+        return
+    with contextlib.ExitStack() as undo:
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                undo.callback(setattr, parameter, "data", parameter.data)
+                parameter.data = parameter.data.float()
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                undo.callback(_reset_forward, module, vars(module).get("forward"))
+                vars(module)["forward"] = functools.partial(_linear, module)
+            elif isinstance(module, nn.Embedding):
+                undo.callback(module.register_forward_hook(lambda _, __, found: found.float()).remove)
+            elif matrices := [own for own in module.parameters(recurse=False) if own.dim() > 1]:
+                copies = _Copies(matrices)
+                undo.callback(copies.end)
+                undo.callback(module.register_forward_pre_hook(lambda *_, copies=copies: copies.start()).remove)
+                undo.callback(module.register_forward_hook(lambda *_, copies=copies: copies.end()).remove)
+        yield
+
+
+class _Copies:
+    """Float32 copies of parameters, which replace them from `start` to `end`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._own: list[Tensor] = []
+
+    def start(self) -> None:
+        """Replace the parameters by float32 copies."""
+        self._own = [parameter.data for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.data = parameter.data.float()
+
+    def end(self) -> None:
+        """Restore the parameters, also after an error in between."""
+        for parameter, own in zip(self._parameters, self._own, strict=False):
+            parameter.data = own
+        self._own = []
+
+
+def _reset_forward(module: nn.Linear, own: Any) -> None:
+    if own is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = own
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    rows = [F.linear(x.float(), part.float()) for part in module.weight.split(CHUNK_ROWS)]
+    found = rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+    return found if module.bias is None else found + module.bias.float()
+
+
+GROUP_INPUTS, LARGEST = 32, 127
+
+
+def rounded(inputs: Tensor) -> Tensor:
+    """Return inputs of products as passes in C round them: 8 bits, one scale for each 32 numbers of the last dimension.
+
+    Args:
+        inputs: shape (…, inputs); the last group may be shorter.
+
+    Returns:
+        A tensor of the same shape, float32.
+    """
+    size = inputs.shape[-1]
+    groups = F.pad(inputs.float(), (0, -size % GROUP_INPUTS)).unflatten(-1, (-1, GROUP_INPUTS))
+    most = groups.abs().amax(-1, keepdim=True)
+    steps = groups * torch.where(most > 1e-30, LARGEST / most, 0)
+    return (steps.round() * (most / LARGEST)).flatten(-2)[..., :size]
+
+
+def products_of_rows(layer: LayerBlueprint) -> Iterator[LinearBlueprint]:
+    """Yield the products of a layer that every row uses; routers are not among them."""
+    yield from (*layer.qkv, layer.output)
+    if layer.source is not None:
+        yield from (layer.source.query, layer.source.output)
+    if layer.experts is None:
+        yield from (*layer.gate_up, layer.down)
+    elif layer.experts.shared_down is not None:
+        yield from (*layer.experts.shared_gate_up, layer.experts.shared_down)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedProduct:
+    """A linear layer that is computed with its packed weight, unpacked for each call.
+
+    Attributes:
+        module: the linear layer.
+        linear: how its weight is stored.
+        head_dim: size of a head.
+        weights: the packed weights.
+    """
+
+    module: nn.Module
+    linear: LinearBlueprint
+    head_dim: int
+    weights: UnpackedWeights
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the product of rounded inputs, float32, in the order of the module's outputs."""
+        linear = self.linear
+        weight, bias = self.weights.get(linear.weight).float(), None
+        # a bias that the module does not have is added by the model
+        if linear.bias is not None and getattr(self.module, "bias", None) is not None:
+            bias = self.weights.get(linear.bias).float()[: len(weight)]
+        self.weights.release(linear.weight)
+        found = F.linear(rounded(inputs), weight, bias)
+        if not linear.is_reordered:
+            return found
+        places = torch.arange(linear.outputs, dtype=torch.float32)[:, None]
+        order = arranged(places, replace(linear, is_transposed=False), head_dim=self.head_dim)[:, 0].long()
+        return torch.empty_like(found).index_copy_(-1, order, found)
+
+
+ACTIVATIONS: Mapping[int, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        SILU: F.silu,
+        GELU: F.gelu,
+        GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+        RELU: F.relu,
+        QUICK_GELU: lambda x: x * torch.sigmoid(1.702 * x),
+    }
+)
+
+
+def gated(plan: Blueprint, gate: Tensor, up: Tensor) -> Tensor:
+    """Return what enters the last product of a perceptron."""
+    if plan.activation != CLAMPED_SILU:
+        return ACTIVATIONS[plan.activation](gate) * up
+    gate, limit = gate.clamp(max=plan.gate_limit), plan.gate_limit
+    return (up.clamp(-limit, limit) + 1) * gate * torch.sigmoid(gate * plan.gate_slope)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Experts of a layer that are computed with their packed weights, unpacked one after the other.
+
+    Attributes:
+        module: the experts.
+        layer: number of their layer.
+        ours: the model with the packed weights.
+    """
+
+    module: nn.Module
+    layer: int
+    ours: NativeModel
+
+    def forward(self, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
+        """Return the weighted sums of the chosen experts of each row.
+
+        Args:
+            hidden: inputs, shape (rows, hidden).
+            given: experts of each row and their weights, both of shape (rows, experts of a row), in this order; by
+                name in some families.
+            named: as above.
+        """
+        chosen, scores = (*given, *(named[name] for name in ("router_indices", "routing_weights") if name in named))
+        found = torch.zeros(hidden.shape, dtype=torch.float32)
+        for expert in chosen.unique().tolist():
+            rows, places = torch.where(chosen == expert)
+            results = self._expert(expert, rounded(hidden[rows]))
+            found.index_add_(0, rows, results * scores[rows, places, None].float())
+        return found
+
+    def _expert(self, expert: int, inputs: Tensor) -> Tensor:
+        plan = self.ours.blueprint
+        both = self._product(f"gate_up.{expert}", inputs).unflatten(-1, (-1, 2, LANES))
+        inner = gated(plan, both[..., 0, :].flatten(-2), both[..., 1, :].flatten(-2))
+        return self._product(f"down.{expert}", rounded(inner))
+
+    def _product(self, name: str, inputs: Tensor) -> Tensor:
+        weight, bias = self.ours.decoder.product_weight(self.layer, name, torch.float32)
+        return F.linear(inputs, weight, None if bias is None else bias[: len(weight)])
+
+
+ROUNDED_TOLERANCE = 0.15
+"""Maximum difference of logits from such a reference, relative to their range. A number between two steps of 8 bits may
+be rounded up in one and down in the other, which the layers after it amplify: 0.04 in a model of 30 layers."""
+
+
+@contextlib.contextmanager
+def with_rounded_inputs(model: nn.Module) -> Iterator[None]:
+    """Round the inputs of all linear layers inside the block.
+
+    Args:
+        model: a `…ForCausalLM` whose forward passes are computed in float32.
+    """
+    with contextlib.ExitStack() as undo:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                hook = module.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]), *inputs[1:]))
+                undo.callback(hook.remove)
+        yield
+
+
+@torch.inference_mode()
+def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
+    """Return logits of the model's own forward pass over the packed weights, with rounded inputs.
+
+    Args:
+        model: the `…ForCausalLM` whose weights were packed; unusable afterwards if they were released, otherwise
+            unchanged.
+        ours: the native model with these weights.
+
+    Returns:
+        The reference; None for a model with a projection before its layers, and for one with experts that is streamed.
+    """
+    plan = ours.blueprint
+    if plan.projection is not None or (plan.has_experts and ours.streams_weights):
+        return None
+    ids = tokens_of_check(ours.vocab_size)
+    with with_packed_weights(model, ours):
+        logits: dict[tuple[int, ...], Tensor] = {branch: _scored(model, ids, branch) for branch in BRANCHES}
+    return ReferenceLogits(ids, logits)
+
+
+@torch.inference_mode()
+def packed_source_reference(model: Any, ours: NativeEncoderDecoder) -> ReferenceLogits:
+    """Return the same of an encoder-decoder model on the probe source, whose encoder keeps its own weights and dtype.
+
+    Args:
+        model: the `…ForConditionalGeneration` whose weights were packed and released; unusable afterwards.
+        ours: the native model with these weights.
+    """
+    hidden = encoded_probe(model)
+    with with_packed_weights(model, ours, embedding=model.get_decoder().embed_tokens):
+        return source_reference_logits(model, hidden.float())
+
+
+def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> ReferenceLogits:
+    """Return the reference of a model of which each process packs a share; the model keeps its weights.
+
+    The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares.
+
+    Args:
+        model: the `…ForCausalLM`.
+        plan: its architecture.
+        rough: logits of its weights before rounding.
+
+    Raises:
+        NativeMismatchError: logits of the packed model differ from these.
+    """
+    whole = NativeModel(plan, KeptWeights(model), quantization="int4")
+    found = check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False)
+    if not (found.chains_ok and found.trees_ok):
+        raise NativeMismatchError(f"its logits differ there (error {max(found.chain_error, found.tree_error):.1e})")
+    reference = packed_reference(model, whole)
+    assert reference is not None, "models with projections or experts are not divided"
+    return reference
+
+
+@contextlib.contextmanager
+def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) -> Iterator[None]:
+    """Compute products of forward passes with packed weights and rounded inputs inside the block, in float32.
+
+    Args:
+        model: the model whose weights were packed.
+        ours: the native model with these weights.
+        embedding: embedding of its decoder; None for its input embedding.
+    """
+    plan = ours.blueprint
+    weights = UnpackedWeights(plan.as_unpacked(), ours.decoder, torch.float32)
+    products: list[PackedProduct | PackedExperts] = [
+        PackedProduct(model.get_submodule(linear.weight.rpartition(".")[0]), linear, plan.head_dim, weights)
+        for layer in plan.layers
+        for linear in products_of_rows(layer)
+    ]
+    products.append(PackedProduct(model.get_output_embeddings(), plan.head, plan.head_dim, weights))
+    products += [
+        PackedExperts(model.get_submodule(layer.gate_up[0].weight.rpartition(".")[0]), index, ours)
+        for index, layer in enumerate(plan.layers)
+        if layer.experts is not None
+    ]
+    embedding = model.get_input_embeddings() if embedding is None else embedding
+    own = embedding.weight
+    _fill_released(model, plan, weights, [product.module for product in products])
+    try:
+        embedding.weight = nn.Parameter(weights.get(plan.embedding).float(), requires_grad=False)
+        with in_float32(model), contextlib.ExitStack() as undo:
+            for product in products:
+                undo.enter_context(_replaced(product.module, product.forward))
+            yield
+    finally:
+        embedding.weight = own
+
+
+def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckResult:
+    """Compare passes over weights of 4 bits with the model's own forward pass over the same weights.
+
+    Args:
+        model: the model whose weights were packed and released.
+        ours: the native model.
+        rough: result of the comparison with the weights before rounding; returned if there is no other reference.
+
+    Raises:
+        NativeMismatchError: the logits differ.
+    """
+    reference = packed_reference(model, ours)
+    return rough if reference is None else require_packed(ours, reference, rough)
+
+
+def require_packed(ours: NativeModel, reference: ReferenceLogits, rough: CheckResult) -> CheckResult:
+    """Compare passes with a reference over the same weights; the result has the exactness of `rough`.
+
+    Raises:
+        NativeMismatchError: the logits differ.
+    """
+    found = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
+    if not (found.chains_ok and found.trees_ok):
+        error = max(found.chain_error, found.tree_error)
+        raise NativeMismatchError(f"its logits differ there from those of the same weights of 4 bits ({error:.1e})")
+    return replace(found, is_exact=rough.is_exact)
+
+
+def _scored(model: Any, ids: tuple[int, ...], branch: tuple[int, ...]) -> Tensor:
+    tokens = torch.tensor([[*ids[:PREFIX_LENGTH], *(ids[PREFIX_LENGTH + node] for node in branch)]])
+    found: Tensor = model(**prompt_inputs(model, tokens, use_cache=False)).logits
+    return found[0, PREFIX_LENGTH - 1 :].float()
+
+
+def _fill_released(model: Any, plan: Blueprint, weights: UnpackedWeights, modules: Sequence[nn.Module]) -> None:
+    """Give released norms and positions the packed values, in float32; products and the embedding have none."""
+    without = {id(module) for module in (*modules, model.get_input_embeddings())}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        owner, _, attribute = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if id(module) in without or name in (plan.embedding, plan.head.weight) or parameter.numel():
+            continue
+        value = weights.get(name).float()
+        if name == plan.positions:
+            value = F.pad(value, (0, 0, plan.position_offset, 0))
+        setattr(module, attribute, nn.Parameter(value, requires_grad=False))
+
+
+@contextlib.contextmanager
+def _replaced(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Compute a module by another function inside the block."""
+    own = vars(module).get("forward")
+    vars(module)["forward"] = forward
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if own is not None:
+            vars(module)["forward"] = own

@@ -1,1 +1,0 @@
-"""Records of first loads, which let later loads start without transformers."""

@@ -1,0 +1,216 @@
+"""Plain model folders: their configuration files, and a check that one is complete and readable without loading it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftree.core.errors import ModelLoadError
+from draftree.core.files import JsonError, get_again, read_json
+from draftree.weights.gguf_file import Dtype
+from draftree.weights.safetensors_file import check_safetensors
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
+WIDTHS = ("hidden_size", "n_embd", "d_model")
+VOCABULARY = "vocab_size"
+LIMITS: Mapping[str, tuple[int, int]] = {
+    **dict.fromkeys(LAYERS, (1, 10_000)),
+    **dict.fromkeys(WIDTHS, (1, 10_000_000)),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner", "d_ff"), (0, 100_000_000)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), (1, 100_000)),
+    **dict.fromkeys(("num_key_value_heads", "num_experts", "num_local_experts", "n_routed_experts"), (0, 100_000)),
+    "head_dim": (1, 1_000_000),
+    "num_labels": (0, 100_000),  # transformers makes a name for each
+    VOCABULARY: (1, 100_000_000),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, 1_000_000_000)),
+}
+"""Smallest and largest value of each size; the largest is a hundred times that of the largest known models."""
+TEXT_CONFIGS = ("text_config", "decoder", "llm_config", "language_config")
+
+
+def check_sizes(
+    source: Path, config: Mapping[str, Any], *, num_tensors: int | None = None, num_values: int | None = None
+) -> None:
+    """Raise for sizes that are not numbers, are out of range, or do not match the weights.
+
+    Args:
+        source: file of the configuration, for the message.
+        config: the model's configuration; that of a text model inside it is checked too.
+        num_tensors: number of tensors in the weight files; None if unknown.
+        num_values: upper bound of the values in all tensors together; None if unknown.
+
+    Raises:
+        ModelLoadError: a size is wrong; the message names it.
+    """
+    for part in _parts(config):
+        for name, (least, greatest) in LIMITS.items():
+            for value in _sizes_named(part.get(name)):
+                _require_between(source, name, value, least=least, greatest=greatest)
+        _check_weights(source, part, num_tensors=num_tensors, num_values=num_values)
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield config
+    for name in TEXT_CONFIGS:
+        if isinstance(inner := config.get(name), Mapping):
+            yield inner
+
+
+def _sizes_named(value: Any) -> list[Any]:
+    """Return the values of a size; some models have one for each layer."""
+    if value is None:
+        return []
+    return [one for one in value if one is not None] if isinstance(value, list) else [value]
+
+
+def _require_between(source: Path, name: str, value: Any, *, least: int, greatest: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= greatest:
+        raise ModelLoadError(
+            f"'{source}' has {name}={str(value)[:40]}: it must be a whole number from {least} to {greatest}; "
+            f"{get_again(source.parent)}"
+        )
+
+
+def _check_weights(source: Path, config: Mapping[str, Any], *, num_tensors: int | None, num_values: int | None) -> None:
+    layers = _first_size(config, LAYERS)
+    if num_tensors is not None and layers is not None and layers > num_tensors:
+        raise ModelLoadError(
+            f"'{source}' declares {layers} layers, and the weight files hold {num_tensors} tensors; "
+            f"{get_again(source.parent)}"
+        )
+    width, vocabulary = _first_size(config, WIDTHS), _first_size(config, (VOCABULARY,))
+    if num_values is None or width is None or vocabulary is None:
+        return
+    if "embedding_size" not in config and width * vocabulary > num_values:
+        raise ModelLoadError(
+            f"'{source}' declares embeddings of {vocabulary} tokens with {width} values each, and the weight files "
+            f"hold at most {num_values} values; {get_again(source.parent)}"
+        )
+
+
+def _first_size(config: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((config[name] for name in names if isinstance(config.get(name), int)), None)
+
+
+WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED_WEIGHTS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OPTIONAL_SETTINGS = ("generation_config.json", "tokenizer_config.json")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Read the settings and the headers of the weights.
+
+    Raises:
+        ModelLoadError: the folder is not a model folder, or a file in it is missing, damaged or truncated.
+    """
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"the folder '{folder}' is not a model folder: {_why_not(folder)}")
+    config = read_settings(folder / "config.json")
+    if "model_type" not in config:
+        raise ModelLoadError(
+            f"'{folder / 'config.json'}' lacks 'model_type', which names the architecture; {get_again(folder)}"
+        )
+    check_sizes(folder / "config.json", config)
+    for name in OPTIONAL_SETTINGS:
+        if (folder / name).is_file():
+            read_settings(folder / name)
+    files = [check_safetensors(path) for path in weight_files(folder)]
+    if files:
+        num_tensors, num_values = sum(one.num_tensors for one in files), sum(one.num_values for one in files)
+        check_sizes(folder / "config.json", config, num_tensors=num_tensors, num_values=num_values)
+
+
+def _why_not(folder: Path) -> str:
+    if (folder / "adapter_config.json").is_file():
+        return "it holds an adapter; merge it into its base model and name the result"
+    packed = sorted(path.name for path in folder.glob("*.gguf"))
+    if packed:
+        return f"it lacks config.json; to use the GGUF file in it, name '{folder / packed[0]}'"
+    inner = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if inner:
+        return f"it lacks config.json; did you mean '{folder / inner[0]}'?"
+    return "it lacks config.json; name a folder written by save_pretrained"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the model; none if its weights are pickled, which are not checked."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        names = index_files(folder / WEIGHTS_INDEX)
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing or not names:
+            raise ModelLoadError(
+                f"the folder '{folder}' lacks {len(missing)} of the {len(names)} weight files that its index names "
+                f"({', '.join(missing[:3])}); {get_again(folder)}"
+            )
+        return [folder / name for name in names]
+    if any((folder / name).is_file() for name in PICKLED_WEIGHTS):
+        return []
+    raise ModelLoadError(f"the folder '{folder}' holds no weights: it lacks {WEIGHTS}; {get_again(folder)}")
+
+
+def index_files(index: Path) -> list[str]:
+    """Return the names of the weight files, which are in the folder of the index.
+
+    Raises:
+        ModelLoadError: the index names no file, or a file elsewhere.
+    """
+    places = read_settings(index).get("weight_map")
+    names = list(places.values()) if isinstance(places, dict) else []
+    wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if wrong or not isinstance(places, dict):
+        named = f"it names {str(wrong[0])[:80]!r}" if wrong else "it has no 'weight_map'"
+        raise ModelLoadError(
+            f"'{index}' is damaged: {named}, and only files of its own folder are allowed; {get_again(index.parent)}"
+        )
+    return sorted(set(names))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read one of the settings files of a model.
+
+    Raises:
+        ModelLoadError: it is missing, damaged or holds no settings.
+    """
+    try:
+        return read_json(path)
+    except FileNotFoundError:
+        raise ModelLoadError(f"'{path}' is missing; {get_again(path.parent)}") from None
+    except JsonError as error:
+        raise ModelLoadError(f"'{path}' cannot be read ({error}); {get_again(path.parent)}") from None
+
+
+def save_configuration(
+    folder: Path,
+    *,
+    model_type: str,
+    model_class: str,
+    settings: Mapping[str, Any],
+    dtype: Dtype,
+    stop_ids: tuple[int, ...] = (),
+) -> PretrainedConfig:
+    """Write `config.json` and `generation_config.json`; text ends at `stop_ids`, or else at the end token."""
+    from transformers import AutoConfig, GenerationConfig
+
+    config = AutoConfig.for_model(model_type, **settings, architectures=[model_class], dtype=dtype)
+    config.save_pretrained(folder)
+    ids = {key: settings[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in settings}
+    if stop_ids:
+        ids["eos_token_id"] = list(stop_ids)
+    GenerationConfig(**ids).save_pretrained(folder)
+    return config
+
+
+def parameter_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every parameter in a weights file of this configuration; shared ones once."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
