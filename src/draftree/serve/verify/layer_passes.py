@@ -15,12 +15,10 @@ from draftree.async_llm import AsyncLLM
 from draftree.core.errors import ConfigurationError, EngineClosedError, UnsupportedModelError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.models.base import Extend, LayerSubset
-from draftree.models.kv.pool import kv_slot
-from draftree.models.kv.slots import KVSlot
+from draftree.models.kv.slots import KVSlot, kv_slot
 from draftree.models.kv.slotted import SlottedModel
-from draftree.remote.split.messages import RowsEdit
-from draftree.remote.split.probe import Probe
-from draftree.remote.split.states import StateFormat
+from draftree.remote.split.exchange import Probe
+from draftree.remote.split.messages import RowsEdit, StateFormat
 from draftree.sampling.controls import Controls
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.history import History
