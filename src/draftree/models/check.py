@@ -97,11 +97,7 @@ def tokens_of_check(vocab: int) -> tuple[int, ...]:
 
 @torch.inference_mode()
 def reference_logits(model: Any) -> ReferenceLogits:
-    """Score every branch alone, without a cache, with the inputs that `generate` prepares.
-
-    Args:
-        model: the transformers model.
-    """
+    """Score every branch alone, without a cache, with the inputs that `generate` prepares."""
     vocab = int(model.config.get_text_config().vocab_size)
     ids = tokens_of_check(vocab)
     logits: dict[tuple[int, ...], Tensor] = {}
@@ -123,12 +119,9 @@ def check(
 ) -> CheckResult:
     """Compare a tree scored in one pass, and a chain, with the reference.
 
-    Args:
-        model: the model.
-        reference: logits of the model's own forward pass.
-        tolerance: maximum accepted difference; None for the dtype's.
-        compares_tokens: whether `is_exact` compares the tree with its branches token by token; otherwise it is set for
-            every model that scores trees, and the caller compares by `rounds_alike`.
+    `tolerance`: maximum accepted difference; None for the dtype's. `compares_tokens`: whether `is_exact` compares
+    the tree with its branches token by token; otherwise it is set for every model that scores trees, and the caller
+    compares by `rounds_alike`.
     """
     slot = model.open_probe()
     chain_error = _chain_error(model, slot, reference) / reference.spread
@@ -148,11 +141,7 @@ def check(
 
 @torch.inference_mode()
 def partial_error(model: LanguageModel) -> float:
-    """Return the maximum difference between a whole pass over a small tree and one that continues from partial nodes.
-
-    Returns:
-        The difference, relative to the range of the logits.
-    """
+    """Return the maximum difference between a whole pass over a small tree and one that continues partial nodes."""
     if model.num_layers < 2:
         return 0.0
     ids = tokens_of_check(model.vocab_size)
@@ -176,9 +165,7 @@ def rounds_alike(model: LanguageModel, lengths: Sequence[int] = EXACT_LENGTHS) -
     After each prefix a tree is scored alone, beside other sequences, after the same prefix prefilled in chunks, branch
     by branch, and one branch token by token. Stops at the first difference.
 
-    Args:
-        model: the model.
-        lengths: prefix lengths in tokens, ascending; limited to the model's context.
+    `lengths`: prefix lengths in tokens, ascending; limited to the model's context.
     """
     room = model.max_length - max(map(len, EXACT_TREES))
     ids = exact_tokens(model.vocab_size)

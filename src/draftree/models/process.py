@@ -44,11 +44,7 @@ def encode_pass(pass_: Pass) -> dict[str, Any]:
 
 
 def decode_pass(data: Mapping[str, Any], slots: Mapping[int, Slot]) -> Pass:
-    """Decode a pass on these slots.
-
-    Raises:
-        KeyError: the pass names an unknown slot.
-    """
+    """Decode a pass on these slots."""
     end, attention, mlp = data["layers"]
     jobs = [Extend(slots[slot], tokens, parents, logits_at) for slot, tokens, parents, logits_at in data["jobs"]]
     return Pass(jobs, LayerSubset(end, frozenset(attention), frozenset(mlp)), tuple(data["capture"]))
@@ -60,11 +56,7 @@ def encode_edits(edits: Sequence[Edit]) -> list[list[Any]]:
 
 
 def decode_edits(data: Sequence[Sequence[Any]], slots: Mapping[int, Slot]) -> list[Edit]:
-    """Decode edits on these slots. An edit must not use a slot that an earlier one of them opens.
-
-    Raises:
-        KeyError: an edit names an unknown slot, or has an unknown name.
-    """
+    """Decode edits on these slots. An edit must not use a slot that an earlier one of them opens."""
     kinds: dict[str, type[Commit | Truncate | Fork | Close]] = {
         "commit": Commit,
         "truncate": Truncate,
@@ -128,14 +120,7 @@ class ProcessSlot(Slot):
 
 @final
 class ProcessModel(LanguageModel):
-    """Model that another process runs with `serve_model`. One thread at a time uses it.
-
-    Args:
-        connection: the pipe; the other side has sent its facts.
-
-    Raises:
-        ProcessEndedError: the other process has ended, or could not load its model.
-    """
+    """Model that another process runs with `serve_model`. One thread at a time uses it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -224,9 +209,7 @@ def _own(slot: Slot) -> ProcessSlot:
 def serve_model(connection: Connection, model: LanguageModel) -> None:
     """Answer the requests of a `ProcessModel` until its side is closed.
 
-    Args:
-        connection: the pipe.
-        model: the model, without open slots.
+    `model`: the model, without open slots.
     """
     facts = {name: getattr(model, name) for name in FACTS}
     facts |= {"dtype": str(model.dtype).removeprefix("torch."), "weights": model.footprint.weights}

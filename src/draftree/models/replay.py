@@ -74,11 +74,7 @@ class ReplayCosts(Protocol):
 
 @final
 class ReplayClock:
-    """A clock on which passes that are not computed take their measured time.
-
-    Args:
-        clock: what all other work is measured with.
-    """
+    """A clock on which passes that are not computed take their measured time."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock, self._added = clock, 0.0
@@ -98,12 +94,7 @@ BESIDE = -1
 
 @final
 class ReplaySlot(Slot):
-    """A slot of a replayed target. Mutated by `ReplayModel` only.
-
-    Args:
-        number: its id.
-        text: the recorded text.
-    """
+    """A slot of a replayed target. Mutated by `ReplayModel` only."""
 
     def __init__(self, number: int, text: RecordedText) -> None:
         self._id, self.text = number, text
@@ -185,9 +176,7 @@ class ReplayModel(LanguageModel):
     """A target that replays a recorded text.
 
     Args:
-        model: the recorded target; its embedding and its output head are used by drafters that share them.
         costs: seconds of its passes.
-        clock: charged with them.
 
     Attributes:
         text: what is replayed; None before the first one is set.
@@ -227,11 +216,7 @@ class ReplayModel(LanguageModel):
         raise UnsupportedModelError("a replayed target runs no passes over other texts than the recorded one")
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot]:
-        """Return a function that opens the slot of the recorded text.
-
-        Raises:
-            InvalidRequestError: the request is not the recorded one.
-        """
+        """Return a function that opens the slot of the recorded text."""
         text = self.text
         if text is None or not text.answers(request):
             raise InvalidRequestError("the request is not the recorded one: a replay writes the recorded text only")
@@ -243,11 +228,7 @@ class ReplayModel(LanguageModel):
         return self._slots[number]
 
     def run(self, pass_: Pass) -> PassResult:
-        """Return the picks of the text, and its hidden states.
-
-        Raises:
-            UnsupportedModelError: the states of a layer were not recorded, or the pass leaves layers out.
-        """
+        """Return the picks of the text, and its hidden states."""
         start = self._clock()
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)

@@ -79,11 +79,7 @@ class TableSlot(Slot):
 
 
 def check_commit(slot: TableSlot, edit: Commit) -> None:
-    """Check that the nodes of a commit are connected.
-
-    Raises:
-        ValueError: the path is not a path of the tree, or the parent of a kept node is not kept.
-    """
+    """Check that the nodes of a commit are connected."""
     path, keep = list(edit.path), list(edit.keep)
     for node, parent in zip(path, [ROOT, *path], strict=False):
         if not 0 <= node < slot.num_tentative or slot.parents[node] != parent:
@@ -97,11 +93,7 @@ def check_commit(slot: TableSlot, edit: Commit) -> None:
 
 
 def check_prefix(edit: str, slot: TableSlot, length: int) -> None:
-    """Check that a length is within the prefix.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Check that a length is within the prefix."""
     if not 0 <= length <= slot.length:
         raise ValueError(f"{edit} to {length} tokens, but the prefix has {slot.length}: name 0 to {slot.length}")
 
@@ -111,13 +103,7 @@ Table = Callable[[tuple[int, ...]], Tensor]
 
 
 def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:
-    """Return a table of pseudorandom logits, a hash of all preceding tokens; the same on every machine.
-
-    Args:
-        vocab_size: number of tokens.
-        seed: seed of the table.
-        scale: logits are standard Gumbel noise times this; at 0 the distribution is uniform.
-    """
+    """Return a table of pseudorandom logits, a hash of all preceding tokens; the same on every machine."""
 
     def logits(context: tuple[int, ...]) -> Tensor:
         # independent of the requests' noise
@@ -153,14 +139,10 @@ class TableLM(LanguageModel):
     """Language model with the logits of a table.
 
     Args:
-        table: logits by preceding tokens.
         order: number of last tokens that the table depends on; None for all. With an order, rows are computed once and
             cached.
-        max_length: maximum prefix plus tree depth.
         supports_trees: whether trees may branch.
         partial: table of every subset of the layers; None if subsets are not supported.
-        num_features: number of layers whose input can be captured; the hidden state of a row in layer i is i plus its
-            logits.
 
     Example:
         >>> model = TableLM(hashed(8, seed=1), order=2)

@@ -98,9 +98,6 @@ class KVMemory:
 
     Args:
         shapes: shape of each attention layer by layer index.
-        dtype: dtype of keys and values.
-        device: device of keys and values.
-        granule: lengths are rounded up to a multiple of it.
         num_scratch: positions after the end of each slot for values that are never read.
     """
 
@@ -149,10 +146,7 @@ class KVMemory:
     def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
         """Make room for slots and tokens.
 
-        Args:
-            num_slots: number of slots.
-            length: tokens per slot.
-            used: number of stored tokens by slot; these are kept, all others are lost.
+        `used`: number of stored tokens by slot; these are kept, all others are lost.
         """
         length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
@@ -203,10 +197,8 @@ class KVMemory:
     def rearrange(self, moves: Sequence[tuple[int, int, int]], dropped: Sequence[tuple[int, int]]) -> None:
         """Move tokens of many slots at once, and write zeros over dropped tokens; the host does not wait.
 
-        Args:
-            moves: slot, source and target position; all sources are read before any target is written.
-            dropped: slot and position. Masked positions are read as well, and zero times NaN is NaN: values of dropped
-                nodes must be finite.
+        `dropped`: slot and position. Masked positions are read as well, and zero times NaN is NaN: values of
+        dropped nodes must be finite.
         """
         if not (moves or dropped):
             return
@@ -299,10 +291,6 @@ class SlotPool:
 
     Args:
         shapes: shapes of keys and values by layer index.
-        dtype: dtype of keys and values.
-        device: device of keys and values.
-        leftovers: treatment of positions that are not kept.
-        granule: lengths are rounded up to a multiple of it.
         num_scratch: positions after the end of each slot for values that are never read.
     """
 
@@ -388,9 +376,7 @@ class SlotPool:
     def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
         """Open a slot with keys and values that were computed elsewhere.
 
-        Args:
-            layers: keys and values of all layers, shape (kv_heads, length, dim).
-            length: number of tokens.
+        `layers`: keys and values of all layers, shape (kv_heads, length, dim).
         """
         slot = self.open()
         if length > self.memory.length:
@@ -481,9 +467,6 @@ class LayerRange:
         keeps_hidden: whether the output of the last layer is returned, to continue from it.
         capture: layers whose input, the residual stream, is returned for every row; `end` selects the output of the
             last layer that is run, before the final norm.
-
-    Raises:
-        ConfigurationError: `capture` names a layer whose input does not occur in this pass.
     """
 
     first: int
@@ -552,16 +535,7 @@ class RangeOutput:
 
 
 def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
-    """Check that a pass over a range of layers can capture these.
-
-    Args:
-        capture: indices of layers.
-        first: first layer that is run.
-        end: layer after the last; as an index, the output of the last.
-
-    Raises:
-        ConfigurationError: an index is out of range.
-    """
+    """Check that a pass over a range of layers can capture these."""
     strange = [layer for layer in capture if not first <= layer <= end]
     if strange:
         raise ConfigurationError(
@@ -586,12 +560,7 @@ class Found:
 
 
 class PartialTree:
-    """Partial nodes of one slot. Mutated by the slot's model only.
-
-    Args:
-        slot: the slot.
-        part: the layers that the nodes ran through.
-    """
+    """Partial nodes of one slot. Mutated by the slot's model only."""
 
     def __init__(self, slot: KVSlot, part: LayerSubset) -> None:
         self.part = part

@@ -35,13 +35,7 @@ from draftree.sampling.logits import Logits
 
 
 class SlottedModel(LanguageModel):
-    """Model whose keys and values are stored in our slots.
-
-    Args:
-        kind: name in messages.
-        num_layers: number of layers, all with attention.
-        pool: the slots.
-    """
+    """Model whose keys and values are stored in our slots."""
 
     def __init__(self, kind: str, *, num_layers: int, pool: SlotPool) -> None:
         self.kind = kind
@@ -107,9 +101,7 @@ class SlottedModel(LanguageModel):
     def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
         """Check that this model runs a subset of its layers, with correct logits.
 
-        Args:
-            part: the subset.
-            whole: the model of which this one is a share, whose passes are compared; None for this model.
+        `whole`: the model of which this one is a share, whose passes are compared; None for this model.
         """
         end = self.num_layers if part.end is None else part.end
         strange = sorted(layer for layer in part.attention | part.mlp if layer >= self.num_layers)
@@ -203,11 +195,7 @@ class SlottedModel(LanguageModel):
     ) -> PassResult:
         """Append nodes whose first layers ran elsewhere, and run the other layers over them.
 
-        Args:
-            jobs: the nodes; their token ids are not used, and keys and values of the first layers are not written.
-            hidden: output of the layers before `first` for every row of the jobs, shape (rows, hidden).
-            first: first layer that is run; all later ones are run, too.
-            capture: as for `Pass`, from `first` on.
+        `hidden`: output of the layers before `first` for every row of the jobs, shape (rows, hidden).
         """
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         given = hidden.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32).contiguous()
@@ -219,8 +207,7 @@ class SlottedModel(LanguageModel):
     def read_out(self, hidden: Tensor) -> Logits:
         """Return the logits of outputs of the last layer, computed as in a pass.
 
-        Args:
-            hidden: before the final norm, shape (rows, hidden), at least one row.
+        `hidden`: before the final norm, shape (rows, hidden), at least one row.
         """
         slot = self._pool.open()
         try:
@@ -289,13 +276,7 @@ EncodedT = TypeVar("EncodedT", bound=Encoded)
 
 
 class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
-    """Encoder-decoder model that encodes a source once and keeps it while slots refer to it.
-
-    Args:
-        kind: name in messages.
-        num_layers: number of layers, all with attention.
-        pool: the slots.
-    """
+    """Encoder-decoder model that encodes a source once and keeps it while slots refer to it."""
 
     def __init__(self, kind: str, *, num_layers: int, pool: SlotPool) -> None:
         super().__init__(kind, num_layers=num_layers, pool=pool)

@@ -189,16 +189,7 @@ class RopeTables:
 
 @torch.inference_mode()
 def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
-    """Return the kinds of rotary positions of a model.
-
-    Args:
-        rotary: rotary embedding, a module of transformers.
-        kinds: names of the kinds; "" if there is only one.
-        context: maximum number of positions.
-
-    Raises:
-        NativeUnavailableError: its rotary positions are not supported.
-    """
+    """Return the kinds of rotary positions of a model."""
     positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, max(FAR, context // MOST))))
     return tuple(_read(rotary, kind, positions) for kind in kinds)
 
@@ -275,11 +266,7 @@ class LayerBlueprint:
     experts: ExpertsBlueprint | None = None
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
-        """Return a layer with norms after its sublayers as one with norms before them.
-
-        Args:
-            before: norm of what enters the layer.
-        """
+        """Return a layer with norms after its sublayers as one with norms before them."""
         if self.source is None:
             return replace(self, attention_norm=before, mlp_norm=self.attention_norm)
         source = replace(self.source, norm=self.attention_norm)

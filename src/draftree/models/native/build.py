@@ -48,12 +48,7 @@ DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
 
 
 def usable(folder: Path, prefix: str) -> Path | None:
-    """Return the newest intact library with this prefix that only this user or root can have written.
-
-    Args:
-        folder: a trusted folder.
-        prefix: the name before the checksum.
-    """
+    """Return the newest intact library with this prefix that only this user or root can have written."""
     for path in sorted(folder.glob(f"{prefix}*{SUFFIX}"), key=_modified, reverse=True):
         reason = why_unusable(path)
         if reason is None:
@@ -93,11 +88,7 @@ def _sum(content: bytes) -> str:
 
 
 def publish(fresh: Path, folder: Path, prefix: str) -> Path:
-    """Move a built file from the same file system to a folder, under its final name.
-
-    Raises:
-        OSError: the folder cannot be written, or its disk is full.
-    """
+    """Move a built file from the same file system to a folder, under its final name."""
     fresh.chmod(0o755 & ~0o022)
     _sync(fresh)
     place = folder / f"{prefix}{_sum(fresh.read_bytes())}{SUFFIX}"
@@ -107,11 +98,7 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, which only this user can write whatever the umask is.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder and those above it, which only this user can write whatever the umask is."""
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)
 
@@ -121,13 +108,6 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     """Create a folder of this user inside `folder`, which is created if needed; remove it at the end.
 
     Folders that ended processes left behind are removed, too.
-
-    Args:
-        folder: where it is made.
-        kind: WORK or PACKING.
-
-    Raises:
-        OSError: it cannot be created.
     """
     make_folder(folder)
     remove_leftovers(folder, kind)
@@ -139,11 +119,7 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
 
 
 def private_folder() -> Path:
-    """Create a private folder of this user, removed when this process ends.
-
-    Raises:
-        OSError: no temporary folder can be written.
-    """
+    """Create a private folder of this user, removed when this process ends."""
     root = Path(tempfile.gettempdir())
     remove_leftovers(root, PRIVATE)
     folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_owner()}-", dir=root))
@@ -190,12 +166,7 @@ def _lives(process: int) -> bool:
 
 
 def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str | None:
-    """Return why another user could have written this file or folder; None if none could.
-
-    Args:
-        status: status of the file or folder.
-        name: name in the message.
-    """
+    """Return why another user could have written this file or folder; None if none could."""
     if not hasattr(os, "geteuid"):
         return None  # systems without owners and modes
     if status.st_uid not in (0, os.geteuid()):
@@ -209,11 +180,7 @@ def why_untrusted(status: os.stat_result, name: str | os.PathLike[str]) -> str |
 
 
 def why_folder_untrusted(folder: Path) -> str | None:
-    """Return the same for a folder and all folders above it; missing ones are skipped.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Return the same for a folder and all folders above it; missing ones are skipped."""
     place = folder.resolve()
     for one in (place, *place.parents):
         try:
@@ -310,11 +277,7 @@ def runnable_variants() -> tuple[Variant, ...]:
 
 
 def preferred_variants() -> tuple[Variant, ...]:
-    """Return the variants to try on this machine, in this order; one alone if `DRAFTREE_VARIANT` names it.
-
-    Raises:
-        ConfigurationError: `DRAFTREE_VARIANT` names no variant that this machine runs.
-    """
+    """Return the variants to try on this machine, in this order; one alone if `DRAFTREE_VARIANT` names it."""
     variants = runnable_variants()
     if name := os.environ.get(VARIABLE):
         chosen = tuple(variant for variant in variants if variant.name == name)
@@ -386,13 +349,9 @@ _private: dict[str, Path] = {}
 def built_library(variant: Variant | None = None, *, in_cache: bool = True) -> Path:
     """Return the library of a variant; compile it if there is none.
 
-    Args:
-        variant: the variant; None for the best one of this machine.
-        in_cache: whether existing libraries may be used; if not, or if the user's cache is unusable, the library is
-            compiled in a private folder that is removed when the process ends.
-
-    Raises:
-        NativeUnavailableError: there is no compiler, or it fails.
+    `variant`: the variant; None for the best one of this machine. `in_cache`: whether existing libraries may be
+    used; if not, or if the user's cache is unusable, the library is compiled in a private folder that is removed
+    when the process ends.
     """
     variant = variant or preferred_variants()[0]
     prefix = prefix_of(variant)
@@ -427,9 +386,6 @@ def build_all() -> dict[Variant, Path]:
     """Return the libraries of the variants that this machine runs; compile those that are missing, all at once.
 
     Variants that the compiler does not know are left out, with a warning.
-
-    Raises:
-        NativeUnavailableError: there is no compiler, or the cache is unusable.
     """
     folder = Cache().root / "native"
     if (reason := _why_not_there(folder)) is not None:
@@ -450,11 +406,7 @@ def prefix_of(variant: Variant) -> str:
 
 
 def find_compiler() -> tuple[str, ...]:
-    """Return the command of the C compiler: `CC`, the first of cc, gcc and clang, or zig's if `ziglang` is installed.
-
-    Raises:
-        NoCompilerError: no compiler was found.
-    """
+    """Return the C compiler's command: `CC`, the first of cc, gcc and clang, or zig's if `ziglang` is installed."""
     if sys.platform == "win32":
         raise NoCompilerError("native kernels need Linux or macOS; PyTorch runs the passes here")
     asked = os.environ.get("CC", "")
@@ -513,12 +465,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def compile_variants(variants: Sequence[Variant], folder: Path) -> dict[Variant, Path]:
-    """Compile libraries into a folder, on all cores; variants that cannot be compiled are left out, with a warning.
-
-    Raises:
-        NativeUnavailableError: there is no compiler, or no variant could be compiled.
-        OSError, _FolderError: the folder cannot be written.
-    """
+    """Compile libraries into a folder, on all cores; variants that cannot be compiled are left out, with a warning."""
     compiler = find_compiler()
     names = ", ".join(variant.name for variant in variants)
     logger.info("compiling native kernels (%s) with %s", names, shlex.join(compiler))

@@ -78,11 +78,7 @@ def plan_rows(
 ) -> Rows:
     """Return the rows of a pass.
 
-    Args:
-        slots: slot of each job, with the nodes appended.
-        tokens: tokens of each job's rows.
-        nodes: tentative nodes of these rows, ascending.
-        rows_of_chunk: maximum number of rows per chunk.
+    `nodes`: tentative nodes of these rows, ascending.
     """
     columns = _Columns()
     chunks = [0]
@@ -182,10 +178,6 @@ class NativeTrees:
 
     Args:
         shape: shape of the trees.
-        searches: of each tree, in the order of the rows with logits.
-        slots: slot of each tree.
-        places: for each tree, where the row of its first node is stored in the slot.
-        positions: for each tree, the entry in the rotary tables of that row.
 
     Attributes:
         structure: arguments of the call; the caller sets `kept`, `kept_step`, `ids` and `is_normed`.
@@ -320,14 +312,10 @@ class NativeDecoder:
     """Packed weights of one model, and its passes in C.
 
     Args:
-        blueprint: architecture of the model.
         weights: read one by one and released once they are packed; or packed weights.
         quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
             model's dtype.
         share: this process's share of a model that a team computes; None for the whole model.
-
-    Raises:
-        NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(
@@ -516,14 +504,8 @@ class NativeDecoder:
     ) -> None:
         """Run one pass over rows through all layers, and grow trees after the rows with logits.
 
-        Args:
-            memory: as for `run`.
-            rows: as for `run`.
-            logit_rows: as for `run`.
-            trees: the trees, which contain the results afterwards.
-            before: input of the first layer, shape (rows, hidden), or features, shape (rows, layers, hidden),
-                contiguous float32.
-            rope_positions: entries of the rotary tables.
+        `trees`: the trees, which contain the results afterwards. `before`: input of the first layer, shape
+        (rows, hidden), or features, shape (rows, layers, hidden), contiguous float32.
         """
         requested, rotated = array("q", logit_rows), array("q", rope_positions)
         run, buffer = self._filled(

@@ -72,12 +72,6 @@ class OwnAttention:
     """Facts of a model that computes its attention itself: softmax of all earlier scores over the root of a head.
 
     That it does is found by comparison of logits, like everything else that passes in C assume.
-
-    Args:
-        model: a `…ForCausalLM` with rotary positions.
-
-    Raises:
-        NativeUnavailableError: its scores depend on distances.
     """
 
     def __init__(self, model: Any) -> None:
@@ -96,12 +90,7 @@ class OwnAttention:
 def facts_of(model: Any) -> ModelFacts:
     """Return the facts of a model.
 
-    Args:
-        model: a `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours where it has one.
-
-    Raises:
-        NativeUnavailableError: its attention is not supported.
-        UnsupportedModelError: as for `HFModel`.
+    `model`: a `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours where it has one.
     """
     layers = first_part(model.base_model, "h")
     attention = first_part(layers[0], "self_attention") if layers is not None and len(layers) else None
@@ -155,10 +144,7 @@ def _before_and_after(
 ) -> dict[int, tuple[Tensor, Tensor]]:
     """Return by layer its queries as its product and norm give them, and as it attends with them.
 
-    Args:
-        model: a transformers model.
-        layers: modules of its layers.
-        last: layer at which the pass ends; None for all.
+    `last`: layer at which the pass ends; None for all.
 
     Returns:
         Two tensors of shape (rows, heads, head_dim), float32, for rows at positions 0, 1, ….
@@ -210,11 +196,7 @@ def rotations(
     first one of its kind. Queries of products with another name are taken to be rotated in the usual way; whether
     they are is found by the comparison of logits.
 
-    Args:
-        model: a transformers model.
-        layers: modules of its layers.
-        ropes: its kinds of rotary positions.
-        kinds: index of each layer's kind; None for none.
+    `kinds`: index of each layer's kind; None for none.
     """
     alike = [(kind, model.calls[index].window) for index, kind in enumerate(kinds)]
     firsts = {one: alike.index(one) for one in alike if one[0] is not None}
@@ -280,11 +262,7 @@ class LayerNorms:
 
 
 def norms_of(layer: Any) -> LayerNorms:
-    """Return the norms of a layer.
-
-    Raises:
-        NativeUnavailableError: it has none with a known name.
-    """
+    """Return the norms of a layer."""
     first, after = first_part(layer, *BEFORE_ATTENTION), first_part(layer, AFTER_ATTENTION)
     feedforward = first_part(layer, "post_feedforward_layernorm")
     if first is None and after is not None and feedforward is not None:
@@ -310,16 +288,7 @@ def describe_layer(
 ) -> LayerBlueprint:
     """Return the blueprint of a layer.
 
-    Args:
-        layer: module of the layer.
-        call: how it calls its attention.
-        rope: index of its rotary positions; None for none.
-        names: names of the model's parameters.
-        factor: of its queries.
-        pairs: rotary size of its heads if neighbouring numbers rotate together, otherwise 0.
-
-    Raises:
-        NativeUnavailableError: its modules are unknown.
+    `rope`: index of its rotary positions; None for none.
     """
     attention, mlp, norms = part(layer, *ATTENTION), mlp_of(layer), norms_of(layer)
 
@@ -386,14 +355,7 @@ ACTIVATION = ("act_fn", "activation_fn", "act")
 
 
 def read(model: ModelFacts) -> Blueprint:
-    """Derive the blueprint of a model.
-
-    Args:
-        model: the wrapped model, with its weights.
-
-    Raises:
-        NativeUnavailableError: the architecture is not supported; the message has the reason.
-    """
+    """Derive the blueprint of a model."""
     names = Names(model.model)
     config, inner, base = model.config, model.model, model.model.base_model
     base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
@@ -540,12 +502,7 @@ def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
 
 
 def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
-    """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm.
-
-    Args:
-        layers: layers, whose `attention_norm` is the one after attention, and so on.
-        first: norm before the first layer.
-    """
+    """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm."""
     found, before = [], first
     for layer in layers:
         found.append(layer.with_norms_of(before))
@@ -581,11 +538,7 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
 
 
 def require_sizes(found: Blueprint, names: Names) -> None:
-    """Check that the C library can compute layers of these sizes.
-
-    Raises:
-        NativeUnavailableError: it cannot.
-    """
+    """Check that the C library can compute layers of these sizes."""
     inner = {size for layer in found.layers for size in _inner_sizes(layer)}
     units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
     for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
@@ -617,11 +570,7 @@ def _inner_sizes(layer: LayerBlueprint) -> set[int]:
 
 
 def require_nothing_else(names: Names, found: Blueprint) -> None:
-    """Check that the blueprint accounts for every parameter.
-
-    Raises:
-        NativeUnavailableError: some have an unknown use.
-    """
+    """Check that the blueprint accounts for every parameter."""
     strange = [name for name in names.parameters if name not in found.names]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")
@@ -636,11 +585,7 @@ PACKED_AS: Mapping[str, str] = MappingProxyType({"float32": "float32", "bfloat16
 
 
 def plan_lowering(model: ModelFacts) -> Blueprint:
-    """Return the blueprint of a model. The weights of a float16 model are packed as float32, with the same values.
-
-    Raises:
-        NativeUnavailableError: its architecture, dtype or device is not supported.
-    """
+    """Return the blueprint of a model. The weights of a float16 model are packed as float32, with the same values."""
     dtype = str(model.dtype).removeprefix("torch.")
     if model.device.type != "cpu" or dtype not in PACKED_AS:
         known = ", ".join(PACKED_AS)
@@ -651,9 +596,5 @@ def plan_lowering(model: ModelFacts) -> Blueprint:
 
 
 def plan_model(model: Any) -> Blueprint:
-    """Return the blueprint of a transformers model, whose attention implementation is set to ours where it has one.
-
-    Raises:
-        NativeUnavailableError, UnsupportedModelError: it is not supported.
-    """
+    """Return the blueprint of a transformers model, whose attention implementation is set to ours where it has one."""
     return plan_lowering(facts_of(model))

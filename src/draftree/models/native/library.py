@@ -65,11 +65,7 @@ class RowBlocks:
 
 
 class GroupFunctions:
-    """Functions of the C library for weights with groups.
-
-    Args:
-        library: the loaded library.
-    """
+    """Functions of the C library for weights with groups."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -97,11 +93,9 @@ class GroupFunctions:
     def pack(self, source: Tensor | RowBlocks, inputs: int, packed: Tensor, blocks: Tensor) -> None:
         """Pack outputs into blocks of `packed`: quantize a float32 or bfloat16 weight, or copy codes and scales.
 
-        Args:
-            source: weight of shape (outputs, inputs), contiguous; or blocks of a GGUF file.
-            inputs: number of inputs.
-            packed: bytes of the whole product.
-            blocks: entry of each block of these outputs in the product's table, int64, contiguous.
+        `source`: weight of shape (outputs, inputs), contiguous; or blocks of a GGUF file. `packed`: bytes of
+        the whole product. `blocks`: entry of each block of these outputs in the product's table, int64,
+        contiguous.
         """
         if isinstance(source, RowBlocks):
             order = source.order.contiguous()
@@ -131,10 +125,6 @@ def kinds_of_plan(plan: Blueprint, found: dict[str, str]) -> list[tuple[LinearBl
     """Return every product of a decoder and its embedding, if it is not the head, with the kind of its blocks.
 
     Routers are not among them: they are never quantized.
-
-    Args:
-        plan: architecture of the decoder.
-        found: kinds of weights whose blocks are given, by name; other weights are quantized.
     """
     parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
     parts.append((plan.head, HEAD_KIND))
@@ -151,9 +141,7 @@ def lookup_of(plan: Blueprint) -> LinearBlueprint:
 def table_of(kinds: Sequence[str], sizes: Sequence[int]) -> Tensor:
     """Return the table of a product's blocks, int64.
 
-    Args:
-        kinds: kind of each block.
-        sizes: size of each block in bytes.
+    `sizes`: size of each block in bytes.
     """
     starts = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
     return (starts << KIND_BITS) + torch.tensor([KINDS.index(kind) for kind in kinds], dtype=torch.int64)
@@ -252,12 +240,7 @@ class CSearch(ctypes.Structure):
 
 
 class SearchBuffers:
-    """Buffers of one thread's searches, allocated once: after a pass the caches are cold and allocation is slow.
-
-    Args:
-        rows: capacity in rows.
-        numbers: capacity in results.
-    """
+    """Buffers of one thread's searches, allocated once: after a pass the caches are cold and allocation is slow."""
 
     def __init__(self, rows: int, numbers: int) -> None:
         self.rows, self.numbers = rows, numbers
@@ -301,9 +284,6 @@ class Library:
 
     Args:
         path: path of the shared library.
-
-    Raises:
-        NativeUnavailableError: the library does not load, has another layout, or may not run here.
     """
 
     def __init__(self, path: Path) -> None:
@@ -390,11 +370,7 @@ class Library:
         )
 
     def run(self, decoder: CDecoder, run: CPass) -> None:
-        """Run one pass.
-
-        Raises:
-            MemoryError: there is no room for activations.
-        """
+        """Run one pass."""
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
@@ -403,11 +379,7 @@ class Library:
         return int(self._library.draftree_team_bytes(ctypes.byref(decoder), rows, num_logits))
 
     def grow_trees(self, decoder: CDecoder, run: CPass, trees: CTrees) -> None:
-        """Run one pass, and grow trees after its rows with logits.
-
-        Raises:
-            MemoryError: there is no room for activations.
-        """
+        """Run one pass, and grow trees after its rows with logits."""
         if self._library.draftree_grow(ctypes.byref(decoder), ctypes.byref(run), ctypes.byref(trees)):
             raise MemoryError(f"no memory for trees after {run.rows} rows")
 
@@ -431,9 +403,6 @@ class Library:
 
         With `totals`, sums are returned as well. `ids` is the address of the tokens of the columns, 32-bit integers
         filled up to a multiple of 64; None if column i is token i.
-
-        Raises:
-            MemoryError: there is no room for the scores of a row.
         """
         rows = logits.rows
         buffers = self._buffers.of(rows, count)
@@ -455,11 +424,7 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Return the library of this machine's best variant that can be compiled and may run, loaded once.
-
-    Raises:
-        NativeUnavailableError: there is none; the reason is that of the first variant.
-    """
+    """Return the library of this machine's best variant that can be compiled and may run, loaded once."""
     first: NativeUnavailableError | None = None
     for variant in preferred_variants():
         try:
@@ -474,11 +439,7 @@ def library() -> Library:
 
 
 def load_library(variant: Variant) -> Library:
-    """Load the library of a variant.
-
-    Raises:
-        NativeUnavailableError: it cannot be compiled or loaded.
-    """
+    """Load the library of a variant."""
     try:
         return Library(built_library(variant))
     except NotLoadableError as error:
@@ -489,9 +450,7 @@ def load_library(variant: Variant) -> Library:
 def format_of(quantization: str | None, dtype: str) -> int:
     """Return the format of the products of a model.
 
-    Args:
-        quantization: "int8", "int4", "gguf" for the blocks of a GGUF file, or None for the model's dtype.
-        dtype: torch's name of the model's dtype.
+    `quantization`: "int8", "int4", "gguf" for the blocks of a GGUF file, or None for the model's dtype.
     """
     return FORMATS[{None: dtype, "int8": "int8"}.get(quantization, "grouped")]
 

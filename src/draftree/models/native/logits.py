@@ -125,11 +125,7 @@ SEARCHED = 64
 
 @final
 class NativeSubset:
-    """Tokens that have a column, in the format of the C library.
-
-    Args:
-        tokens: the tokens.
-    """
+    """Tokens that have a column, in the format of the C library."""
 
     __slots__ = ("address", "ids", "tokens")
 
@@ -141,12 +137,7 @@ class NativeSubset:
 
 @final
 class NativeSubsetLogits(Logits):
-    """Logits of the tokens of a subset; all others have -inf.
-
-    Args:
-        columns: logits of the subset.
-        subset: the tokens of the columns.
-    """
+    """Logits of the tokens of a subset; all others have -inf."""
 
     __slots__ = ("_columns", "_subset")
 
@@ -228,9 +219,6 @@ class NativeCorrection:
 
     Args:
         arrays: `ARRAYS` by name, contiguous float32 in host memory; rows has shape (rank, tokens), mix (rank, hidden).
-
-    Raises:
-        NativeUnavailableError: the library cannot be built or loaded.
     """
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:

@@ -24,8 +24,6 @@ class NativeModel(SlottedModel):
     """Model whose passes run in C.
 
     Args:
-        blueprint: architecture of the model.
-        weights: weights of the model, or its decoder.
         quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
             model's dtype.
         share: this process's share of a model that a team of processes computes; None for the whole model.
@@ -34,9 +32,6 @@ class NativeModel(SlottedModel):
         blueprint: as above.
         quantization: as above.
         kv_dtype: "int8" for keys and values in 8 bits, None for the model's dtype; see `use_kv_dtype`.
-
-    Raises:
-        NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(
@@ -72,9 +67,6 @@ class NativeModel(SlottedModel):
 
         Keys are rounded after their rotation. Texts differ from those of the model's dtype, and logits remain
         bit-identical in every batch and tree. No slot may be open.
-
-        Raises:
-            UnsupportedModelError: the kind is unknown, or the model cannot use it.
         """
         if kv_dtype != "int8":
             raise UnsupportedModelError(f"keys and values of kind '{kv_dtype}' are not known: the only one is int8")
@@ -174,8 +166,6 @@ class UnpackedWeights(Weights):
     """Weights of a decoder, unpacked one product at a time. Its embedding is lent.
 
     Args:
-        blueprint: architecture of the decoder.
-        decoder: the decoder.
         dtype: dtype of matrices; None for the decoder's.
     """
 
@@ -288,15 +278,7 @@ NORMS = (
 
 @final
 class QuantizedCopy(LanguageModel):
-    """Copy of a model that runs on the model's slots; its passes append partial nodes.
-
-    Args:
-        target: the model, not quantized.
-        quantization: "int8".
-
-    Raises:
-        UnsupportedModelError: the model is quantized already.
-    """
+    """Copy of a model that runs on the model's slots; its passes append partial nodes."""
 
     def __init__(self, target: NativeModel, quantization: str) -> None:
         if target.quantization is not None:
@@ -323,11 +305,7 @@ class QuantizedCopy(LanguageModel):
         return Footprint(weights=self._decoder.weight_bytes, token=0, logits=0, row=0)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Raise unless all layers are selected.
-
-        Raises:
-            UnsupportedModelError: a layer is skipped.
-        """
+        """Raise unless all layers are selected."""
         if part.attention or part.mlp or part.end not in (None, self.num_layers):
             raise UnsupportedModelError("a copy of the target runs all of its layers")
 
@@ -340,11 +318,7 @@ class QuantizedCopy(LanguageModel):
         return self._target.open()
 
     def run(self, pass_: Pass) -> PassResult:
-        """Append partial nodes to the target's slots.
-
-        Raises:
-            UnsupportedModelError: the pass is a whole one, whose nodes the target would take for its own.
-        """
+        """Append partial nodes to the target's slots."""
         if pass_.layers.end != self.num_layers:
             raise UnsupportedModelError("passes of a copy append partial nodes: name the number of layers as their end")
         return self._target.run_with(self._decoder, pass_)

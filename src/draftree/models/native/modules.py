@@ -34,9 +34,6 @@ LINEAR_TOLERANCE = 2.0**-6
 class Names:
     """Names of a model's parameters. A shared parameter has its first name.
 
-    Args:
-        model: a transformers model.
-
     Attributes:
         parameters: all parameters by name.
     """
@@ -60,11 +57,7 @@ class Names:
 
 
 def part(module: Any, *names: str) -> Any:
-    """Return the first of these attributes that a module has.
-
-    Raises:
-        NativeUnavailableError: it has none of them.
-    """
+    """Return the first of these attributes that a module has."""
     found = first_part(module, *names)
     if found is None:
         raise NativeUnavailableError(f"{type(module).__name__} has no '{names[0]}'")
@@ -77,11 +70,7 @@ def first_part(module: Any, *names: str) -> Any:
 
 
 def linear_of(module: Any, name: str, *, names: Names) -> LinearBlueprint:
-    """Return the blueprint of a linear layer, or of one whose weight is stored as (inputs, outputs).
-
-    Raises:
-        NativeUnavailableError: it is another module.
-    """
+    """Return the blueprint of a linear layer, or of one whose weight is stored as (inputs, outputs)."""
     if type(module) is nn.Linear or (isinstance(module, nn.Linear) and _is_plain(module)):
         return LinearBlueprint(names.of(module), names.of_bias(module), module.in_features, module.out_features)
     if type(module).__name__ == "Conv1D" and int(getattr(module, "nf", -1)) == module.weight.shape[-1]:
@@ -106,11 +95,7 @@ def linears_of(owner: Any, parts: Sequence[str], fused: Sequence[str], *, names:
 
 
 def activation_of(functions: Sequence[Any]) -> int:
-    """Return the activation of all layers, identified by its values: implementations have many names.
-
-    Raises:
-        NativeUnavailableError: it is not known, or layers differ.
-    """
+    """Return the activation of all layers, identified by its values: implementations have many names."""
     x = torch.linspace(-4, 4, 33)
     known = {
         SILU: F.silu(x),
@@ -130,11 +115,7 @@ def activation_of(functions: Sequence[Any]) -> int:
 
 @torch.inference_mode()
 def runs_before(run: Any, one: nn.Module, other: nn.Module) -> bool:
-    """Return whether a module runs before another one in a call of `run`.
-
-    Raises:
-        NativeUnavailableError: one of them does not run.
-    """
+    """Return whether a module runs before another one in a call of `run`."""
     order: list[nn.Module] = []
     hooks = [module.register_forward_pre_hook(lambda module, _: order.append(module)) for module in (one, other)]
     try:
@@ -153,16 +134,7 @@ class _ReadError(Exception):
 
 @torch.inference_mode()
 def reads_before(run: Any, writer: nn.Module, reader: nn.Module) -> bool:
-    """Return whether the input of one module is independent of the output of another one, which runs before it.
-
-    Args:
-        run: runs the model, the same way in every call.
-        writer: its output is changed.
-        reader: its input is compared.
-
-    Raises:
-        NativeUnavailableError: the second module does not run.
-    """
+    """Return whether the input of one module is independent of the output of another one, which runs before it."""
     found: list[Tensor] = []
 
     def note(_: nn.Module, given: tuple[Tensor, ...]) -> None:
@@ -209,16 +181,7 @@ def clamps_of(mlp: Any) -> tuple[float, float] | None:
 
 
 def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
-    """Return the experts of a layer.
-
-    Args:
-        mlp: module with `experts` and a router.
-        hidden: size of hidden states.
-        names: names of the model's parameters.
-
-    Raises:
-        NativeUnavailableError: they are stored or chosen in another way.
-    """
+    """Return the experts of a layer."""
     experts, router = part(mlp, "experts"), part(mlp, *ROUTER)
     weight = first_part(experts, "gate_up_proj")
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not isinstance(first_part(experts, "down_proj"), Tensor):
@@ -263,11 +226,7 @@ def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
 
 @torch.inference_mode()
 def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
-    """Return how many experts a router chooses, and whether its softmax runs over these only, by its values.
-
-    Raises:
-        NativeUnavailableError: it does not choose the largest logits of a product with weights of a softmax.
-    """
+    """Return how many experts a router chooses, and whether its softmax runs over these only, by its values."""
     weight: Tensor = part(router, "weight").detach()
     bias = first_part(router, "bias")
     if tuple(weight.shape) != (count, hidden):
@@ -315,9 +274,6 @@ def norm_facts(norm: Any) -> NormFacts:
 
     With a large weight offsets 0 and 1 differ little, so errors are relative to each element, and a float32 copy is
     used if possible: bfloat16 rounds 25 to within 0.1.
-
-    Raises:
-        NativeUnavailableError: no known formula reproduces it.
     """
     if not isinstance(getattr(norm, "weight", None), Tensor):
         raise NativeUnavailableError(f"{type(norm).__name__} has no 'weight'")
@@ -333,11 +289,7 @@ def norm_facts(norm: Any) -> NormFacts:
 
 
 def epsilon_of(norm: Any) -> float:
-    """Return what a norm adds to the mean square.
-
-    Raises:
-        NativeUnavailableError: it has no such number.
-    """
+    """Return what a norm adds to the mean square."""
     found = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if found is None:
         raise NativeUnavailableError(f"{type(norm).__name__} has no 'eps'")
@@ -365,16 +317,7 @@ def _norm_error(norm: Any, kind: int, offset: float) -> Tensor:
 
 
 def require_like_norms(model: Any, names: Iterable[str], wanted: NormFacts) -> None:
-    """Check that all norms have one formula, as the C library requires.
-
-    Args:
-        model: a transformers model.
-        names: names of the norms' weights.
-        wanted: formula of another norm.
-
-    Raises:
-        NativeUnavailableError: one differs.
-    """
+    """Check that all norms have one formula, as the C library requires."""
     for name in names:
         found = norm_facts(model.get_submodule(name.rpartition(".")[0]))
         if found != wanted:

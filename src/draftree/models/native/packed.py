@@ -29,10 +29,8 @@ def packed_experts(
 ) -> tuple[CExperts, tuple[Any, Any]]:
     """Return the structure of a layer's experts, and the two arrays to which it points.
 
-    Args:
-        plan: the experts.
-        pack: packs linear layers (`PackedWeights`), without releasing their weights.
-        router_format: format of the router, which is never quantized.
+    `pack`: packs linear layers (`PackedWeights`), without releasing their weights. `router_format`: format of the
+    router, which is never quantized.
     """
     router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
@@ -110,10 +108,7 @@ class PackedWeights:
     """Packed weights of one model, in the structures of the C library.
 
     Args:
-        library: packs them.
-        blueprint: architecture of the model.
         weights: read one by one and released once they are packed.
-        kind: format of all products but the projection of features.
         arena: memory for the products, such as a mapped file; None for new memory.
         after_layer: called after every packed layer with the bytes of the arena that are in use.
         share: this process's share of the model, whose blueprint is `blueprint`; None for the whole model.

@@ -61,11 +61,8 @@ def packed_bias(
 ) -> Tensor | None:
     """Return the biases of layers that are packed together, float32; None if there are none.
 
-    Args:
-        outputs: number of outputs of each layer.
-        biases: their biases; None for none.
-        dtype: dtype of the model, to which biases are rounded.
-        in_turns: whether blocks of two layers alternate; otherwise the layers follow each other.
+    `biases`: their biases; None for none. `in_turns`: whether blocks of two layers alternate; otherwise the layers
+    follow each other.
     """
     if all(bias is None for bias in biases):
         return None
@@ -89,11 +86,6 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
 
     Of gate and up the gate comes first; of queries, keys and values all queries, then all keys, then all values; of
     pairs that rotate together the first number of each, then the second of each.
-
-    Args:
-        parameter: weight or bias as the model has it.
-        linear: how it is stored.
-        head_dim: size of a head.
     """
     is_weight = parameter.dim() > (1 if linear.expert is None else 2)
     found = parameter if linear.expert is None else parameter[linear.expert]
@@ -140,12 +132,7 @@ def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor
 def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: int, page: int) -> int:
     """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
 
-    Args:
-        plan: architecture of the decoder.
-        library: packs them.
-        weights: weights of the decoder.
-        kind: format of all products but the projection, whose format is that of the decoder's dtype.
-        page: alignment of a weight in bytes.
+    `page`: alignment of a weight in bytes.
     """
     if kind == FORMATS["grouped"]:
         return grouped_bytes(plan, library, weights, page=page)
@@ -173,11 +160,7 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
 def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: int) -> int:
     """Return the size of all packed weights with groups in bytes, each rounded up to a page, and a projection.
 
-    Args:
-        plan: architecture of the decoder.
-        library: packs them.
-        weights: weights of the decoder.
-        page: alignment of a weight in bytes.
+    `page`: alignment of a weight in bytes.
     """
     names = list(dict.fromkeys(part.weight for layer in plan.layers for part in layer.products))
     blocks = {name: weights.block_kind(name) for name in (*names, plan.head.weight, plan.embedding)}
@@ -215,15 +198,7 @@ class LinearPacker:
         is_one: bool = False,
         first_output: int = 0,
     ) -> CLinear:
-        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
-
-        Args:
-            linears: layers with the same inputs.
-            kind: format of the packed weights.
-            in_turns: as above; one layer is divided into two halves.
-            is_one: their outputs are those of one layer, and their number is rounded up to a multiple of 16.
-            first_output: first column of a share.
-        """
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up)."""
         packing, dtype = self.packing, self.packing.dtype
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
@@ -267,11 +242,7 @@ class GroupedPacker:
     ) -> CLinear:
         """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
 
-        Args:
-            linears: layers with the same inputs.
-            in_turns: as above; one layer is divided into two halves.
-            is_head: whether it is the output head or the embedding, which have more bits.
-            first_output: first column of a share.
+        `is_head`: whether it is the output head or the embedding, which have more bits.
         """
         inputs = linears[0].inputs
         sources = [source for linear in linears for source in self._sources(linear)]
@@ -351,12 +322,7 @@ TYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16,
 def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tensor | None) -> Tensor:
     """Return a weight of shape (outputs, inputs), as the pass uses it.
 
-    Args:
-        packed: bytes of the blocks.
-        kind: format of the blocks.
-        inputs: number of inputs of the layer.
-        outputs: number of outputs of the layer.
-        scales: one for each output of int8 blocks; None otherwise.
+    `packed`: bytes of the blocks. `scales`: one for each output of int8 blocks; None otherwise.
 
     Returns:
         The packed float32 or bfloat16 weight, bit for bit; for int8 the product of weights and scales in float32.

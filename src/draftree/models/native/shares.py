@@ -32,11 +32,7 @@ RELEASED = 1 << 48
 
 
 class TeamMemory:
-    """Memory that the processes of a team share, which grows; each process calls `at_least` with the same sizes.
-
-    Args:
-        descriptor: of a file in memory, the same for all processes.
-    """
+    """Memory that the processes of a team share, which grows; each process calls `at_least` with the same sizes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -46,11 +42,7 @@ class TeamMemory:
 
     @staticmethod
     def create() -> TeamMemory:
-        """Return new memory.
-
-        Raises:
-            NativeUnavailableError: the system has no files in memory.
-        """
+        """Return new memory."""
         TeamMemory.require_possible()
         return TeamMemory(os.memfd_create("draftree-team"))
 
@@ -62,11 +54,7 @@ class TeamMemory:
 
     @staticmethod
     def opened(path: str) -> TeamMemory:
-        """Return the memory of another process on this machine, from `path` of its memory.
-
-        Raises:
-            ModelLoadError: it is not accessible.
-        """
+        """Return the memory of another process on this machine, from `path` of its memory."""
         try:
             return TeamMemory(os.open(path, os.O_RDWR))
         except OSError as error:
@@ -81,11 +69,7 @@ class TeamMemory:
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def at_least(self, size: int) -> int:
-        """Return the address of the memory, after making room for `size` bytes.
-
-        Raises:
-            MemoryError: there is not enough memory.
-        """
+        """Return the address of the memory, after making room for `size` bytes."""
         if size > self._size:
             self._grow(max(-(-size // PAGE) * PAGE, 2 * self._size))
         return self._address
@@ -154,16 +138,7 @@ class Share:
 def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Share:
     """Return the share of a process.
 
-    Args:
-        blueprint: of the model.
-        rank: number of the process.
-        size: number of processes.
-        memory: shared by the team.
-
-    Raises:
-        ConfigurationError: the model has fewer key-value heads than there are processes.
-        NativeUnavailableError: it has a projection of features or joined layers, which are for heads, norms after its
-            sublayers, or transposed weights.
+    `memory`: shared by the team.
     """
     if blueprint.kv_heads < size:
         raise ConfigurationError(
@@ -215,12 +190,7 @@ def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, 
 
 
 class ShareWeights(Weights):
-    """Rows of weights that a share needs.
-
-    Args:
-        weights: of the model.
-        share: the share.
-    """
+    """Rows of weights that a share needs."""
 
     def __init__(self, weights: Weights, share: Share) -> None:
         self._weights, self._rows = weights, _rows_by_name(share)

@@ -176,11 +176,7 @@ def layout_of(structures: Iterable[type[ctypes.Structure]]) -> Layout:
 def require_same_layout(
     layout: Layout, structures: Sequence[type[ctypes.Structure]], constants: Mapping[str, int]
 ) -> None:
-    """Compare the library's layout with these structures and constants, field by field.
-
-    Raises:
-        NativeUnavailableError: a field or a constant differs or is missing on one side; the message names the first.
-    """
+    """Compare the library's layout with these structures and constants, field by field."""
     expected = {**layout_of(structures), **{("-", name): (0, value) for name, value in constants.items()}}
     keys = [key for key in layout if key[0] != "-" or key in expected]
     for kind, field in (*keys, *(key for key in expected if key not in layout)):

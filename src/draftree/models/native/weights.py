@@ -98,11 +98,7 @@ class Weights(ABC):
 
 
 class ModelWeights(Weights):
-    """Weights of a model in memory, which is unusable once they are released.
-
-    Args:
-        model: a `…ForCausalLM`.
-    """
+    """Weights of a model in memory, which is unusable once they are released."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -123,11 +119,7 @@ class ModelWeights(Weights):
 
 
 class KeptWeights(Weights):
-    """Weights of a model in memory, which keeps them.
-
-    Args:
-        model: a `…ForCausalLM`.
-    """
+    """Weights of a model in memory, which keeps them."""
 
     def __init__(self, model: Any) -> None:
         self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -156,15 +148,7 @@ class StoredWeight:
 
 
 class FileWeights(Weights):
-    """Weights of memory-mapped safetensors files. Closed by `close`.
-
-    Args:
-        folder: folder of the files.
-        places: location of each weight.
-
-    Raises:
-        OSError, ValueError: a file is missing or has changed.
-    """
+    """Weights of memory-mapped safetensors files. Closed by `close`."""
 
     def __init__(self, folder: Path, places: Mapping[str, StoredWeight]) -> None:
         from safetensors import SafetensorError, safe_open
@@ -208,11 +192,6 @@ def places_in_files(model: Any, names: Iterable[str], folder: Path) -> dict[str,
     """Return the location of a model's weights in its files; None if the files have other values.
 
     Every value is compared: libraries rename, split and convert weights while loading them.
-
-    Args:
-        model: a `…ForCausalLM` with its weights.
-        names: names of the weights.
-        folder: folder of the files.
     """
     parameters = dict(model.named_parameters())
     places = _candidates(folder)

@@ -148,16 +148,9 @@ def register() -> None:
 def attend(query: Tensor, key: Tensor, value: Tensor, *, call: LayerCall, mask: Tensor | None) -> Tensor:
     """Compute attention of grouped heads.
 
-    Args:
-        query: shape (batch, heads, nodes, key_dim).
-        key: shape (batch, kv_heads, length, key_dim).
-        value: shape (batch, kv_heads, length, value_dim).
-        call: scaling, soft cap and sinks of the layer.
-        mask: additive mask of 0 and -inf, shape (batch, 1, nodes, length) or, with rows repeated for every head of a
-            group, (batch, 1, group * nodes, length); None for all keys.
-
-    Returns:
-        Shape (batch, heads, nodes, value_dim).
+    `query`: shape (batch, heads, nodes, key_dim). `key`: shape (batch, kv_heads, length, key_dim). `value`: shape
+    (batch, kv_heads, length, value_dim). `mask`: additive mask of 0 and -inf, shape (batch, 1, nodes, length) or,
+    with rows repeated for every head of a group, (batch, 1, group * nodes, length); None for all keys.
     """
     batch, heads, nodes, _ = query.shape
     group = heads // key.shape[1]
@@ -358,11 +351,8 @@ def plan_pass(
 ) -> SlotPass:
     """Return the handler of the attention calls of one pass.
 
-    Args:
-        memory: keys and values of the slots.
-        slots: slot of each job, ascending by index, with the nodes appended.
-        nodes: for each job the tentative nodes that are rows of the pass, ascending.
-        device: device of the memory.
+    `slots`: slot of each job, ascending by index, with the nodes appended. `nodes`: for each job the tentative
+    nodes that are rows of the pass, ascending.
     """
 
     def visible(job: int) -> Tensor | None:
@@ -390,11 +380,9 @@ def plan_blocks(
 ) -> list[Block]:
     """Divide a pass into blocks.
 
-    Args:
-        slots: slot of each job, ascending by index, with the nodes appended.
-        nodes: for each job the tentative nodes that are rows of the pass, ascending.
-        visible: for a job the bool mask (rows, tentative nodes) in its tree; None if its rows end a chain.
-        device: device of the masks.
+    `slots`: slot of each job, ascending by index, with the nodes appended. `nodes`: for each job the tentative
+    nodes that are rows of the pass, ascending. `visible`: for a job the bool mask (rows, tentative nodes) in its
+    tree; None if its rows end a chain.
     """
     blocks: list[Block] = []
     counts = [len(chosen) for chosen in nodes]

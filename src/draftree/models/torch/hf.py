@@ -46,9 +46,6 @@ class HFModel(SlottedModel):
         row_buckets: ascending numbers of rows; a pass is padded to the next of them, so that a row is computed by the
             same kernels in every batch. Empty for no padding.
         shapes: limits of static passes, as CUDA graphs if the device has them; None for dynamic passes only.
-
-    Raises:
-        UnsupportedModelError: the model's layers do not call the registered attention, or keep other state.
     """
 
     def __init__(self, model: Any, *, row_buckets: Sequence[int] = (), shapes: Shapes | None = None) -> None:

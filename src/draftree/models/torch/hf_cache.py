@@ -86,14 +86,7 @@ class CacheSlot(Slot):
 
 
 class CachedModel(LanguageModel):
-    """Transformers model with its own attention and cache; chains only.
-
-    Args:
-        model: any `…ForCausalLM` whose cache can be cropped.
-
-    Raises:
-        UnsupportedModelError: the model keeps recurrent state.
-    """
+    """Transformers model with its own attention and cache; chains only."""
 
     def __init__(self, model: Any) -> None:
         self.model: Any = model.eval()

@@ -47,9 +47,6 @@ def context_length(config: Any) -> int:
 
     A model with "longrope" scaling rotates all its keys by other angles once a pass exceeds its original context:
     stored keys would be invalid, and one long sequence would change the others of its batch. The context ends there.
-
-    Args:
-        config: the text configuration of a transformers model.
     """
     names = ("max_position_embeddings", "max_seq_len")
     known = next((int(value) for name in names if (value := getattr(config, name, None))), UNBOUNDED)
@@ -90,9 +87,8 @@ SAMPLES = 16
 def fingerprint(model: Any) -> str:
     """Return a hash of a model, sixteen hexadecimal digits; empty if some of its weights are not in memory.
 
-    Args:
-        model: a transformers model with its weights. Values are compared in bfloat16, so that the dtype makes no
-            difference.
+    `model`: a transformers model with its weights. Values are compared in bfloat16, so that the dtype makes no
+    difference.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         return ""
@@ -144,11 +140,7 @@ def layer_types(config: Any) -> frozenset[str]:
 
 
 def refuse_state(model: Any) -> None:
-    """Check that a model's state is the keys and values of each token.
-
-    Raises:
-        UnsupportedModelError: it has another state, or accepts no keys and values.
-    """
+    """Check that a model's state is the keys and values of each token."""
     kind, config = type(model).__name__, model.config.get_text_config()
     kinds = layer_types(config)
     attends_only = bool(kinds) and kinds <= KNOWN_LAYER_TYPES
@@ -237,12 +229,8 @@ def prompt_inputs(
 ) -> dict[str, Any]:
     """Return the inputs of the first forward pass of `generate`.
 
-    Args:
-        model: a `…ForCausalLM` or `…ForConditionalGeneration`.
-        input_ids: shape (batch, length).
-        mask: False for padding, same shape; None for no padding.
-        cache: transformers' cache that the pass fills; None for none.
-        **given: other inputs, such as images; `position_ids` if known, and `use_cache`.
+    `input_ids`: shape (batch, length). `mask`: False for padding, same shape; None for no padding. `cache`:
+    transformers' cache that the pass fills; None for none.
     """
     if given.get("position_ids") is None and takes_positions(model):
         known = torch.ones_like(input_ids) if mask is None else mask
@@ -284,13 +272,8 @@ def padding_counts(model: Any) -> bool:
 def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:
     """Return position minus index of each row's last token.
 
-    Args:
-        positions: positions of the prompts, shape (batch, length) or (kinds, batch, length); None if the model numbers
-            positions itself.
-        lengths: number of tokens of each row without padding.
-
-    Raises:
-        UnsupportedModelError: the last token of a row has several positions.
+    `positions`: positions of the prompts, shape (batch, length) or (kinds, batch, length); None if the model
+    numbers positions itself. `lengths`: number of tokens of each row without padding.
     """
     if positions is None:
         return [0] * len(lengths)

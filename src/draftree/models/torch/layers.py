@@ -37,12 +37,7 @@ class Caught:
 
 
 class TorchLayers:
-    """Layers of a transformers model.
-
-    Args:
-        model: a `…ForCausalLM`.
-        num_layers: number of layers in its configuration.
-    """
+    """Layers of a transformers model."""
 
     def __init__(self, model: Any, num_layers: int) -> None:
         self.num_layers = num_layers
@@ -64,11 +59,7 @@ class TorchLayers:
         self._layers = []
 
     def require(self, part: LayerSubset) -> None:
-        """Check that the layers and the skipped sublayers exist.
-
-        Raises:
-            UnsupportedModelError: a layer or a sublayer was not found.
-        """
+        """Check that the layers and the skipped sublayers exist."""
         self._require_found()
         for layer in part.attention:
             self._attention(layer)
@@ -76,11 +67,7 @@ class TorchLayers:
             self._perceptron(layer)
 
     def require_capture(self) -> None:
-        """Check that the inputs of the layers can be copied.
-
-        Raises:
-            UnsupportedModelError: the layers were not found, or do not pass one vector per row.
-        """
+        """Check that the inputs of the layers can be copied."""
         self._require_found()
         if self._num_axes != 3:
             raise UnsupportedModelError(
@@ -197,21 +184,13 @@ HALF_TOLERANCE = 2e-2
 
 
 def input_embedding(model: Any) -> Tensor:
-    """Return the embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight.
-
-    Raises:
-        UnsupportedModelError: the model has no such matrix.
-    """
+    """Return the embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight."""
     weight = getattr(model.get_input_embeddings(), "weight", None)
     return _of_vocabulary(model, weight, "input embedding")
 
 
 def output_head(model: Any) -> Tensor:
-    """Return the output head, shape (vocab, hidden); a view, or a new tensor if the weight is packed.
-
-    Raises:
-        UnsupportedModelError: the model has no such matrix.
-    """
+    """Return the output head, shape (vocab, hidden); a view, or a new tensor if the weight is packed."""
     head = model.get_output_embeddings()
     weight = head.unpacked() if isinstance(head, PackedLinear) else getattr(head, "weight", None)
     return _of_vocabulary(model, weight, "output head")
@@ -244,11 +223,7 @@ class _Probe:
 
 @torch.inference_mode()
 def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
-    """Return how a model uses its embedding and its head. Runs two passes over one token each.
-
-    Raises:
-        UnsupportedModelError: other operations than scale, bias and cap are used.
-    """
+    """Return how a model uses its embedding and its head. Runs two passes over one token each."""
     layers.require_capture()
     one, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
     head = model.get_output_embeddings()
@@ -338,15 +313,7 @@ MAX_VECTORS = 2
 
 @final
 class FinalNorm:
-    """The norm between a model's last layer and its output head: a copy in float32, or the identity.
-
-    Args:
-        model: a `…ForCausalLM`.
-        layers: its layers.
-
-    Raises:
-        UnsupportedModelError: the head does not read the output of one module that reads the last layer's.
-    """
+    """The norm between a model's last layer and its output head: a copy in float32, or the identity."""
 
     def __init__(self, model: Any, layers: TorchLayers) -> None:
         layers.require_capture()

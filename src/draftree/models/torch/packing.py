@@ -21,11 +21,7 @@ CHECK_ROWS = (1, 2, 7, 16, 33)
 
 
 class PackedLinear(nn.Module):
-    """Float32 linear layer with its weight in MKL's packed layout. No gradients.
-
-    Args:
-        linear: the layer to replace.
-    """
+    """Float32 linear layer with its weight in MKL's packed layout. No gradients."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

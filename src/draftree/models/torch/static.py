@@ -114,16 +114,7 @@ def slot_range(indices: Sequence[int]) -> tuple[int, int]:
 def bucket_of(
     slots: Sequence[KVSlot], counts: Sequence[int], *, shapes: Shapes, num_slots: int, length: int, min_rows: int
 ) -> Bucket | None:
-    """Return the shape of a pass; None if it exceeds the limits.
-
-    Args:
-        slots: slots of the jobs, with the new tentative nodes.
-        counts: number of new nodes of each.
-        shapes: limits.
-        num_slots: number of slots in memory.
-        length: tokens per slot in memory.
-        min_rows: minimum number of rows.
-    """
+    """Return the shape of a pass; None if it exceeds the limits."""
     tentative = max(slot.num_tentative for slot in slots)
     if max(*counts, tentative) > shapes.max_nodes:
         return None
@@ -206,13 +197,7 @@ def pack_inputs(
 ) -> np.ndarray:
     """Return the integers of one pass.
 
-    Args:
-        bucket: shape of the pass.
-        slots: slot of each job.
-        tokens: tokens of each job.
-        nodes: tentative nodes of each job's tokens.
-        requested: rows whose logits are requested; rows are in the order of the jobs.
-        scratch: index that is never read.
+    `bucket`: shape of the pass. `scratch`: index that is never read.
     """
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)
@@ -250,9 +235,7 @@ class StaticAttention:
     """Handler of the attention calls of one static pass. Mutates the memory.
 
     Args:
-        memory: keys and values.
         bucket: shape of the pass.
-        inputs: integers of the pass, on the memory's device.
     """
 
     def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
@@ -354,11 +337,7 @@ class GraphApi(ABC):
 
 @final
 class CudaApi(GraphApi):
-    """CUDA runtime of torch for one GPU.
-
-    Args:
-        device: a CUDA device.
-    """
+    """CUDA runtime of torch for one GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -414,11 +393,7 @@ class Captured:
 
 
 class Graphs:
-    """Graphs of one model, with their pool and the stream on which they are recorded.
-
-    Args:
-        api: the device's runtime.
-    """
+    """Graphs of one model, with their pool and the stream on which they are recorded."""
 
     def __init__(self, api: GraphApi) -> None:
         self._api = api
@@ -426,14 +401,7 @@ class Graphs:
         self._side: Any = None
 
     def capture(self, work: Callable[[], Tensor]) -> Captured:
-        """Run the work once on a side stream, then record it there.
-
-        Args:
-            work: reads and writes tensors at fixed addresses only, and may be run twice with the same effect.
-
-        Raises:
-            CaptureError: the work waits for the device, or uses operations that graphs do not support.
-        """
+        """Run the work once on a side stream, then record it there."""
         api = self._api
         with api.on_device():
             if self._side is None:
@@ -501,12 +469,8 @@ class StaticPasses:
     """Passes of static shapes. Mutates the memory of slots.
 
     Args:
-        forward: forward pass of the whole model.
         memory: keys and values, with an index after each slot's end that is never read.
-        device: device of both.
         shapes: limits of shapes.
-        min_rows: minimum number of rows.
-        row_bytes: size of the logits of one row.
     """
 
     def __init__(
@@ -583,12 +547,7 @@ class StaticPasses:
     ) -> Tensor:
         """Run one pass.
 
-        Args:
-            bucket: shape of the pass.
-            slots: slot of each job.
-            tokens: tokens of each job.
-            nodes: tentative nodes of each job's tokens.
-            requested: rows whose logits are requested; rows are in the order of the jobs.
+        `bucket`: shape of the pass.
 
         Returns:
             Logits of shape (requested rows, vocab), in new memory.

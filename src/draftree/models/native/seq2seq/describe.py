@@ -52,15 +52,7 @@ class RecordedDecoder:
 def record(model: Any, decoder: Any, *, first: Any, attention: Any, start_norm: Any) -> RecordedDecoder:
     """Run a decoder over two texts of one token each.
 
-    Args:
-        model: the model.
-        decoder: its decoder.
-        first: norm of the first layer's attention.
-        attention: that attention.
-        start_norm: norm of embeddings; None for none.
-
-    Raises:
-        NativeUnavailableError: a factor is none of the usual ones.
+    `start_norm`: norm of embeddings; None for none.
     """
     tokens = [token for token in range(3, 8) if token != getattr(model.config, "pad_token_id", None)][:2]
     one, other = (_inputs(model, decoder, first, attention, start_norm, token) for token in tokens)
@@ -157,11 +149,7 @@ class PositionTable:
 
 
 def position_table(model: Any, decoder: Any) -> PositionTable | None:
-    """Return the table of a decoder; None for none.
-
-    Raises:
-        NativeUnavailableError: its positions are computed in an unknown way.
-    """
+    """Return the table of a decoder; None for none."""
     found = first_part(decoder, "embed_positions")
     if found is None:
         return None
@@ -229,14 +217,7 @@ class LayerModules:
 
 
 def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
-    """Derive the blueprint of a decoder, and return what runs once for each source.
-
-    Args:
-        model: a `…ForConditionalGeneration` in evaluation mode, on a CPU.
-
-    Raises:
-        NativeUnavailableError: the architecture is not supported; the message has the reason.
-    """
+    """Derive the blueprint of a decoder, and return what runs once for each source."""
     if int(getattr(model.config, "num_experts", None) or 0) > 1:
         raise NativeUnavailableError("its layers have experts")
     names, decoder = Names(model), model.get_decoder()

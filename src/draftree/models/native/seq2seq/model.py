@@ -107,15 +107,7 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
     """Encoder-decoder model with passes in C.
 
     Args:
-        blueprint: architecture of the decoder.
-        weights: weights of the decoder.
-        encoder: runs once for each source.
-        facts: facts about sources.
-        rules: settings of every text.
         quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's dtype.
-
-    Raises:
-        NativeUnavailableError: the native kernels are unavailable.
     """
 
     def __init__(
@@ -219,7 +211,6 @@ class DecoderWeights(ModelWeights):
 
     Args:
         model: a `…ForConditionalGeneration`, whose decoder is unusable once weights are released.
-        kept: parameters that stay.
     """
 
     def __init__(self, model: Any, kept: set[int]) -> None:

@@ -53,14 +53,7 @@ _threads = weakref.WeakSet[threading.Thread]()
 
 
 class MappedFile:
-    """Mapped file of packed weights; its memory stays valid as long as a tensor of it exists.
-
-    Args:
-        file: the open file.
-
-    Raises:
-        ModelLoadError: it cannot be mapped.
-    """
+    """Mapped file of packed weights; its memory stays valid as long as a tensor of it exists."""
 
     def __init__(self, file: WeightFile) -> None:
         self._file = file
@@ -72,15 +65,7 @@ class MappedFile:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
 
     def checked(self, extent: Extent, place: Tensor | None = None) -> Tensor:
-        """Return the bytes of a layer after their checksum was compared, shape (size,), uint8.
-
-        Args:
-            extent: where they are.
-            place: memory for a later copy; not used.
-
-        Raises:
-            ModelLoadError: the file is damaged.
-        """
+        """Return the bytes of a layer after their checksum was compared, shape (size,), uint8."""
         end = extent.start + extent.size
         with memoryview(self._memory) as whole, whole[extent.start : end] as content:
             self._file.verify(extent, content)
@@ -142,11 +127,7 @@ SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)", re.ASCII)
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000.
-
-    Raises:
-        ConfigurationError: malformed, or not positive.
-    """
+    """Return the bytes of a size such as "8GB", "1.5GiB" or 600000000."""
     if isinstance(text, int) and not isinstance(text, bool) and text > 0:
         return text
     found = SIZE.fullmatch(text.strip()) if isinstance(text, str) else None
@@ -185,13 +166,8 @@ def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
 
     Between two streamed layers there is then about equally much to compute, so reading rarely waits for a buffer.
 
-    Args:
-        sizes: size of every layer in bytes.
-        fixed: bytes that are always in memory: norms, the output head, scales.
-        budget: bytes for all weights in memory.
-
-    Raises:
-        BudgetError: the budget is less than `fixed` and two layers.
+    `sizes`: size of every layer in bytes. `fixed`: bytes that are always in memory: norms, the output head, scales.
+    `budget`: bytes for all weights in memory.
     """
     count, largest = len(sizes), max(sizes)
     if fixed + sum(sizes) <= budget:
@@ -224,8 +200,6 @@ class StreamedWeights:
     """Packed weights of a store within a memory budget, in the structures of the C library.
 
     Args:
-        library: the C library.
-        store: the packed weights.
         budget: bytes for all weights in memory; None for enough, with reads through the system's page cache. Layers of
             a large file are then mapped, until `start_copying`.
 
@@ -233,10 +207,6 @@ class StreamedWeights:
         decoder: the structure of the model.
         layers: those of its layers. Products of a streamed layer are valid inside `loaded` only.
         placement: the layers in memory and those that are read.
-
-    Raises:
-        ConfigurationError: the budget is too small.
-        ModelLoadError: the file is damaged or unreadable.
     """
 
     def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
@@ -312,11 +282,7 @@ class StreamedWeights:
 
     @contextmanager
     def loaded(self, layer: int) -> Iterator[None]:
-        """Keep the products of a layer in memory inside the block; the reader reads the next streamed layers.
-
-        Raises:
-            ModelLoadError: the file is damaged or unreadable.
-        """
+        """Keep the products of a layer in memory inside the block; the reader reads the next streamed layers."""
         if self._reader is None or layer in self._resident:
             yield
             return
@@ -328,11 +294,7 @@ class StreamedWeights:
             self._reader.release(index)
 
     def at(self, address: int | None) -> Tensor | None:
-        """Return the tensor in memory at an address; None for no address.
-
-        Raises:
-            LookupError: there is none, such as for a streamed product.
-        """
+        """Return the tensor in memory at an address; None for no address."""
         if address is None:
             return None
         plan, head = self.decoder, self.decoder.head
@@ -360,11 +322,7 @@ class StreamedWeights:
         return None if self._map is None else copy_in_background(self, len(self._resident))
 
     def copy_layer(self, layer: int) -> None:
-        """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place.
-
-        Raises:
-            ModelLoadError: the file cannot be read any more; the layer stays mapped.
-        """
+        """Copy a mapped layer to huge pages; passes that run meanwhile read the same bytes from either place."""
         extent = self._store.extents[layer]
         self._resident[layer] = self._read(extent, self._places[layer])
         self._point(layer, self._resident[layer])
@@ -442,8 +400,6 @@ class StreamedDecoder(NativeDecoder):
     """Decoder whose pass waits for each layer.
 
     Args:
-        blueprint: architecture of the model.
-        weights: its weights.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
     """
 
@@ -499,13 +455,7 @@ class StreamedDecoder(NativeDecoder):
 
 @final
 class ResidentDecoder(NativeDecoder):
-    """Decoder over weights in memory, whose first passes use mapped ones: they wait for no copy.
-
-    Args:
-        blueprint: architecture of the model.
-        weights: its weights, none of which are streamed.
-        quantization: as for `NativeDecoder`.
-    """
+    """Decoder over weights in memory, whose first passes use mapped ones: they wait for no copy."""
 
     def __init__(self, blueprint: Blueprint, weights: StreamedWeights, *, quantization: str | None = None) -> None:
         super().__init__(blueprint, weights, quantization=quantization)
@@ -531,12 +481,7 @@ class ResidentDecoder(NativeDecoder):
 
 
 def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:
-    """Return a model whose packed weights stay in memory, large ones mapped in the first passes.
-
-    Raises:
-        ModelLoadError: the file is damaged or unreadable.
-        NativeUnavailableError: the native kernels are unavailable.
-    """
+    """Return a model whose packed weights stay in memory, large ones mapped in the first passes."""
     decoder = ResidentDecoder(blueprint, StreamedWeights(library(), store, None), quantization=quantization)
     return NativeModel(blueprint, decoder, quantization=quantization)
 
@@ -566,15 +511,8 @@ class StreamedModel(NativeModel):
     """Model with packed weights in a file.
 
     Args:
-        blueprint: architecture of the model.
-        store: its packed weights.
         budget: bytes for all weights in memory.
         quantization: "int8" for 8-bit weights, None for the model's dtype.
-
-    Raises:
-        ConfigurationError: the budget is too small.
-        ModelLoadError: the file is damaged or unreadable.
-        NativeUnavailableError: the native kernels are unavailable.
     """
 
     streams_weights = True

@@ -68,29 +68,17 @@ def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str,
 
 
 def decoder_of(fields: Mapping[str, Any], layers: Any, address_of: Callable[[Mapping[str, int]], int]) -> CDecoder:
-    """Return the structure of a model over an array of its layers.
-
-    Raises:
-        KeyError, TypeError: the fields are malformed.
-    """
+    """Return the structure of a model over an array of its layers."""
     return CDecoder(layers=layers, **_values(CDecoder, fields, address_of))
 
 
 def layer_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CLayer:
-    """Return the structure of a layer, without its experts.
-
-    Raises:
-        KeyError, TypeError: the fields are malformed.
-    """
+    """Return the structure of a layer, without its experts."""
     return CLayer(**_values(CLayer, fields, address_of))
 
 
 def experts_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CExperts | None:
-    """Return the structure of a layer's experts, which keeps its arrays; None if the layer has none.
-
-    Raises:
-        KeyError, TypeError: the fields are malformed.
-    """
+    """Return the structure of a layer's experts, which keeps its arrays; None if the layer has none."""
     own = fields["experts"]
     if own is None:
         return None
@@ -164,11 +152,7 @@ class WeightFile:
     """Open file of packed weights, read without the system's page cache where the file system supports that.
 
     Args:
-        path: path of the file.
         is_cached: whether the system's page cache is used, for a file that is read once per process.
-
-    Raises:
-        ModelLoadError: it cannot be opened.
     """
 
     def __init__(self, path: Path, *, is_cached: bool = False) -> None:
@@ -190,11 +174,7 @@ class WeightFile:
         return os.open(self.path, os.O_RDONLY), False
 
     def read(self, extent: Extent, buffer: Tensor) -> None:
-        """Read a layer into the beginning of a buffer, and compare its checksum the first time.
-
-        Raises:
-            ModelLoadError: the file is shorter, damaged or unreadable.
-        """
+        """Read a layer into the beginning of a buffer, and compare its checksum the first time."""
         view = buffer.numpy().data[: extent.size]
         done = 0
         try:
@@ -212,11 +192,7 @@ class WeightFile:
         self.verify(extent, view)
 
     def verify(self, extent: Extent, content: memoryview) -> None:
-        """Compare the checksum of a layer with its content, the first time.
-
-        Raises:
-            ModelLoadError: the file is damaged.
-        """
+        """Compare the checksum of a layer with its content, the first time."""
         if extent.start not in self._verified:
             if zlib.crc32(content) != extent.checksum:
                 raise ModelLoadError(f"'{self.path}' is damaged: delete its folder, and it is written again")
@@ -234,11 +210,6 @@ class LayerReader:
 
     One thread takes and releases layers. The reader starts with the first `take`, so a model that is never run reads
     nothing.
-
-    Args:
-        file: the file; closed with the reader.
-        extents: places of the layers, in the order of their use.
-        num_buffers: number of buffers; each has the size of the largest layer.
     """
 
     def __init__(self, file: WeightFile, extents: Sequence[Extent], num_buffers: int) -> None:
@@ -258,10 +229,6 @@ class LayerReader:
         """Return the buffer with the layer of this index in `extents`; it is unchanged until `release`.
 
         Waits for the reader. A layer out of order discards what was read ahead.
-
-        Raises:
-            ModelLoadError: the file cannot be read.
-            RuntimeError: the reader is closed.
         """
         with self._changed:
             if self._is_closed:
@@ -372,15 +339,8 @@ def write_store(
 ) -> WeightStore:
     """Pack weights into a new folder, within a few layers of memory; `add_facts` completes it.
 
-    Args:
-        folder: an empty folder.
-        library: packs them.
-        blueprint: architecture of the model.
-        weights: read one by one and released once they are packed.
-        quantization: "int8" for 8-bit weights, None for the model's dtype.
-
-    Raises:
-        ModelLoadError: the file cannot be written.
+    `weights`: read one by one and released once they are packed. `quantization`: "int8" for 8-bit weights, None for
+    the model's dtype.
     """
     kind = format_of(quantization, blueprint.dtype)
     size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
@@ -405,16 +365,7 @@ def write_store(
 
 
 def save_store(folder: Path, packed: PackedWeights, facts: Mapping[str, Any]) -> None:
-    """Write packed weights that are in memory to a new folder.
-
-    Args:
-        folder: an empty folder.
-        packed: weights of a whole model.
-        facts: facts that JSON can represent, see `WeightStore`.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Write packed weights that are in memory to a new folder."""
     content = packed.arena.numpy().data
     with open(folder / WEIGHTS, "wb") as file:
 
@@ -437,10 +388,7 @@ def _described(
 ) -> tuple[dict[str, Any], list[Tensor]]:
     """Return the description of packed weights and the small tensors beside them.
 
-    Args:
-        packed: the weights.
-        extents: places of the layers and of the tail.
-        append: writes a separate embedding to the end of the file, filled up to a number of bytes.
+    `append`: writes a separate embedding to the end of the file, filled up to a number of bytes.
     """
     embedding: Extent | None = None
     places: dict[int, dict[str, int]] = {}
@@ -484,11 +432,7 @@ def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
 
 
 def open_store(folder: Path) -> WeightStore:
-    """Open a folder of packed weights; reads no large tensor.
-
-    Raises:
-        ModelLoadError: it is missing, incomplete or malformed.
-    """
+    """Open a folder of packed weights; reads no large tensor."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -588,10 +532,6 @@ def shallow(blueprint: Blueprint, store: WeightStore) -> tuple[Blueprint, Weight
     """Return the shortest beginning of a model that has two layers, and one of every kind.
 
     Layers of one kind differ in the values of their weights only: passes run the same kernels for them.
-
-    Args:
-        blueprint: architecture of the model.
-        store: its packed weights.
     """
     kinds = [_kind(layer) for layer in blueprint.layers]
     count = max(min(LEAST_LAYERS, len(kinds)), *(1 + kinds.index(kind) for kind in kinds))

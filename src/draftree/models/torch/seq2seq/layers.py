@@ -112,12 +112,8 @@ class DecoderFunction:
     """A decoder with its head, as a function of a pass.
 
     Args:
-        layers: its layers.
-        embed: returns the rows of a pass before the first layer.
         norms_after: whether norms follow the residual sum.
         final: the norm after the last layer; None for none.
-        head: the projection to the vocabulary.
-        scale: factor of the rows before the head.
         bias: added to the logits; None for none.
     """
 
@@ -220,11 +216,7 @@ def decoder_function(model: Any, decoder: Any) -> DecoderFunction | None:
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """Return the decoder of a model.
-
-    Raises:
-        UnsupportedModelError: it names none.
-    """
+    """Return the decoder of a model."""
     decoder = model.get_decoder()
     if not isinstance(decoder, nn.Module):
         raise UnsupportedModelError(f"{type(model).__name__} names no decoder")

@@ -43,13 +43,7 @@ from draftree.sampling.logits import TensorLogits
 
 
 def empty_cache(shapes: dict[int, tuple[int, int, int]], *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the cache.
-
-    Args:
-        shapes: heads, key size and value size of each layer's cross-attention.
-        dtype: dtype of keys and values.
-        device: device of keys and values.
-    """
+    """Return the cache."""
     from transformers import DynamicCache, EncoderDecoderCache
 
     class PassedThrough(DynamicCache):
@@ -80,9 +74,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         model: a `…ForConditionalGeneration` in evaluation mode. Its attention implementation is set to ours, which
             computes calls outside of our passes as transformers does.
         rules: settings of every text; None to read them from the generation configuration.
-
-    Raises:
-        UnsupportedModelError: its layers do not call the registered attention, or keep other state.
     """
 
     def __init__(self, model: Any, rules: DecodingRules | None = None) -> None:

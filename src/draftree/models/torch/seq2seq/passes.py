@@ -263,13 +263,7 @@ class CrossPass:
 
 
 def plan_cross(sources: Sequence[EncodedSource], counts: Sequence[int], device: torch.device) -> CrossPass:
-    """Plan the cross-attention of a pass; stacks sources of similar length that are not stacked yet.
-
-    Args:
-        sources: source of each job, in the order of the rows.
-        counts: number of rows of each job.
-        device: device of the row numbers.
-    """
+    """Plan the cross-attention of a pass; stacks sources of similar length that are not stacked yet."""
     found: dict[int, tuple[EncodedSource, list[int]]] = {}
     first = 0
     for source, count in zip(sources, counts, strict=True):
@@ -525,10 +519,6 @@ class DecoderPass:
             first += count
 
     def weights_of(self, order: Sequence[int]) -> list[np.ndarray]:
-        """Return the weights of the jobs, each of shape (rows, source length), float32.
-
-        Args:
-            order: number of each job, in the order of the rows.
-        """
+        """Return the weights of the jobs, each of shape (rows, source length), float32."""
         found = dict(zip(order, self.weights, strict=True))
         return [found[job].cpu().numpy() for job in sorted(found)]

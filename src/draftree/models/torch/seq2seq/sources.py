@@ -29,11 +29,7 @@ class SourceFacts:
 
 
 def source_facts(model: Any) -> SourceFacts:
-    """Read what a model's encoder takes.
-
-    Raises:
-        UnsupportedModelError: neither token ids nor the features of sound.
-    """
+    """Read what a model's encoder takes."""
     config, name = model.config, model.main_input_name
     if name == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         positions = int(config.max_source_positions)
@@ -65,16 +61,7 @@ def encoder_input(source: Source, device: torch.device, dtype: torch.dtype) -> T
 
 
 def require_source(source: Source, feature_shape: tuple[int, int] | None, *, kind: str) -> None:
-    """Check that a model reads a source.
-
-    Args:
-        source: the source.
-        feature_shape: as in `EncoderDecoder`.
-        kind: name of the model in messages.
-
-    Raises:
-        InvalidRequestError: it is of another kind or shape, or empty.
-    """
+    """Check that a model reads a source."""
     if isinstance(source, HiddenSource):
         return
     wanted = "token ids" if feature_shape is None else f"features of shape {feature_shape}"
@@ -102,9 +89,7 @@ def encoded_probe(model: Any) -> Tensor:
 def reference_logits(model: Any, hidden: Tensor | None = None) -> ReferenceLogits:
     """Score every branch of the small tree on the probe source by the model's own forward pass, without a cache.
 
-    Args:
-        model: the transformers model, before its attention is replaced.
-        hidden: the encoder's hidden states of that source; None to compute them.
+    `hidden`: the encoder's hidden states of that source; None to compute them.
     """
     if hidden is None:
         probe = source_facts(model).probe_source
