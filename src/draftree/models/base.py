@@ -222,10 +222,6 @@ class Close:
 Edit = Commit | Truncate | Fork | Close
 
 
-# Exclusive use of a model by one thread at a time.
-#
-# Several engines and threads may share a model: whatever runs its passes or edits its slots does so under `model.lock`.
-
 T = TypeVar("T")
 
 

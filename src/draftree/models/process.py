@@ -27,14 +27,13 @@ from draftree.models.base import (
 from draftree.models.memory import Footprint
 from draftree.sampling.logits import TensorLogits
 
-# Encoding of passes and edits for a process that replays them.
-#
-# Slots are encoded by id, everything as lists, dictionaries, integers and strings, as in JSON. The other process opens
-# slots in the same order, so its slots have the same ids.
-
 
 def encode_pass(pass_: Pass) -> dict[str, Any]:
-    """Encode a pass."""
+    """Encode a pass.
+
+    Slots are encoded by id, everything as lists, dictionaries, integers and strings, as in JSON. The other process
+    opens slots in the same order, so its slots have the same ids.
+    """
     layers = pass_.layers
     return {
         "jobs": [_encode_job(job) for job in pass_.jobs],

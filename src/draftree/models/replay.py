@@ -160,20 +160,18 @@ def replayed(slot: Slot) -> ReplaySlot:
     return slot
 
 
-# A target that replays one recorded text: passes return its picks and cost measured seconds, and nothing is computed.
-#
-# Under a rule that follows the target's picks, the text does not depend on drafts, and the pick after any beginning of
-# the text is its next token. One recorded text therefore determines the verdict on every draft of every drafter, tree
-# shape and planner: nodes on the text are accepted, nodes beside it are rejected. The engine, the drafter and the
-# planner run as with the recorded target, on a clock to which the seconds of the passes are added.
-#
-# Not replayable: picks beside the text (`DraftTraits.wants_picks`) and passes through a part of the target's layers.
-# Hidden states of the text are returned if they were recorded.
-
-
 @final
 class ReplayModel(LanguageModel):
     """A target that replays a recorded text.
+
+    Under a rule that follows the target's picks, the text does not depend on drafts, and the pick after any
+    beginning of the text is its next token. One recorded text therefore determines the verdict on every draft of
+    every drafter, tree shape and planner: nodes on the text are accepted, nodes beside it are rejected. The engine,
+    the drafter and the planner run as with the recorded target, on a clock to which the seconds of the passes are
+    added.
+
+    Not replayable: picks beside the text (`DraftTraits.wants_picks`) and passes through a part of the target's
+    layers. Hidden states of the text are returned if they were recorded.
 
     Args:
         costs: seconds of its passes.

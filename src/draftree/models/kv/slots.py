@@ -448,13 +448,6 @@ def kv_slot(slot: Slot) -> KVSlot:
     return slot
 
 
-# Partial nodes: tokens computed by a subset of a model's layers, and how a whole pass continues from them.
-#
-# A partial node's keys and values are stored in its slot like those of a tentative node. If the subset is the first
-# layers, a pass over the same token after the same ancestors starts from the stored hidden state and runs the other
-# layers only.
-
-
 @dataclass(frozen=True, slots=True)
 class LayerRange:
     """Range of layers that the rows of one pass run through.
@@ -560,7 +553,12 @@ class Found:
 
 
 class PartialTree:
-    """Partial nodes of one slot. Mutated by the slot's model only."""
+    """Partial nodes of one slot. Mutated by the slot's model only.
+
+    A partial node's keys and values are stored in its slot like those of a tentative node. If the subset is the
+    first layers, a pass over the same token after the same ancestors starts from the stored hidden state and runs
+    the other layers only.
+    """
 
     def __init__(self, slot: KVSlot, part: LayerSubset) -> None:
         self.part = part

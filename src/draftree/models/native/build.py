@@ -1,4 +1,8 @@
-"""Libraries of the native kernels: instruction sets, compilation, search, checks before loading, publication."""
+"""Libraries of the native kernels: instruction sets, compilation, search, checks before loading, publication.
+
+A file name ends with the checksum of the content, so one rename publishes both. Folders that other users can write are
+not used. If the cache is unusable, a library is in a private folder that is removed when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,6 @@ from types import MappingProxyType
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import cpu_info, usable_cores
 from draftree.weights.cache import Cache, _sync
-
-# Files of compiled libraries: search, checks before loading, atomic publication.
-#
-# A file name ends with the checksum of the content, so one rename publishes both. Folders that other users can write
-# are not used. If the cache is unusable, a library is in a private folder that is removed when the process ends.
 
 logger = logging.getLogger(__name__)
 
@@ -204,11 +203,6 @@ def _is_private(group: int) -> bool:
     return found.gr_name == user.pw_name and user.pw_gid == group and set(found.gr_mem) <= {user.pw_name}
 
 
-# Variants of the native kernels: the instruction sets that they are compiled for, and which of them this machine runs.
-#
-# The C sources choose their instructions by the macros that a compiler defines for these flags. A variant has one set
-# of flags on every machine and for every compiler, so that its logits are the same bits wherever it runs.
-
 VARIABLE = "DRAFTREE_VARIANT"
 """Environment variable that selects a variant by name; the best one of this machine if unset."""
 
@@ -216,6 +210,9 @@ VARIABLE = "DRAFTREE_VARIANT"
 @dataclass(frozen=True, slots=True)
 class Variant:
     """An instruction set.
+
+    The C sources choose their instructions by the macros that a compiler defines for these flags. A variant has one
+    set of flags on every machine and for every compiler, so that its logits are the same bits wherever it runs.
 
     Attributes:
         name: its name in file names and in `DRAFTREE_VARIANT`.

@@ -1,4 +1,11 @@
-"""Derivation of the `Blueprint` of a transformers model."""
+"""Derivation of the `Blueprint` of a transformers model.
+
+Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
+attention with rotary or learned positions, optional norms of heads, soft caps and sinks; perceptrons with a gate or
+without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
+families share; the name of the family is not used. The blueprint must account for every parameter, and the native model
+is checked against the original logits.
+"""
 
 from __future__ import annotations
 
@@ -339,14 +346,6 @@ def is_gated(layer: LayerBlueprint) -> bool:
     """Return whether the perceptron of a layer has a gate."""
     return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
 
-
-# Derivation of the `Blueprint` of a transformers model.
-#
-# Supported: root-mean-square norms and norms with mean and variance, before the sublayers or after them; grouped-query
-# attention with rotary or learned positions, optional norms of heads, soft caps and sinks; perceptrons with a gate or
-# without, and experts; biases; residual connections, also parallel ones. Modules are found by the names that nearly all
-# families share; the name of the family is not used. The blueprint must account for every parameter, and the native
-# model is checked against the original logits.
 
 LAYERS = ("layers", "h")
 LAST_NORM = ("norm", "ln_f", "final_layer_norm", "final_layernorm")

@@ -147,11 +147,6 @@ def table_of(kinds: Sequence[str], sizes: Sequence[int]) -> Tensor:
     return (starts << KIND_BITS) + torch.tensor([KINDS.index(kind) for kind in kinds], dtype=torch.int64)
 
 
-# Pool of memory for logits.
-#
-# The logits of a pass take hundreds of kilobytes, and allocating them costs more than searching them, because the
-# system zeroes every page. So the next pass overwrites a buffer that is not referenced any more.
-
 FLOAT_BYTES = 4
 ALIGNMENT = 64
 KEPT = 3
@@ -179,7 +174,11 @@ class LogitBuffer(NamedTuple):
 
 
 class LogitBufferPool:
-    """Pool of buffers for rows of floats. A buffer is free when neither logits nor tensors refer to it."""
+    """Pool of buffers for rows of floats. A buffer is free when neither logits nor tensors refer to it.
+
+    The logits of a pass take hundreds of kilobytes, and allocating them costs more than searching them, because the
+    system zeroes every page. So the next pass overwrites a buffer that is not referenced any more.
+    """
 
     def __init__(self) -> None:
         self._rooms: list[ctypes.Array[ctypes.c_float]] = []

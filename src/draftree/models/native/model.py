@@ -152,15 +152,6 @@ class NativeModel(SlottedModel):
         )
 
 
-# Copy of a target with weights of fewer bits, which drafts on the target's own slots.
-#
-# The copy reads and writes the keys and values of the target's slots, so it needs no prefill and no memory besides its
-# weights, and it sees the target's own keys and values of the text. Its nodes are partial nodes, which the target's
-# pass drops and computes again.
-#
-# Source: SubSpec, arXiv 2509.18344.
-
-
 @final
 class UnpackedWeights(Weights):
     """Weights of a decoder, unpacked one product at a time. Its embedding is lent.
@@ -278,7 +269,14 @@ NORMS = (
 
 @final
 class QuantizedCopy(LanguageModel):
-    """Copy of a model that runs on the model's slots; its passes append partial nodes."""
+    """Copy of a model that runs on the model's slots; its passes append partial nodes.
+
+    The copy reads and writes the keys and values of the target's slots, so it needs no prefill and no memory
+    besides its weights, and it sees the target's own keys and values of the text. Its nodes are partial nodes,
+    which the target's pass drops and computes again.
+
+    Source: SubSpec, arXiv 2509.18344.
+    """
 
     def __init__(self, target: NativeModel, quantization: str) -> None:
         if target.quantization is not None:

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 from draftree.core.files import MALFORMED, read_json
 from draftree.models.native.library import RowBlocks
 
-# Release of memory-mapped pages of weights that were packed.
-#
-# A loaded weight is often a view of its mapped file. Its pages count as memory of this process from the first read
-# until the last view is deleted.
-
 MAPS = Path("/proc/self/maps")
 SUFFIX = ".safetensors"
 
 
 class FilePages:
-    """Mapped weight files of this process; none if the system does not list them."""
+    """Mapped weight files of this process; none if the system does not list them.
+
+    A loaded weight is often a view of its mapped file. Its pages count as memory of this process from the first
+    read until the last view is deleted.
+    """
 
     def __init__(self) -> None:
         self._ranges = _ranges() if hasattr(mmap, "MADV_DONTNEED") else []

@@ -14,11 +14,6 @@ from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
 
-# Name of the argument by which a model takes its stored keys and values.
-#
-# transformers calls it `cache` from version 5.24 on and `past_key_values` before. A model's own code may use the other
-# name, so the signature decides. The old name still works in 5.24, but raises a warning.
-
 CACHE_NAMES = ("cache", "past_key_values")
 
 
@@ -28,7 +23,11 @@ def accepts_cache(function: Callable[..., Any]) -> bool:
 
 
 def cache_name(function: Callable[..., Any]) -> str:
-    """Return the name of a function's argument for stored keys and values; transformers' name if **kwargs hides it."""
+    """Return the name of a function's argument for stored keys and values; transformers' name if **kwargs hides it.
+
+    transformers calls it `cache` from version 5.24 on and `past_key_values` before. A model's own code may use the
+    other name, so the signature decides. The old name still works in 5.24, but raises a warning.
+    """
     from transformers import GenerationMixin
 
     shown = function if accepts_cache(function) else GenerationMixin.prepare_inputs_for_generation
@@ -189,11 +188,6 @@ def _layers(config: Any) -> list[Any]:
         return []
 
 
-# A model's own forward pass over prompts, with the inputs that `generate` of transformers prepares.
-#
-# A model called with token ids only may number positions differently than under `generate`, which passes positions to
-# every forward that accepts them: Roberta-like decoders then start at 0 and not after the index of their padding token.
-
 CHECKED_PADS, CHECKED_TOKENS = 3, 6
 """Padding and a short prompt, which show whether padding changes logits."""
 TOLERANCE = 1e-4
@@ -231,6 +225,10 @@ def prompt_inputs(
 
     `input_ids`: shape (batch, length). `mask`: False for padding, same shape; None for no padding. `cache`:
     transformers' cache that the pass fills; None for none.
+
+    A model called with token ids only may number positions differently than under `generate`, which passes
+    positions to every forward that accepts them: Roberta-like decoders then start at 0 and not after the index of
+    their padding token.
     """
     if given.get("position_ids") is None and takes_positions(model):
         known = torch.ones_like(input_ids) if mask is None else mask

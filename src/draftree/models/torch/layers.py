@@ -172,11 +172,6 @@ def _passing(given: Tensor | None) -> Callable[[Tensor], Tensor]:
     return passed
 
 
-# Embedding and output head of a transformers model, with scales, cap and bias.
-#
-# The facts are read from the configuration and compared with a pass of the model; a model that uses its embedding or
-# its head in another way is refused.
-
 PROBE_TOKENS = (3, 5)
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2
@@ -223,7 +218,11 @@ class _Probe:
 
 @torch.inference_mode()
 def embedding_facts(model: Any, layers: TorchLayers) -> EmbeddingFacts:
-    """Return how a model uses its embedding and its head. Runs two passes over one token each."""
+    """Return how a model uses its embedding and its head. Runs two passes over one token each.
+
+    The facts are read from the configuration and compared with a pass of the model; a model that uses its embedding
+    or its head in another way is refused.
+    """
     layers.require_capture()
     one, other = (_probe(model, layers, token) for token in PROBE_TOKENS)
     head = model.get_output_embeddings()

@@ -20,12 +20,6 @@ from draftree.core.tree import ancestor_bits
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall, additive, announced, attend
 
-# Buckets: the shapes that static passes are rounded up to.
-#
-# The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention runs
-# over a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded number of
-# keys.
-
 WORD_BITS = 64
 """Number of tentative nodes per integer of visibility bits."""
 
@@ -66,6 +60,10 @@ class Shapes:
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """The shape of a pass.
+
+    The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention
+    runs over a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded
+    number of keys.
 
     Attributes:
         first_slot: first slot of the range.
@@ -225,14 +223,11 @@ def pack_inputs(
     return array
 
 
-# Attention of static passes: all addresses and sizes are fixed.
-#
-# Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides invisible
-# keys. Nothing depends on a value, so nothing waits for the device.
-
-
 class StaticAttention:
     """Handler of the attention calls of one static pass. Mutates the memory.
+
+    Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides
+    invisible keys. Nothing depends on a value, so nothing waits for the device.
 
     Args:
         bucket: shape of the pass.
@@ -282,13 +277,6 @@ class StaticAttention:
         # windows go by depth: siblings share a position
         position = torch.where(offset < 0, place, inputs.tree_positions.gather(1, node))
         return visible & (inputs.cell_positions[:, :, None] - position[:, None, :] < window)
-
-
-# Capture of work as CUDA graphs: recorded once, then replayed with one call of the host.
-#
-# Every model has its own memory pool. Graphs of one pool may share addresses of intermediate results, which is safe
-# only if they are replayed one after another on one stream. This holds for the passes of one model, not for those of a
-# target and its drafter. Never timed on a GPU.
 
 
 class CaptureError(Exception):
@@ -393,7 +381,12 @@ class Captured:
 
 
 class Graphs:
-    """Graphs of one model, with their pool and the stream on which they are recorded."""
+    """Graphs of one model, with their pool and the stream on which they are recorded.
+
+    Every model has its own memory pool. Graphs of one pool may share addresses of intermediate results, which is
+    safe only if they are replayed one after another on one stream. This holds for the passes of one model, not for
+    those of a target and its drafter. Never timed on a GPU.
+    """
 
     def __init__(self, api: GraphApi) -> None:
         self._api = api
@@ -434,12 +427,6 @@ def graphs_of(device: torch.device) -> Graphs | None:
     return Graphs(CudaApi(device))
 
 
-# Passes of fixed shapes: inputs are copied into static buffers, and the same kernels run in the same order.
-#
-# On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that graphs do not support, and for
-# shapes without room, the same work runs operator by operator. A captured shape is evicted for another one only rarely,
-# because a capture costs more than a few passes.
-
 logger = logging.getLogger(__name__)
 
 Forward = Callable[[Tensor, Tensor], Tensor]
@@ -467,6 +454,10 @@ class Prepared:
 
 class StaticPasses:
     """Passes of static shapes. Mutates the memory of slots.
+
+    On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that graphs do not support, and for
+    shapes without room, the same work runs operator by operator. A captured shape is evicted for another one only
+    rarely, because a capture costs more than a few passes.
 
     Args:
         memory: keys and values, with an index after each slot's end that is never read.

@@ -1,4 +1,10 @@
-"""Derivation of the `Blueprint` of the decoder of an encoder-decoder model of transformers."""
+"""Derivation of the `Blueprint` of the decoder of an encoder-decoder model of transformers.
+
+Two kinds of layers are known, by the names of their modules: those of T5 (`block`, one module per sublayer) and those
+of BART (`layers`, all modules in the layer). Where norms, scales and positions are applied is found by one recorded
+pass. The blueprint must account for every parameter of the decoder, and the native model is checked against the
+original logits.
+"""
 
 from __future__ import annotations
 
@@ -183,13 +189,6 @@ def score_bias_of(attention: Any, names: Names) -> ScoreBias | None:
     buckets = attention._relative_position_bucket(-torch.arange(distance + 1), **given)
     return ScoreBias(names.of(table), tuple(buckets.tolist()))
 
-
-# Derivation of the `Blueprint` of the decoder of an encoder-decoder model of transformers.
-#
-# Two kinds of layers are known, by the names of their modules: those of T5 (`block`, one module per sublayer) and those
-# of BART (`layers`, all modules in the layer). Where norms, scales and positions are applied is found by one recorded
-# pass. The blueprint must account for every parameter of the decoder, and the native model is checked against the
-# original logits.
 
 QUERIES = ("q_proj", "q"), ("k_proj", "k"), ("v_proj", "v")
 OUTPUT = ("out_proj", "o")

@@ -41,11 +41,6 @@ from draftree.models.native.streaming.store import (
 )
 from draftree.models.native.structures import CLayer, CLinear
 
-# Packed layers as mapped memory, which passes can use before a thread has copied them to huge pages.
-#
-# Pages of the system's cache need no copy, so a start takes no longer than comparing checksums. Copies are worth their
-# time in longer use: address translation of small pages takes a tenth of a pass.
-
 logger = logging.getLogger(__name__)
 
 _ending = threading.Event()
@@ -53,7 +48,11 @@ _threads = weakref.WeakSet[threading.Thread]()
 
 
 class MappedFile:
-    """Mapped file of packed weights; its memory stays valid as long as a tensor of it exists."""
+    """Mapped file of packed weights; its memory stays valid as long as a tensor of it exists.
+
+    Pages of the system's cache need no copy, so a start takes no longer than comparing checksums. Copies are worth
+    their time in longer use: address translation of small pages takes a tenth of a pass.
+    """
 
     def __init__(self, file: WeightFile) -> None:
         self._file = file

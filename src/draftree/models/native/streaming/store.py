@@ -31,10 +31,6 @@ from draftree.models.native.packing import bytes_needed
 from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
 
-# Structures of packed weights as JSON: pointers become places in a file or numbers of small tensors.
-#
-# The experts of a layer are a structure of their own, and two arrays of products.
-
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 EXPERT_PRODUCTS = ("gate_up", "down")
 SET_BY_PASSES = ("keys", "values")
@@ -42,7 +38,10 @@ SET_BY_PASSES = ("keys", "values")
 
 
 def layout() -> dict[str, list[str]]:
-    """Return the fields that a description has; another version of the package may have others."""
+    """Return the fields that a description has; another version of the package may have others.
+
+    The experts of a layer are a structure of their own, and two arrays of products.
+    """
     kinds = (CDecoder, CLayer, CExperts, CLinear)
     return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
 

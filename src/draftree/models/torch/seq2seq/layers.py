@@ -192,12 +192,6 @@ class DecoderFunction:
             yield from (layer.up, layer.down)
 
 
-# Decoders of transformers as `DecoderFunction`: which modules have which weights.
-#
-# | kind | families | | --- | --- | | `block` | T5, mT5, UMT5, LongT5 | | `layers`, norms after the sublayers | BART,
-# PLBart, Marian, Blenderbot Small | | `layers`, norms before the sublayers | mBART, Pegasus, Blenderbot, M2M100,
-# Whisper |
-
 NORMS_AFTER = ("bart", "plbart", "marian", "blenderbot-small")
 NORMS_BEFORE = ("mbart", "pegasus", "blenderbot", "m2m_100", "whisper")
 T5_LIKE = ("t5", "mt5", "umt5", "longt5")

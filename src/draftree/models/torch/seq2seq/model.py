@@ -36,14 +36,14 @@ from draftree.models.torch.seq2seq.sources import encoder_input, source_facts
 from draftree.sampling.decoding_rules import DecodingRules, decoding_rules
 from draftree.sampling.logits import TensorLogits
 
-# Cache object for the passes of a decoder: it stores nothing and skips the projection of the source.
-#
-# transformers' cross-attentions project the encoder's output unless the cache they are given holds their keys. This one
-# holds one position of zeros for each layer, which our attention replaces by the keys of each row's source.
-
 
 def empty_cache(shapes: dict[int, tuple[int, int, int]], *, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the cache."""
+    """Return the cache.
+
+    transformers' cross-attentions project the encoder's output unless the cache they are given holds their keys.
+    This one holds one position of zeros for each layer, which our attention replaces by the keys of each row's
+    source.
+    """
     from transformers import DynamicCache, EncoderDecoderCache
 
     class PassedThrough(DynamicCache):

@@ -16,11 +16,6 @@ from torch import Tensor, nn
 from draftree.models.source import Source
 from draftree.models.torch.attention import LayerCall, SlotPass, attend
 
-# Attention of encoder-decoder models: the decoder's calls go to the current pass, all others to transformers.
-#
-# transformers calls one attention function for the encoder, for self-attention and for cross-attention. Which module is
-# which is learned once, by a pass over a source and a text of different lengths.
-
 NAME = "draftree_seq2seq"
 PLAIN = "sdpa"
 """The implementation of transformers for calls outside of passes."""
@@ -106,6 +101,9 @@ def use_in(model: Any) -> None:
 class RecordedCalls:
     """Pass over one text on one source, computed by transformers, that records keys and values of each module.
 
+    transformers calls one attention function for the encoder, for self-attention and for cross-attention. Which
+    module is which is learned once, by a pass over a source and a text of different lengths.
+
     Attributes:
         keys: keys and values by module, shape (1, heads, length, head_dim), in the order of the calls.
         biased: modules that asked for a bias by position.
@@ -138,11 +136,6 @@ def layer_call(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return LayerCall(layer, scale, given.get("sliding_window"), given.get("softcap"), given.get("s_aux"), bias)
 
-
-# Cross-attention of passes: encoded sources, and stacks of them that attend in one call.
-#
-# Sources of similar length that take part in one pass are stacked, padded to the longest. A source's own keys and
-# values then are a part of the stack, so that they are stored once.
 
 MAX_STACKED_BYTES = 64 << 20
 """Larger groups are not copied into a stack when they change: their sources attend alone."""
@@ -181,6 +174,9 @@ class EncodedSource:
 @dataclass(slots=True, eq=False)
 class Stack:
     """Keys and values of several sources.
+
+    Sources of similar length that take part in one pass are stacked, padded to the longest. A source's own keys and
+    values then are a part of the stack, so that they are stored once.
 
     Attributes:
         layers: keys and values of each layer, shape (sources, heads, length, head_dim), with zeros as padding.
@@ -339,15 +335,11 @@ def _run(part: Sequence[EncodedSource], rows: Sequence[Sequence[int]], num_rows:
     return CrossRun(layers, mask, padded, torch.tensor(places, device=device))
 
 
-# Positions by depth in decoders that count them themselves.
-#
-# | families | what is replaced during a pass | | --- | --- | | T5, mT5, UMT5 | `compute_bias`: the bias of a distance
-# is read from the model, and distances go by depth | | BART, mBART, PLBart, Marian, Pegasus, Blenderbot, Whisper |
-# `embed_positions`: a row of its table for each depth | | M2M100, NLLB | the same, with the table's offset and the
-# position of padding tokens | | others with `decoder_position_ids` or rotary positions | nothing: the positions are an
-# argument |
-#
-# Outside of passes the modules do as before.
+# Decoders count positions themselves. During a pass positions go by depth; what is replaced for that:
+# - T5, mT5, UMT5: `compute_bias`; the bias of a distance is read from the model
+# - BART, mBART, PLBart, Marian, Pegasus, Blenderbot, Whisper: `embed_positions`; a row of its table for each depth
+# - M2M100, NLLB: the same, with the table's offset and the position of padding tokens
+# - others with `decoder_position_ids` or rotary positions: nothing, since the positions are an argument
 
 OWN = "_draftree_own"
 """Attribute with the method of a module that was replaced."""
