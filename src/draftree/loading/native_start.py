@@ -23,8 +23,8 @@ import torch
 from draftree.core.errors import ConfigurationError, DraftreeError, ModelLoadError
 from draftree.loading.options import QUANTIZATIONS
 from draftree.loading.records import Store, digest_of
-from draftree.models.base import Extend, Pass
-from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, CheckResult, exact_tokens, rounds_alike
+from draftree.models.base import CheckResult, Extend, Pass
+from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens, rounds_alike
 from draftree.models.native.blueprint import (
     Blueprint,
     ExpertsBlueprint,

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftree.models.base import CheckResult
 from draftree.models.check import (
     BRANCHES,
     PREFIX_LENGTH,
     QUANTIZED_TOLERANCE,
-    CheckResult,
     ReferenceLogits,
     check,
     tokens_of_check,

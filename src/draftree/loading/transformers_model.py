@@ -17,7 +17,8 @@ from draftree.core.errors import OUT_OF_MEMORY, DraftreeError, ModelLoadError, U
 from draftree.core.files import JsonError, get_again, kernel_refusal, read_json, refusal
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.options import has_native_bfloat16
-from draftree.models.check import CheckResult, ReferenceLogits, check, reference_logits, rounds_alike
+from draftree.models.base import CheckResult
+from draftree.models.check import ReferenceLogits, check, reference_logits, rounds_alike
 from draftree.models.memory import free_memory
 from draftree.models.torch.hf import HFModel
 from draftree.models.torch.hf_cache import CachedModel

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NoReturn, TypeVar, final
+from typing import NoReturn, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from draftree.models.memory import NOTHING, Footprint
 from draftree.sampling.controls import Controls
 from draftree.sampling.history import History
 from draftree.sampling.logits import Logits
-
-if TYPE_CHECKING:
-    from draftree.models.check import CheckResult
 
 
 class Slot(ABC):
@@ -358,6 +355,30 @@ class EmbeddingFacts:
         """Return logits from products with the head, bias included."""
         found = products * self.logit_scale
         return found if self.soft_cap is None else self.soft_cap * torch.tanh(found / self.soft_cap)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """Result of the self-check: maximum differences from the reference, relative to the range of the logits.
+
+    `is_exact`: whether every node has the same bits as when its branch is read token by token, in the small tree and,
+    for native kernels and fixed shapes, in all comparisons of `rounds_alike`.
+    """
+
+    chain_error: float
+    tree_error: float
+    tolerance: float
+    is_exact: bool = False
+
+    @property
+    def chains_ok(self) -> bool:
+        """Whether chains are scored within the tolerance."""
+        return self.chain_error <= self.tolerance
+
+    @property
+    def trees_ok(self) -> bool:
+        """Whether trees are scored within the tolerance."""
+        return self.tree_error <= self.tolerance
 
 
 class LanguageModel(ABC):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.tree import path
-from draftree.models.base import Extend, LanguageModel, LayerSubset, Pass
+from draftree.models.base import CheckResult, Extend, LanguageModel, LayerSubset, Pass
 from draftree.models.torch.inspection import prompt_inputs
 
 PREFIX_LENGTH = 5
@@ -36,30 +36,6 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, tor
 QUANTIZED_TOLERANCE = {"int8": 0.4, "int4": 0.6}
 """Maximum accepted difference for quantized weights, which are an approximation of the model; about 0.7 for unrelated
 logits."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """Maximum differences from the reference, relative to the range of the logits.
-
-    `is_exact`: whether every node has the same bits as when its branch is read token by token, in the small tree and,
-    for passes in C and in fixed shapes, in all comparisons of `rounds_alike`.
-    """
-
-    chain_error: float
-    tree_error: float
-    tolerance: float
-    is_exact: bool = False
-
-    @property
-    def chains_ok(self) -> bool:
-        """Whether chains are scored within the tolerance."""
-        return self.chain_error <= self.tolerance
-
-    @property
-    def trees_ok(self) -> bool:
-        """Whether trees are scored within the tolerance."""
-        return self.tree_error <= self.tolerance
 
 
 @dataclass(frozen=True, slots=True)

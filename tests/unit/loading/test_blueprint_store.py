@@ -12,7 +12,7 @@ import pytest
 from draftree.core.errors import ConfigurationError
 from draftree.loading.native_start import Record, parsed_record
 from draftree.loading.records import Store
-from draftree.models.check import CheckResult
+from draftree.models.base import CheckResult
 from draftree.models.native.blueprint import (
     Blueprint,
     LayerBlueprint,

@@ -15,8 +15,7 @@ from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 from draftree.loading import encoder_decoder
 from draftree.loading.transformers_model import wrap_encoder_decoder
-from draftree.models.base import ALL_LAYERS, Extend, Fork, LayerSubset, Pass
-from draftree.models.check import CheckResult
+from draftree.models.base import ALL_LAYERS, CheckResult, Extend, Fork, LayerSubset, Pass
 from draftree.models.source import FeatureSource, TokenSource
 from draftree.models.torch.seq2seq import model as model_module
 from draftree.models.torch.seq2seq.model import HFEncoderDecoder
