@@ -1,10 +1,10 @@
-"""Drafting ahead and alternating batches beside drafting in turn: speed, hit rate of predicted stops, wasted drafts.
+"""Drafting ahead beside drafting in turn: speed, hit rate of predicted stops, wasted drafts.
 
 The arms take turns, batch by batch (`--batch`, one prompt by default), in one process. An arm is a draft spec and a
-number of threads of the target, `SPEC@THREADS`; a drafter in a process of its own has as many. With `--always` drafting
-ahead and alternating batches are on even where the measurement at start finds that they do not pay; `note` has what was
-measured. Every batch of an arm is a line of the output; `--summary` prints the sums of a file. A run goes on where an
-earlier run with the same file ended.
+number of threads of the target, `SPEC@THREADS`; a drafter in a process of its own has as many. With `--always`
+drafting ahead is on even where the measurement at start finds that it does not pay; `note` has what was measured.
+Every batch of an arm is a line of the output; `--summary` prints the sums of a file. A run goes on where an earlier
+run with the same file ended.
 
     python benchmarks/scale/ahead.py MODEL --prompts FILE --out FILE \\
         --arms 'none@2;model:NAME,k=4@2;model:NAME,k=4,ahead=1@1' --always
@@ -26,7 +26,6 @@ from text_turns import ResultsFile, TimedLLM
 
 from draftree import SamplingParams
 from draftree.drafters.wrappers.ahead import AheadCounts, AheadDrafter, Overlap
-from draftree.engine.alternating import Alternation
 from draftree.lab.bench.workload import encode, read_workload
 from draftree.loading.load import load_model
 from draftree.loading.loaded import LoadedModel
@@ -56,11 +55,9 @@ class Arm:
         return found | counts | {"note": self.timed.llm.draft_note}
 
     def _counts(self) -> dict[str, int]:
-        """Return counters since the start: of drafts ahead, and of passes over halves of the batch."""
-        engine = self.timed.llm.engine
-        ahead = _ahead_in(engine.parts.drafter)
-        passes = 0 if engine.alternation is None else engine.alternation.num_alternated
-        return asdict(AheadCounts() if ahead is None else ahead.counts) | {"alternated_passes": passes}
+        """Return counters of drafts ahead since the start."""
+        ahead = _ahead_in(self.timed.llm.engine.parts.drafter)
+        return asdict(AheadCounts() if ahead is None else ahead.counts)
 
 
 def _ahead_in(drafter: Any) -> AheadDrafter | None:
@@ -70,14 +67,11 @@ def _ahead_in(drafter: Any) -> AheadDrafter | None:
     return drafter
 
 
-def build(loaded: LoadedModel, text: str, *, plan: str | None, is_always: bool) -> Arm:
+def build(loaded: LoadedModel, text: str, *, plan: str | None) -> Arm:
     """Load the drafter of an arm, with its number of threads."""
     spec, _, threads = text.rpartition("@")
     torch.set_num_threads(int(threads))
     timed = TimedLLM(loaded, None if spec == "none" else spec, plan=None if spec == "none" else plan)
-    engine = timed.llm.engine
-    if is_always and engine.alternation is not None:
-        engine.alternation = Alternation(engine.parts)
     return Arm(text, int(threads), timed)
 
 
@@ -98,7 +92,7 @@ def summarize(path: Path) -> None:
             row |= {"stop_predicted": round(total(texts, "stops") / ended, 3)}
             row |= {"hit_rate": round(total(texts, "hits") / ended, 3)}
             row |= {"wasted": round(total(texts, "wasted") / max(1, total(texts, "drafted")), 3)}
-        print(json.dumps(row | {"alternated_passes": total(texts, "alternated_passes")}))
+        print(json.dumps(row))
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -113,7 +107,7 @@ def measure(given: argparse.Namespace) -> None:
     batches = [tasks[first : first + given.batch] for first in range(0, len(tasks), given.batch)]
     by_name = {",".join(task.id for task in batch): batch for batch in batches}
     params = SamplingParams(max_tokens=given.max_tokens, temperature=given.temperature, seed=1, ignore_eos=True)
-    arms = [build(loaded, arm, plan=given.plan, is_always=given.always) for arm in given.arms.split(";")]
+    arms = [build(loaded, arm, plan=given.plan) for arm in given.arms.split(";")]
     facts = {
         "model": given.model,
         "kernels": loaded.kernels,

@@ -96,7 +96,6 @@ TITLES: dict[str, Paper] = {
     "2602.22647": Paper("STATIC", "", "sets of sequences as a trie in compressed rows"),
     "2602.23881": Paper("LK losses", "", "losses that follow acceptance"),
     "2603.03251": Paper("SSD (Saguaro)", "", "drafts for several outcomes of a verification"),
-    "2603.18016": Paper("MineDraft", "", "drafting for one half of a batch while the other is verified"),
 }
 """Papers that sources name by arXiv number."""
 

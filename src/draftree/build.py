@@ -24,7 +24,7 @@ from draftree.drafters.model import apart_reader, model_reader
 from draftree.drafters.wrappers.ahead import wrapped_apart
 from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
 from draftree.drafters.wrappers.several import MergedDrafter, RoutedDrafter, part_draw
-from draftree.engine.parts import EngineParts, agree, require_alternating, require_picks
+from draftree.engine.parts import EngineParts, agree, require_picks
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import load_model
@@ -252,7 +252,6 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     verifier_class, verifier_config = VERIFIERS.configure(_only(VERIFIERS.parse(verify), "verifier", verify))
     drafters = _drafters(draft) if drafts(draft) else ()
     _require_extras(drafters)
-    require_alternating((method.name, method.traits) for method in drafters)
     if not drafters and plan is not None:
         raise ConfigurationError(f"planner '{plan}' was given, but there is no drafter: name one, such as ngram")
     chosen_plan = _default_plan(drafters, verifier_class) if plan is None else plan
@@ -523,7 +522,6 @@ def choose_each(
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
     each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
-    require_alternating((own.name, own.traits) for methods in each.values() for own in methods.drafters)
     if is_encoder_decoder_target(target):
         for name, methods in each.items():
             require_drafter(name, methods.traits)

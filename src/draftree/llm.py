@@ -513,8 +513,7 @@ class LLM(BeamSearching, Streams, Transcribes):
     def draft_note(self) -> str:
         """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
         own = "" if self._parts.drafter is None else self._parts.drafter.note
-        alternation = self._engine.alternation
-        return "; ".join(filter(None, (self._auto_note, own, "" if alternation is None else alternation.note)))
+        return "; ".join(filter(None, (self._auto_note, own)))
 
     def generate(
         self,

@@ -111,7 +111,6 @@ class DraftTraits:
             enters layer l, and the number of layers, or -1, is the output of the last layer before the final norm.
         learns: whether it can learn from verified texts (`DraftContext.learning`).
         ahead: number of places of a tree after which it drafts while the target verifies; 0 for none.
-        alternates: whether it drafts for one half of the batch while the target verifies the other half.
     """
 
     draws: frozenset[Draw]
@@ -131,7 +130,6 @@ class DraftTraits:
     features: tuple[int, ...] = ()
     learns: bool = False
     ahead: int = 0
-    alternates: bool = False
 
     def part(self, name: str) -> DraftPart:
         """Return the facts that a planner needs."""

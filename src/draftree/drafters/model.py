@@ -123,7 +123,6 @@ class ModelDrafter(TreeBuildingDrafter):
         `k`: maximum number of levels; `tree`: the shape, chain, 1-1-3-1-1, best-32, iid-2-2-1 or wor-2-2-1; `map`: the
         mapping between vocabularies, tokens, strings or auto, which is tokens if enough of them are common; `ahead`:
         number of places of a tree after which the model, in a process of its own, drafts while the target verifies;
-        `alternate`: whether such a model drafts for one half of the batch while the target verifies the other half;
         `bits`: int8 or int4 for weights of 8 or 4 bits; by default those of `quantization`, int8 beside a GGUF file or
         a checkpoint of 4 bits, else the model's own, which models in blocks of their files keep.
         """
@@ -133,7 +132,6 @@ class ModelDrafter(TreeBuildingDrafter):
         tree: str = "chain"
         map: str = "auto"
         ahead: int = 0
-        alternate: bool = False
         bits: str | None = None
 
         def __post_init__(self) -> None:
@@ -149,26 +147,15 @@ class ModelDrafter(TreeBuildingDrafter):
                     f"drafter 'model' has tree={self.tree} with ahead={self.ahead}: draws belong to one text, and "
                     "trees that are drafted ahead to several; use a tree of free choices such as chain or best-32"
                 )
-            if self.ahead and self.alternate:
+            if self.ahead and self.map == STRINGS:
                 raise ConfigurationError(
-                    f"drafter 'model' has ahead={self.ahead} with alternate=true: each uses the time of "
-                    "the target's passes; choose one of them"
-                )
-            if self.is_apart and self.map == STRINGS:
-                option = "alternate=true" if self.alternate else f"ahead={self.ahead}"
-                raise ConfigurationError(
-                    f"drafter 'model' has map={STRINGS} with {option}: use map={TOKENS}, or leave {option} out"
+                    f"drafter 'model' has map={STRINGS} with ahead={self.ahead}: use map={TOKENS}, or leave ahead out"
                 )
             if not self.draws:
                 raise ConfigurationError(
                     f"drafter 'model' has tree={self.tree} with map={STRINGS}: draws are of single tokens, and strings "
                     f"are tokenized again; use map={TOKENS}, or a tree of free choices such as chain or best-32"
                 )
-
-        @property
-        def is_apart(self) -> bool:
-            """Whether the model runs in a process of its own."""
-            return bool(self.ahead) or self.alternate
 
         @property
         def shape(self) -> Shape:
@@ -188,16 +175,13 @@ class ModelDrafter(TreeBuildingDrafter):
             draws=config.draws,
             reads_sources=True,
             ahead=config.ahead,
-            alternates=config.alternate,
         )
 
     def __init__(self, config: Config, context: DraftContext) -> None:
         load = context.load_model
-        if config.is_apart:
+        if config.ahead:
             if context.load_apart is None or isinstance(context.target, EncoderDecoder):
-                raise ConfigurationError(
-                    "drafter 'model' cannot draft during this target's passes: leave ahead and alternate out"
-                )
+                raise ConfigurationError("drafter 'model' cannot draft during this target's passes: leave ahead out")
             load = context.load_apart
         loaded = load(config.name) if config.bits is None else load(config.name, quantization=config.bits)
         require_same_source(loaded, context.target)

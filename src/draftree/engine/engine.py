@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
-from draftree.engine.alternating import Alternation, alternation_of
 from draftree.engine.client_drafts import PausedSequences, is_paused
 from draftree.engine.memory import SlotAllocator, slot_budget
 from draftree.engine.parts import EngineParts
@@ -104,7 +103,6 @@ class Engine:
         self._listeners = [] if on_round is None else [on_round]
         self._together = together
         self._tries_again = tries_again
-        self.alternation: Alternation | None = alternation_of(parts)
 
     @property
     def parts(self) -> EngineParts:
@@ -289,7 +287,7 @@ class Engine:
 
     def _pass(self, ready: Sequence[WritingSequence], chunks: Sequence[Chunk]) -> None:
         try:
-            record = self.alternation.run(ready, chunks) if self.alternation else run_round(self._parts, ready, chunks)
+            record = run_round(self._parts, ready, chunks)
         except (AssertionError, RankError):
             raise  # an internal error, not a request's, or the end of the model
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,25 +123,6 @@ def require_picks(target: LanguageModel, verifier: Verifier, traits: DraftTraits
         raise ConfigurationError(
             f"this drafter needs {needed}, and this target returns the accepted tokens only: use 'suffix', 'ngram' or "
             "'model:NAME'"
-        )
-
-
-def require_alternating(drafters: Iterable[tuple[str, DraftTraits]]) -> None:
-    """Refuse drafters that run models in this process beside one that drafts during the target's passes.
-
-    Args:
-        drafters: specs and traits of all drafters of an engine.
-
-    Raises:
-        ConfigurationError: one drafter alternates, and another one runs a model without it.
-    """
-    each = list(drafters)
-    alternating = next((name for name, traits in each if traits.alternates), None)
-    other = next((name for name, traits in each if traits.runs_model and not traits.alternates), None)
-    if alternating is not None and other is not None:
-        raise ConfigurationError(
-            f"drafter '{alternating}' drafts during the target's passes, but '{other}' runs a model in the target's "
-            "process: give both alternate=true, or leave it out"
         )
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from collections.abc import Sequence as Series
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -53,54 +50,76 @@ class SequenceRound:
         return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
 
 
-@dataclass(slots=True)
-class DraftedRound:
-    """Drafts of the sequences of one round.
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of a prompt that a sequence reads without writing yet."""
 
-    Attributes:
-        turns: one for each sequence.
-        plan_seconds: time for budgets.
-        draft_seconds: time for drafts that the round waited for.
-        part_seconds: the share of each merged drafter in it; empty if nothing was drafted, or by one drafter.
-    """
-
-    turns: list[SequenceRound]
-    plan_seconds: float
-    draft_seconds: float
-    part_seconds: tuple[float, ...] = ()
-
-    @property
-    def states(self) -> list[Any]:
-        """The planner's states of the sequences."""
-        return [turn.sequence.plan_state for turn in self.turns]
-
-    def wait_was(self, seconds: float) -> None:
-        """Note that a round waited for so long: the rest of planning and drafting took place beside another pass."""
-        share = min(1.0, seconds / self.draft_seconds) if self.draft_seconds > 0 else 0.0
-        self.part_seconds = tuple(share * part for part in self.part_seconds)
-        self.plan_seconds, self.draft_seconds = 0.0, seconds
+    sequence: WritingSequence
+    num_tokens: int
 
 
-def draft_round(parts: EngineParts, sequences: Sequence[WritingSequence]) -> DraftedRound:
-    """Plan and draft for sequences of one round.
+def run_round(
+    parts: EngineParts, sequences: Sequence[WritingSequence], chunks: Sequence[Chunk] = ()
+) -> RoundRecord | None:
+    """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
+
+    A sequence that fails is marked and fails alone. What a part raises is raised; the tokens that were written until
+    then are verified and stay.
 
     Args:
-        parts: planner and drafter of the round.
-        sequences: those that write; each has a slot.
+        parts: the parts of the engine.
+        sequences: those that write, each with a slot; their unread tokens are read before their root.
+        chunks: prompt tokens that other sequences read.
 
-    Raises:
-        Exception: what planner or drafter raised.
+    Returns:
+        The record of the round; None if no sequence decoded.
     """
+    if not sequences:
+        _read(parts, chunks)
+        return None
     start = parts.clock()
     turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
     states = [s.plan_state for s in sequences]
-    budgets = [_in_room(budget, s) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
+    # a round writes one token more than it drafts: the bonus needs room as well
+    budgets = [budget.in_room(s.room - 1) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
     planned = parts.clock()
-    _draft(parts, turns, budgets)
-    seconds = parts.clock() - planned
-    has_drafted = any(len(turn.drafted) for turn in turns if turn.sequence.given is None)
-    own = parts.drafter.part_seconds if parts.drafter is not None and has_drafted else ()
-    return DraftedRound(turns, planned - start, seconds, own)
+    part_seconds = _draft(parts, turns, budgets)
+    drafted = parts.clock()
+    _trim(parts, turns, states, drafted - planned)
+    trimmed = parts.clock()
+    jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
+    result = parts.target.run(Pass(jobs, capture=parts.capture))
+    scored = parts.clock()
+    with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
+        _verify(parts, turns, distributions)
+        verified = parts.clock()
+        rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
+    _score_prompts(chunks, result, first=len(turns))
+    _commit(parts, turns, chunks, result)
+    committed = parts.clock()
+    num_rows = sum(len(job.tokens) for job in jobs)
+    record = RoundRecord(
+        plan_seconds=(planned - start) + (trimmed - drafted),
+        draft_seconds=drafted - planned,
+        score_seconds=scored - trimmed,
+        verify_seconds=verified - scored,
+        commit_seconds=committed - verified,
+        total_seconds=committed - start,
+        num_rows=num_rows,
+        sequences=rows,
+        part_seconds=part_seconds,
+        num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
+    )
+    parts.planner.observe(states, record)
+    for sequence, row in zip(sequences, rows, strict=True):
+        count_round(sequence.counts, record, row)
+        if sequence.rounds is not None:
+            sequence.rounds.append(without_distributions(row))
+        if sequence.is_finished:
+            sequence.counts.explain = parts.planner.explain_of(sequence.plan_state)
+    for chunk in chunks:
+        chunk.sequence.counts.prefill_seconds += record.total_seconds
+    return record
 
 
 def slot_of(sequence: WritingSequence) -> Slot:
@@ -109,23 +128,20 @@ def slot_of(sequence: WritingSequence) -> Slot:
     return sequence.slot
 
 
-def _in_room(budget: Budget, sequence: WritingSequence) -> Budget:
-    # a round writes one token more than it drafts: the bonus needs room as well
-    return budget.in_room(sequence.room - 1)
-
-
-def _draft(parts: EngineParts, turns: Sequence[SequenceRound], budgets: Sequence[Budget]) -> None:
+def _draft(parts: EngineParts, turns: Sequence[SequenceRound], budgets: Sequence[Budget]) -> tuple[float, ...]:
+    """Draft the trees; returns the share of each merged drafter in the time, empty without several."""
     for turn in turns:
         if turn.sequence.given is not None:
             turn.drafted = turn.tree = turn.sequence.given.take()
     asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
     if parts.drafter is None or not asked:
-        return
+        return ()
     drafted = parts.drafter.draft([turn.sequence.draft_state for turn, _ in asked], [budget for _, budget in asked])
     for (turn, _), tree in zip(asked, drafted, strict=True):
         if not parts.target.supports_trees and not is_chain(tree.parents):
             raise AssertionError("a target that scores chains only was given a tree")
         turn.drafted = turn.tree = tree
+    return parts.drafter.part_seconds if any(map(len, drafted)) else ()
 
 
 def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
@@ -133,6 +149,17 @@ def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
     if sequence.given is not None:
         return False
     return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
+
+
+def _read(parts: EngineParts, chunks: Sequence[Chunk]) -> None:
+    """A pass of prompt chunks only."""
+    start = parts.clock()
+    result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks], capture=parts.capture))
+    _score_prompts(chunks, result, first=0)
+    _commit(parts, (), chunks, result)
+    seconds = parts.clock() - start
+    for chunk in chunks:
+        chunk.sequence.counts.prefill_seconds += seconds
 
 
 FORBIDDING = ("allowed_token_ids", "bad_words", "no_repeat_ngram_size", "min_tokens", "json_schema", "regex", "grammar")
@@ -355,118 +382,6 @@ def _count_draft(counts: SequenceCounts, row: SequenceRecord) -> None:
         counts.accepted_by_source.update(tree.sources[node])
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The next tokens of a prompt that a sequence reads without writing yet."""
-
-    sequence: WritingSequence
-    num_tokens: int
-
-
-def run_round(parts: EngineParts, sequences: Series[WritingSequence], chunks: Series[Chunk] = ()) -> RoundRecord | None:
-    """Write at least one token of every sequence, and read chunks of other prompts in the same pass.
-
-    A sequence that fails is marked and fails alone.
-
-    Args:
-        parts: what the round works with.
-        sequences: those that write; what they have not read yet is read before their root.
-        chunks: what others read.
-
-    Returns:
-        The record of the round; None if no sequence decoded.
-
-    Raises:
-        Exception: what a part raised. What was written until then is verified and stays.
-    """
-    if not sequences:
-        _read(parts, chunks)
-        return None
-    return finish_round(parts, draft_round(parts, sequences), chunks)
-
-
-def finish_round(
-    parts: EngineParts,
-    drafted: DraftedRound,
-    chunks: Series[Chunk] = (),
-    *,
-    beside: AbstractContextManager[object] | None = None,
-) -> RoundRecord:
-    """Score, verify, commit and learn.
-
-    Args:
-        parts: as for `run_round`.
-        drafted: drafts of the sequences that write.
-        chunks: as for `run_round`.
-        beside: work beside the pass: entered before it, and left after it. Its time is in no record.
-
-    Returns:
-        The record of the round.
-
-    Raises:
-        Exception: as `run_round`.
-    """
-    turns, states = drafted.turns, drafted.states
-    times = [parts.clock()]
-    _trim(parts, turns, states, drafted.draft_seconds)
-    times.append(parts.clock())
-    jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
-    with beside or nullcontext():
-        start = parts.clock()
-        result = parts.target.run(Pass(jobs, capture=parts.capture))
-        score_seconds = parts.clock() - start
-    times.append(parts.clock())
-    with Distributions(result.first(len(turns)), [_rows(turn) for turn in turns]) as distributions:
-        _verify(parts, turns, distributions)
-        times.append(parts.clock())
-        rows = tuple([_write(turn, distributions, index) for index, turn in enumerate(turns)])
-    _score_prompts(chunks, result, first=len(turns))
-    _commit(parts, turns, chunks, result)
-    times.append(parts.clock())
-    trim, _, verify, commit = (after - before for before, after in pairwise(times))
-    seconds = (drafted.plan_seconds + trim, drafted.draft_seconds, score_seconds, verify, commit)
-    record = _record(drafted, seconds, rows, num_rows=sum(len(job.tokens) for job in jobs))
-    parts.planner.observe(states, record)
-    for sequence, row in zip((turn.sequence for turn in turns), rows, strict=True):
-        count_round(sequence.counts, record, row)
-        if sequence.rounds is not None:
-            sequence.rounds.append(without_distributions(row))
-        if sequence.is_finished:
-            sequence.counts.explain = parts.planner.explain_of(sequence.plan_state)
-    for chunk in chunks:
-        chunk.sequence.counts.prefill_seconds += record.total_seconds
-    return record
-
-
-def _record(
-    drafted: DraftedRound, seconds: Series[float], rows: tuple[SequenceRecord, ...], *, num_rows: int
-) -> RoundRecord:
-    plan, draft, score, verify, commit = seconds
-    return RoundRecord(
-        plan_seconds=plan,
-        draft_seconds=draft,
-        score_seconds=score,
-        verify_seconds=verify,
-        commit_seconds=commit,
-        total_seconds=sum(seconds),
-        num_rows=num_rows,
-        sequences=rows,
-        part_seconds=drafted.part_seconds,
-        num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in drafted.turns),
-    )
-
-
-def _read(parts: EngineParts, chunks: Series[Chunk]) -> None:
-    """A pass of prompt chunks only."""
-    start = parts.clock()
-    result = parts.target.run(Pass([_chunk_job(chunk) for chunk in chunks], capture=parts.capture))
-    _score_prompts(chunks, result, first=0)
-    _commit(parts, (), chunks, result)
-    seconds = parts.clock() - start
-    for chunk in chunks:
-        chunk.sequence.counts.prefill_seconds += seconds
-
-
 def _chunk_job(chunk: Chunk) -> Extend:
     slot = slot_of(chunk.sequence)
     sequence = chunk.sequence
@@ -476,7 +391,7 @@ def _chunk_job(chunk: Chunk) -> Extend:
     return Extend(slot, tokens, range(-1, len(tokens) - 1), logits_at=range(first, len(tokens)))
 
 
-def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> None:
+def _score_prompts(chunks: Sequence[Chunk], result: PassResult, *, first: int) -> None:
     """Note log-probabilities of prompt tokens where they are wanted; the chunks' jobs begin at `first`."""
     for job, chunk in enumerate(chunks, first):
         logits = result.of(job)
@@ -491,7 +406,7 @@ def _score_prompts(chunks: Series[Chunk], result: PassResult, *, first: int) -> 
             chunk.sequence.fail(error)
 
 
-def _trim(parts: EngineParts, turns: Series[SequenceRound], states: Series[Any], draft_seconds: float) -> None:
+def _trim(parts: EngineParts, turns: Sequence[SequenceRound], states: Sequence[Any], draft_seconds: float) -> None:
     """Keep what the planner keeps of each tree; of draws from a distribution everything: one that was looked at must
     count.
     """
@@ -516,7 +431,7 @@ def _rows(turn: SequenceRound) -> DistributionRows:
     return DistributionRows(turn.sequence.history, turn.sequence.controls, turn.tree.token_paths())
 
 
-def _verify(parts: EngineParts, turns: Series[SequenceRound], distributions: Distributions) -> None:
+def _verify(parts: EngineParts, turns: Sequence[SequenceRound], distributions: Distributions) -> None:
     chances = [NoiseSource(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
@@ -576,7 +491,7 @@ def _write_tokens(
         sequence.logprobs.extend(token_logprobs(distributions.of(index).raw[rows], tokens[:written], top=top))
 
 
-def _commit(parts: EngineParts, turns: Series[SequenceRound], chunks: Series[Chunk], result: PassResult) -> None:
+def _commit(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk], result: PassResult) -> None:
     gains = [
         PassOutcome(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
         for job, turn in enumerate(turns)
@@ -592,7 +507,7 @@ def _commit(parts: EngineParts, turns: Series[SequenceRound], chunks: Series[Chu
         observe(parts, gains, result)
 
 
-def _committed(turn: SequenceRound) -> Series[int]:
+def _committed(turn: SequenceRound) -> Sequence[int]:
     """The pending tokens and the accepted path, as nodes of the pass."""
     assert turn.verdict is not None, "failed sequences commit nothing"
     num_pending = len(turn.pending)

@@ -428,9 +428,7 @@ def wrapped_apart(drafter: Drafter[Any], traits: DraftTraits, target: LanguageMo
         target: as for `ahead_of`.
         clock: as for `ahead_of`.
     """
-    if traits.ahead:
-        return ahead_of(drafter, traits, target, clock)
-    return AheadDrafter(drafter, stops=0, branches=False, is_on=False) if traits.alternates else drafter
+    return ahead_of(drafter, traits, target, clock) if traits.ahead else drafter
 
 
 def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> AheadDrafter:

@@ -101,7 +101,6 @@ def combined_traits(
         wants_picks=any(own.wants_picks for own in traits),
         features=tuple(dict.fromkeys(layer for own in traits for layer in own.features)),
         learns=any(own.learns for own in traits),
-        alternates=any(own.alternates for own in traits),
     )
 
 

@@ -161,7 +161,7 @@ def why_not_replayed(candidate: Candidate, loaded: LoadedModel) -> str | None:
     traits = choose_methods(candidate.draft, VERIFY, candidate.plan).traits
     if traits.wants_picks:
         return "it learns from target tokens off the accepted path"
-    if traits.ahead or traits.alternates:
+    if traits.ahead:
         return "it drafts while the target verifies"
     return None
 
