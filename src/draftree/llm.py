@@ -424,7 +424,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         build = partial(build_each, methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts)
         self._parts = alone(lambda: build(clock=clock, learning=self.learned))
         self._engine = Engine(self._parts, limits, on_round=on_round)
-        ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.why_torch
+        ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.fallback_reason
         defaults = NEUTRAL
         if generation_config == "auto":
             defaults = loaded.sampling if loaded.folder is None else sampling_in(loaded.folder)
@@ -436,14 +436,14 @@ class LLM(BeamSearching, Streams, Transcribes):
             slot_room=self._engine.slot_room,
             defaults=defaults,
             kernels=on,
-            kernels_reason=why,
+            fallback_reason=why,
         )
         self._requests.auto_draft = auto.draft if auto else None
         self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
         self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
-        self.kernels, self.kernels_reason = on, why
+        self.kernels, self.fallback_reason = on, why
         if loaded.kernels_note is not None and loaded is not model:
             logger.warning("'%s': %s", loaded.name, loaded.kernels_note)
         if self.sampling_note and loaded is not model:

@@ -40,7 +40,7 @@ class CompletionStats:
         accepted_by_source: accepted tokens likewise.
         explain: the reason of the planner's last decision, for adaptive planners.
         kernels: kernels of the target's passes; empty for a text of the drop-in.
-        kernels_reason: why torch was used although native kernels were possible; else None.
+        fallback_reason: why torch was used although native kernels were possible; else None.
         promise: relation of the text to plain decoding, by the verifier and the request's temperature.
         unenforced: what `json_schema` says that its grammar cannot enforce, each with its place.
         violations: the keywords of `json_schema` that the finished text breaks; empty if the grammar enforces all.
@@ -63,7 +63,7 @@ class CompletionStats:
     accepted_by_source: dict[str, int]
     explain: str
     kernels: str = ""
-    kernels_reason: str | None = None
+    fallback_reason: str | None = None
     promise: Guarantee = Guarantee.SAME_TEXT
     unenforced: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ def stats_of(sequence: WritingSequence) -> CompletionStats:
         accepted_by_source=dict(counts.accepted_by_source),
         explain=counts.explain,
         kernels=sequence.kernels,
-        kernels_reason=sequence.kernels_reason,
+        fallback_reason=sequence.fallback_reason,
         promise=sequence.promise,
         unenforced=unenforced,
         violations=_violations(sequence) if unenforced else (),

@@ -98,7 +98,7 @@ def test_a_model_with_other_native_logits_is_reloaded_for_torch(folder: Path, mo
         monkeypatch.setattr(f"draftree.models.native.{name}.norm_facts", lambda norm: wrong)
     loaded = load_model(folder, dtype="float32")
     assert loaded.kernels == "torch"
-    assert "differ" in str(loaded.why_torch)
+    assert "differ" in str(loaded.fallback_reason)
     assert torch.allclose(alone(loaded.model, text(6)), alone(wanted, text(6)), atol=1e-4)
     with pytest.raises(ConfigurationError, match="differ"):
         load_model(folder, dtype="float32", kernels="native")
@@ -112,7 +112,7 @@ def test_without_a_compiler_passes_run_through_torch(
     monkeypatch.setattr(decoder, "library", lambda: Library(built_library()))
     loaded = load_model(folder)
     assert loaded.kernels == "torch"
-    assert "no-such-compiler" in str(loaded.why_torch)
+    assert "no-such-compiler" in str(loaded.fallback_reason)
     with pytest.raises(ConfigurationError, match=r"exact was requested.*no-such-compiler"):
         LLM(folder, "none", exact=True)
     with pytest.raises(ConfigurationError, match="no-such-compiler"):

@@ -160,7 +160,7 @@ def test_a_folder_is_loaded_with_passes_in_c(name: str, tmp_path: Path) -> None:
     folder = folder_of(name, tmp_path)
     ours, torch_ = (load_model(folder, dtype="float32", kernels=kernels) for kernels in ("auto", "torch"))
     assert ours.kernels.startswith("native")
-    assert ours.why_torch is None
+    assert ours.fallback_reason is None
     assert ours.eos_ids == torch_.eos_ids
     assert ours.model.rules == torch_.model.rules  # type: ignore[attr-defined]
     source, tokens = source_of(name, 30), tokens_of(20, 4)
@@ -210,7 +210,7 @@ def test_sizes_without_blocks_run_through_torch(tmp_path: Path) -> None:
     sample("bart").save_pretrained(tmp_path)
     loaded = load_model(tmp_path, dtype="float32")
     assert loaded.kernels == "torch"
-    assert "no multiple of 16" in str(loaded.why_torch)
+    assert "no multiple of 16" in str(loaded.fallback_reason)
     with pytest.raises(ConfigurationError, match="cannot run on native kernels"):
         load_model(tmp_path, dtype="float32", kernels="native")
 

@@ -102,7 +102,7 @@ def test_passes_in_c_are_no_slower_than_through_torch(loaded: LoadedModel, by_to
     Measured: 0.3 with AMX.
     """
     bound = 0.8 if "AMX" in kind_of_processor() else 1.0 if "AVX" in kind_of_processor() else 2.0
-    assert loaded.kernels.startswith("native"), loaded.why_torch
+    assert loaded.kernels.startswith("native"), loaded.fallback_reason
     works = [passes(model, 1) for model in (loaded.model, by_torch.model)]
 
     def ratio() -> float:

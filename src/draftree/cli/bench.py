@@ -152,8 +152,8 @@ def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[st
 
 def note_kernels(header: Mapping[str, Any]) -> None:
     """Report on standard error why the native kernels are not used on a CPU."""
-    if header.get("kernels_reason") is not None and header.get("device") == "cpu":
-        note(f"kernels: {header['kernels']} ({header['kernels_reason']})")
+    if header.get("fallback_reason") is not None and header.get("device") == "cpu":
+        note(f"kernels: {header['kernels']} ({header['fallback_reason']})")
 
 
 def show_results(results: Results) -> None:
@@ -383,7 +383,7 @@ def perplexity(
 
 def noted(record: PerplexityRecord, device: str) -> PerplexityRecord:
     """Report why the passes of a record do not use native kernels, and return the record."""
-    note_kernels({"kernels": record.kernels, "kernels_reason": record.kernels_reason, "device": device})
+    note_kernels({"kernels": record.kernels, "fallback_reason": record.fallback_reason, "device": device})
     return record
 
 

@@ -206,7 +206,7 @@ def model_lines(model: ModelReport) -> Lines:
     if model.blocks:
         yield "blocks", block_line(model.blocks)
     yield "tokens", f"vocabulary {model.vocab_size:,}, context {model.max_length:,}"
-    yield "kernels", model.kernels if model.why_torch is None else f"{model.kernels}: {model.why_torch}"
+    yield "kernels", model.kernels if model.fallback_reason is None else f"{model.kernels}: {model.fallback_reason}"
     yield "trees", "scored in one pass" if model.supports_trees else "not scored correctly: chains only"
     yield "exact", "bit-identical alone and in every tree and batch" if model.is_exact else "up to rounding"
     if model.tolerance is not None and model.chain_error is not None:

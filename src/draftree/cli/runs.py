@@ -378,7 +378,7 @@ def report(run: Run, model: LanguageModel) -> dict[str, Any]:
         "device": str(model.device),
         "dtype": str(model.dtype).removeprefix("torch."),
         "kernels": run.completions[0].stats.kernels,
-        "kernels_reason": run.completions[0].stats.kernels_reason,
+        "fallback_reason": run.completions[0].stats.fallback_reason,
         "lossless": run.completions[0].lossless,
         "promise": str(run.completions[0].stats.promise),
         "prompt_tokens": run.completions[0].stats.prompt_tokens,

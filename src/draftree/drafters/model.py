@@ -82,7 +82,7 @@ def model_reader(
                 raise
             logger.info("drafter '%s' keeps its own weights: %s", name, reason)
             loaded = load(name, None)
-        if loaded.kernels_note is not None and loaded.why_torch != target.why_torch:
+        if loaded.kernels_note is not None and loaded.fallback_reason != target.fallback_reason:
             logger.warning("drafter '%s': %s", loaded.name, loaded.kernels_note)
         folder = loaded.folder
         own = None if folder is None else load_tokenizer(folder, trust_remote_code=trust_remote_code)

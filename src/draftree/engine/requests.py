@@ -36,7 +36,7 @@ class SequenceFactory:
         slot_room: tokens for which one slot has memory, those of a source included; None for no limit.
         defaults: the model's sampling, for parameters that a request does not give.
         kernels: kernels of the target's passes, for statistics.
-        kernels_reason: why torch is used although native kernels were possible.
+        fallback_reason: why torch is used although native kernels were possible.
 
     Attributes:
         auto_draft: the drafter that `auto` stands for; None if `auto` was not among the drafters.
@@ -52,13 +52,13 @@ class SequenceFactory:
         slot_room: int | None,
         defaults: Sampling = NEUTRAL,
         kernels: str = "",
-        kernels_reason: str | None = None,
+        fallback_reason: str | None = None,
     ) -> None:
         self._parts = parts
         self._tokenizer = tokenizer
         self._eos_ids = tuple(eos_ids)
         self._context, self._defaults = parts.target.max_length, defaults
-        self._kernels, self._kernels_reason = kernels, kernels_reason
+        self._kernels, self._fallback_reason = kernels, fallback_reason
         self.auto_draft: str | None = None
         self.records_picks = False
         self._slot_room = slot_room
@@ -136,7 +136,7 @@ class SequenceFactory:
         for sequence in made:
             asked = SlotRequest(sequence.history, sequence.controls, limit, is_plain)
             sequence.opens = self._parts.target.opener(asked)
-            sequence.kernels, sequence.kernels_reason = self._kernels, self._kernels_reason
+            sequence.kernels, sequence.fallback_reason = self._kernels, self._fallback_reason
             sequence.rounds = [] if trace else None
             sequence.records_picks = self.records_picks
         return made

@@ -272,7 +272,7 @@ class WritingSequence:
         self.plan_state: Any = None
         self.counts = SequenceCounts()
         self.kernels = ""
-        self.kernels_reason: str | None = None
+        self.fallback_reason: str | None = None
         self.violations: tuple[str, ...] | None = None
         """Kernels of the target's passes, for statistics."""
         self.finish_reason: FinishReason | None = None

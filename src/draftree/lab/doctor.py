@@ -106,7 +106,7 @@ class ModelReport:
     dtype: str
     device: str
     kernels: str
-    why_torch: str | None
+    fallback_reason: str | None
     quantization: str | None
     supports_trees: bool
     is_exact: bool
@@ -210,10 +210,10 @@ def _on_exactness(model: ModelReport) -> str:
 def _on_kernels(machine: MachineReport, model: ModelReport) -> str:
     if model.kernels != "torch":
         return f"Passes run in C with {machine.instructions}"
-    if model.why_torch is None:
+    if model.fallback_reason is None:
         return "Passes run through torch, as requested"
     advice = "; with a C compiler passes take a third of the time" if machine.compiler is None else ""
-    return f"Passes run through torch, because {model.why_torch}{advice}"
+    return f"Passes run through torch, because {model.fallback_reason}{advice}"
 
 
 def _on_speed(
@@ -376,7 +376,7 @@ def _model_report(loaded: LoadedModel) -> ModelReport:
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         kernels=loaded.kernels,
-        why_torch=loaded.why_torch,
+        fallback_reason=loaded.fallback_reason,
         quantization=loaded.quantization,
         supports_trees=model.supports_trees,
         is_exact=model.is_exact,

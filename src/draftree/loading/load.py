@@ -118,7 +118,7 @@ def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
     model = loaded.model
     if not isinstance(model, NativeModel):
         where = "on another machine" if loaded.kernels == "remote" else "through torch"
-        why = loaded.why_torch or f"they run {where}"
+        why = loaded.fallback_reason or f"they run {where}"
         raise NativeUnavailableError(
             f"kv_dtype is '{kv_dtype}', which needs passes in C, and '{loaded.name}' has none here: {why}"
         )
@@ -232,7 +232,7 @@ def load_model(
                 )  # its weights were released
     shapes = Shapes() if kernels == "graphs" else None
     wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
-    return replace(wrapped, why_torch=wrapped.why_torch if why is None else why, runs_code=runs_code)
+    return replace(wrapped, fallback_reason=wrapped.fallback_reason if why is None else why, runs_code=runs_code)
 
 
 def _load_encoder_decoder(
@@ -263,7 +263,7 @@ def _load_encoder_decoder(
             logger.info("%s: passes run through torch: %s", name, why)
             if isinstance(reason, NativeMismatchError):
                 model = read()  # its weights were released
-    return replace(wrap_model(model, folder=folder, name=name, packed=packed), why_torch=why)
+    return replace(wrap_model(model, folder=folder, name=name, packed=packed), fallback_reason=why)
 
 
 def _load_offloaded(
@@ -286,7 +286,7 @@ def _load_offloaded(
         )
     placement = torch_placement(where, options.memory, offload_folder())
     model = read_model(folder, kind, where, trust_remote_code=trusts, placement=placement)
-    return replace(wrap_model(model, folder=folder, name=name), why_torch=why or NO_STREAMING)
+    return replace(wrap_model(model, folder=folder, name=name), fallback_reason=why or NO_STREAMING)
 
 
 def load_target(
@@ -338,7 +338,7 @@ def load_target(
     if isinstance(model, LoadedModel):
         return model
     if isinstance(model, LanguageModel):
-        return LoadedModel(model, None, (), type(model).__name__, why_torch="it implements its own passes")
+        return LoadedModel(model, None, (), type(model).__name__, fallback_reason="it implements its own passes")
     if not hasattr(model, "config") or not callable(model):
         raise ConfigurationError(
             f"model is a {type(model).__name__}: give a name, a path, a transformers model or a LanguageModel"
@@ -348,4 +348,4 @@ def load_target(
     if kernels == "graphs":
         return replace(wrap_model(model, shapes=Shapes()), sampling=sampling)
     why = None if kernels == "torch" else "it was loaded before, and its weights stay unchanged"
-    return replace(wrap_model(model), why_torch=why, sampling=sampling)
+    return replace(wrap_model(model), fallback_reason=why, sampling=sampling)

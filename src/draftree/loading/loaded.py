@@ -45,7 +45,7 @@ class LoadedModel:
         kernels: kernels of its passes: "native" with the instructions in brackets, "torch", or "graphs" with the
             reason against capturing them in brackets, if there is one.
         quantization: of its weights; None for no quantization.
-        why_torch: why the native kernels are not used; None if they are, or were not requested.
+        fallback_reason: why the native kernels are not used; None if they are, or were not requested.
         runs_code: whether its files name Python code of their own that may run.
         sampling: defaults of sampling parameters, if it was not loaded from files.
         tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
@@ -57,7 +57,7 @@ class LoadedModel:
     name: str
     kernels: str = "torch"
     quantization: str | None = None
-    why_torch: str | None = None
+    fallback_reason: str | None = None
     runs_code: bool = False
     sampling: Sampling = NEUTRAL
     tokenizer_sha: str | None = None
@@ -72,9 +72,9 @@ class LoadedModel:
     @property
     def kernels_note(self) -> str | None:
         """One line if the options allowed native kernels on a CPU but torch is used; else None."""
-        if self.why_torch is None or self.folder is None or self.model.device.type != "cpu":
+        if self.fallback_reason is None or self.folder is None or self.model.device.type != "cpu":
             return None
-        return f"kernels: {self.kernels} ({self.why_torch})"
+        return f"kernels: {self.kernels} ({self.fallback_reason})"
 
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ def kernels_of_drafter(target: LoadedModel) -> str:
     """
     if target.kernels.startswith("graphs"):
         return "graphs"
-    return "torch" if target.kernels == "torch" and target.why_torch is None else "auto"
+    return "torch" if target.kernels == "torch" and target.fallback_reason is None else "auto"
 
 
 def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
@@ -198,7 +198,7 @@ def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
     """
     if loaded.model.is_exact or not asked:
         return
-    reason = loaded.why_torch or "its passes run through torch"
+    reason = loaded.fallback_reason or "its passes run through torch"
     raise ConfigurationError(
         f"exact was requested, but a pass of '{loaded.name}' over several rows may round differently from one over one "
         f"row: {reason}; leave exact out, or use a model, a device and a dtype that native kernels support"

@@ -29,7 +29,7 @@ HEAD_KEYS = {
     "device",
     "dtype",
     "kernels",
-    "kernels_reason",
+    "fallback_reason",
     "lossless",
     "promise",
     "prompt_tokens",

@@ -43,7 +43,7 @@ MODEL = ModelReport(
     dtype="bfloat16",
     device="cpu",
     kernels="native (X)",
-    why_torch=None,
+    fallback_reason=None,
     quantization=None,
     supports_trees=True,
     is_exact=True,
@@ -209,7 +209,8 @@ def test_expectations_follow_from_the_reports() -> None:
     assert "near-ties" in said(model={"is_exact": False})
     assert "a different model" in said(model={"quantization": "int8"})
     assert "with a C compiler passes take" in said(
-        machine=dataclasses.replace(MACHINE, compiler=None), model={"kernels": "torch", "why_torch": "no compiler"}
+        machine=dataclasses.replace(MACHINE, compiler=None),
+        model={"kernels": "torch", "fallback_reason": "no compiler"},
     )
     assert "No slot of this length" in said(memory=SlotEstimate(1, 1, 0, 1, 0))
     passes = tuple(PassReport(rows, seconds, 0.5) for rows, seconds in ((1, 1.0), (2, 1.0), (8, 1.2), (16, 2.0)))

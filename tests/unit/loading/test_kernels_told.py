@@ -43,15 +43,15 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_generate_reports_why_torch_is_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_reports_the_fallback_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", str(folder), "ab", *GREEDY]) == 0
     assert capsys.readouterr().err.startswith(LINE)
     assert run(["generate", str(folder), "ab", *GREEDY, "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert err == LINE
-    assert (found["kernels"], found["kernels_reason"]) == ("torch", WHY)
-    assert (found["stats"]["kernels"], found["stats"]["kernels_reason"]) == ("torch", WHY)
+    assert (found["kernels"], found["fallback_reason"]) == ("torch", WHY)
+    assert (found["stats"]["kernels"], found["stats"]["fallback_reason"]) == ("torch", WHY)
 
 
 @pytest.mark.usefixtures("no_compiler")
@@ -59,7 +59,7 @@ def test_nothing_is_reported_if_torch_was_requested(folder: Path, capsys: pytest
     assert run(["generate", str(folder), "ab", *GREEDY, "--kernels", "torch", "--json"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert (json.loads(out)["kernels"], json.loads(out)["kernels_reason"]) == ("torch", None)
+    assert (json.loads(out)["kernels"], json.loads(out)["fallback_reason"]) == ("torch", None)
 
 
 def test_nothing_is_reported_if_native_kernels_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,7 +67,7 @@ def test_nothing_is_reported_if_native_kernels_run(folder: Path, capsys: pytest.
     out, err = capsys.readouterr()
     assert err == ""
     assert json.loads(out)["kernels"].startswith("native (")
-    assert json.loads(out)["kernels_reason"] is None
+    assert json.loads(out)["fallback_reason"] is None
 
 
 COMMANDS = {
@@ -93,14 +93,14 @@ def test_other_commands_report_and_record_the_kernels(
     if "results.jsonl" in COMMANDS[command]:
         records = [json.loads(line) for line in Path("results.jsonl").read_text().splitlines()]
         (record,) = [one for one in records if "kernels" in one]
-        assert (record["kernels"], record["kernels_reason"]) == ("torch", WHY)
+        assert (record["kernels"], record["fallback_reason"]) == ("torch", WHY)
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     params = SamplingParams(max_tokens=4, temperature=0)
     llm = LLM(folder, "none")
-    assert (llm.kernels, llm.kernels_reason) == ("torch", WHY)
+    assert (llm.kernels, llm.fallback_reason) == ("torch", WHY)
     assert [entry.levelno for entry in caplog.records if WHY in entry.getMessage()] == [logging.WARNING]
     done = [*llm.generate(["ab", "cd"], params)]
     stream = llm.stream_updates("ab", params)
@@ -116,13 +116,13 @@ def test_llm_and_its_completions_report_the_kernels(folder: Path, caplog: pytest
             done.extend(await other.generate("ab", params))
 
     asyncio.run(ask())
-    assert {(one.stats.kernels, one.stats.kernels_reason) for one in done} == {("torch", WHY)}
+    assert {(one.stats.kernels, one.stats.fallback_reason) for one in done} == {("torch", WHY)}
 
 
 def test_an_unsupported_family_reports_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(drafter_folder("cohere", tmp_path, distance=0.0, use_qk_norm=True, **SIZES), "none")
     assert llm.kernels == "torch"
-    assert "norms of heads" in str(llm.kernels_reason)
+    assert "norms of heads" in str(llm.fallback_reason)
     assert "kernels: torch (" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_a_drafter_of_an_unsupported_family_reports_its_reason(
     target = drafter_folder("llama", tmp_path / "target", distance=0.0, **SIZES)
     other = drafter_folder("cohere", tmp_path / "drafter", use_qk_norm=True, **SIZES)
     llm = LLM(target, f"model:{other}")
-    assert llm.kernels_reason is None
+    assert llm.fallback_reason is None
     (entry,) = [entry.getMessage() for entry in caplog.records if "kernels: torch" in entry.getMessage()]
     assert entry.startswith("drafter '")
     assert "norms of heads" in entry
@@ -140,7 +140,7 @@ def test_a_drafter_of_an_unsupported_family_reports_its_reason(
 
 def test_a_loaded_model_has_a_reason_and_no_line(caplog: pytest.LogCaptureFixture) -> None:
     llm = LLM(fresh("llama", **SIZES), "none")
-    assert (llm.kernels, llm.kernels_reason) == ("torch", "it was loaded before, and its weights stay unchanged")
+    assert (llm.kernels, llm.fallback_reason) == ("torch", "it was loaded before, and its weights stay unchanged")
     assert "kernels" not in caplog.text
 
 

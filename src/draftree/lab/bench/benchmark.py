@@ -421,7 +421,7 @@ def _header(
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "device": target.model.device.type,
         "kernels": target.kernels,
-        "kernels_reason": target.why_torch,
+        "fallback_reason": target.fallback_reason,
         "quantization": target.quantization,
         "exact": target.model.is_exact,
         "threads": torch.get_num_threads(),

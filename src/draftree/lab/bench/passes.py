@@ -271,7 +271,7 @@ def header_of(settings: PassSettings, loaded: LoadedModel) -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": model.device.type,
         "kernels": loaded.kernels,
-        "kernels_reason": loaded.why_torch,
+        "fallback_reason": loaded.fallback_reason,
         "quantization": loaded.quantization,
         "threads": torch.get_num_threads(),
         "repeats": settings.repeats,

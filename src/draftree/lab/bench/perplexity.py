@@ -155,7 +155,7 @@ def _record(kind: str, loaded: LoadedModel, found: Reading, base: Reading) -> Pe
         ratio=math.exp(float(differences.mean())),
         ratio_error=math.exp(float(differences.mean())) * error,
         num_other_tokens=int((found.likeliest != base.likeliest).sum()),
-        kernels_reason=loaded.why_torch,
+        fallback_reason=loaded.fallback_reason,
     )
 
 

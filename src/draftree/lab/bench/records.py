@@ -124,7 +124,7 @@ class PerplexityRecord:
     """Perplexity of one kind of weights on a text.
 
     Attributes:
-        kernels_reason: why torch was used although native kernels were possible; else None.
+        fallback_reason: why torch was used although native kernels were possible; else None.
         ratio: perplexity divided by that of the first kind of weights.
         ratio_error: standard error of the ratio, from the differences token by token.
         num_other_tokens: places at which the most likely token differs from that of the first kind.
@@ -137,7 +137,7 @@ class PerplexityRecord:
     ratio: float
     ratio_error: float
     num_other_tokens: int
-    kernels_reason: str | None = None
+    fallback_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
