@@ -3,7 +3,7 @@
     python benchmarks/quantization_parts.py MODEL_FOLDER TEXT_FILE --limit 2048 --output FILE
 
 The float32 model of transformers, with weights rounded to 8 bits with a scale for each output, and inputs to 16 bits
-with a scale for each row, as the passes in C do it, or to 8; compared with itself unrounded, over windows of 1024
+with a scale for each row, as the native kernels do it, or to 8; compared with itself unrounded, over windows of 1024
 tokens that overlap by half.
 """
 

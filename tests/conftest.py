@@ -45,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         TIER, choices=[*TIERS, "rest", "all"], default="all", help="tests of a tier; rest: those that `test` leaves"
     )
     parser.addoption(RECORD, action="store_true", help=f"write the seconds of each function to {TABLE.name}")
-    parser.addoption(THREADS, type=int, metavar="N", default=1, help="threads of torch and of passes in C (default 1)")
+    parser.addoption(
+        THREADS, type=int, metavar="N", default=1, help="threads of torch and of native kernels (default 1)"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

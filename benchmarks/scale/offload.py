@@ -90,7 +90,7 @@ def build(given: argparse.Namespace, name: str, longest: int, sizes: dict[str, i
         budget -= sizes[draft]
     loaded = load_model(given.model, dtype=given.dtype, offload=budget)
     model = loaded.model
-    assert isinstance(model, StreamedModel), "passes in C read the weights"
+    assert isinstance(model, StreamedModel), "native kernels read the weights"
     start = time.perf_counter()
     timed = TimedLLM(loaded, drafter, plan=plan or None)
     weights, cache = drafter_bytes(timed.llm, longest)

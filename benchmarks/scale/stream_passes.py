@@ -88,7 +88,7 @@ def seconds_of_reading(path: Path, extents: list[Extent], readers: int) -> float
 
 def loaded(name: str, dtype: str, offload: str) -> StreamedModel:
     model = load_model(name, dtype=dtype, offload=offload).model
-    assert isinstance(model, StreamedModel), "passes in C read weights from a file"
+    assert isinstance(model, StreamedModel), "native kernels read weights from a file"
     return model
 
 

@@ -335,7 +335,7 @@ class LLM(BeamSearching, Streams, Transcribes):
             depends on the draft.
         dtype: "auto" (bfloat16 if the device computes in it, else float32), or the name of a torch dtype.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
+        kernels: "native" for native kernels, "torch" for PyTorch, "auto" for native if available;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU (never timed).
         quantization: "int8" or "int4" for weights of 8 or 4 bits, which make a different, faster model; None for none.
         tp: processes that share each layer; the script is started by torchrun, and only rank 0 returns from this
@@ -357,7 +357,7 @@ class LLM(BeamSearching, Streams, Transcribes):
         learn: whose verified texts drafters learn from, "server" or "key", options after commas; None for none.
         offload: memory for the target's weights, such as "8GB"; layers that do not fit are read from a file in every
             pass. None keeps all weights in memory.
-        kv_dtype: "int8" for keys and values of 8 bits in passes in C: half the memory of bfloat16, and other texts;
+        kv_dtype: "int8" for 8-bit keys and values with native kernels: half the memory of bfloat16, and other texts;
             None for the model's dtype.
         threads: CPU threads of the process; None for fewer than torch's own number where the machine has fewer fast
             cores in a memory node, or a quota (see `core.affinity.apply_threads`).

@@ -159,7 +159,7 @@ TUTORIAL = DOCS / "tutorial.md"
 NOT_RUN = ("python", "pip", ". ", "draftree models get", "draftree serve")
 """Installation, the download, which other tests do, and a command that does not end."""
 SHOWN = {
-    "doctor": ["passes in C", "keys, values"],
+    "doctor": ["native kernels", "keys, values"],
     "--compare": ["plain: ", "acceptance length ", "speed-up "],
     "explain": ["acceptance rate of scored tokens by depth: ", "Drafting "],
     "trace show": ["rounds ", "tokens per round ", "scored nodes ", "seconds "],

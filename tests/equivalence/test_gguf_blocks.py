@@ -94,7 +94,7 @@ def test_other_kinds_are_converted_with_a_word(tmp_path: Path, caplog: pytest.Lo
         prepared_folder(str(path))  # as command lines do before they load
         assert load_model(path).quantization is None
     assert len(converted(caplog)) == 1
-    assert "passes in C do not read matrices of kind BF16" in converted(caplog)[0]
+    assert "native kernels do not read matrices of kind BF16" in converted(caplog)[0]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_weights_that_are_streamed_have_such_keys_too(folder: Path) -> None:
         ({"kv_dtype": "int4"}, "unknown kv_dtype 'int4'"),
         ({"kv_dtype": "int8", "kernels": "torch"}, "needs native kernels"),
         ({"kv_dtype": "int8", "kernels": "graphs"}, "needs native kernels"),
-        ({"kv_dtype": "int8", "dtype": "float64"}, "needs passes in C"),
+        ({"kv_dtype": "int8", "dtype": "float64"}, "needs native kernels"),
         ({"kv_dtype": "int8", "tp": 2}, "leave out kv_dtype, or tp and pp"),
     ],
 )

@@ -21,7 +21,7 @@ from native_builds import EACH_BUILD, built
 from native_samples import DTYPES, FAMILIES, SIZES, kinds_of, lower, lowered, native, text
 from slot_samples import alone, at_once, filled
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 HEADS = [(9, 3, 64), (2, 1, 128), (3, 3, 80), (20, 1, 16)]
 """Heads, key heads and their size: queries of a row in two tiles, sums that fit into tiles and that do not."""

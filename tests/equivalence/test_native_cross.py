@@ -1,4 +1,4 @@
-"""Passes in C on other processors, by cross-compilers and an emulator: the logits of this one, bit-exact in any batch.
+"""Native kernels on other processors, by cross-compilers and an emulator: the logits of this one, in any batch.
 
 The programs read the structures, weights and arguments of passes that ran here, so that layouts are compared as well.
 """
@@ -36,7 +36,7 @@ from draftree.models.native.structures import STRUCTURES, CLinear, require_same_
 from draftree.weights.gguf_file import KINDS
 from native_samples import lowered, text
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 MODELS = {
     "float32": ("llama", "float32", None),

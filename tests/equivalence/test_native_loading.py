@@ -24,7 +24,7 @@ from families import drafter_folder, fresh
 from native_samples import SIZES, lower, text
 from slot_samples import alone
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 OTHERS = {
     "deepseek_v3": "has no 'q_proj'",

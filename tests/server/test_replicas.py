@@ -32,7 +32,7 @@ RESOURCES: dict[str, Any] = {"cpus_per_replica": 0.1, "health_check_period": 1.0
 
 
 def save_exact_model(folder: Path) -> None:
-    """Save a tiny random model for which passes in C exist: its texts do not depend on the batch."""
+    """Save a tiny random model for which native kernels exist: its texts do not depend on the batch."""
     tokenizer = tiny_tokenizer()
     sizes = {"hidden_size": 128, "num_hidden_layers": 8, "intermediate_size": 384, "max_position_embeddings": 2048}
     heads = {"num_attention_heads": 8, "num_key_value_heads": 4}

@@ -89,11 +89,11 @@ def passes(model: LanguageModel, rows: int) -> Callable[[], object]:
 
 
 def kind_of_processor() -> str:
-    """What passes in C compute with here; skips where there are none."""
+    """What native kernels compute with here; skips where there are none."""
     try:
         return library().instructions
     except NativeUnavailableError as error:
-        pytest.skip(f"no passes in C here: {error}")
+        pytest.skip(f"no native kernels here: {error}")
 
 
 def test_passes_in_c_are_no_slower_than_through_torch(loaded: LoadedModel, by_torch: LoadedModel) -> None:

@@ -16,7 +16,7 @@ from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.hf import HFModel
 from families import VOCAB_SIZE, fresh
 
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 """Marks tests of native kernels."""
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "max_position_embeddings": 400}
 WINDOW: dict[str, Any] = {"sliding_window": 37, "layer_types": ["sliding_attention", "full_attention"]}
@@ -82,7 +82,7 @@ def kinds_of(families: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def lower(model: HFModel, *, quantization: str | None = None) -> NativeModel:
-    """The same model with passes in C. It gives up its own weights."""
+    """The same model with native kernels. It gives up its own weights."""
     return NativeModel(plan_lowering(model), ModelWeights(model.model), quantization=quantization)
 
 

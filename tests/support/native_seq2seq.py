@@ -1,4 +1,4 @@
-"""Tiny encoder-decoder models of the sizes that passes in C support. Not a test itself."""
+"""Tiny encoder-decoder models of the sizes that native kernels support. Not a test itself."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def machine_lines(found: MachineReport) -> Lines:
     yield "memory", ", ".join(part for part in ("" if memory is None else f"{memory} GiB", free) if part)
     yield "devices", ", ".join(found.devices)
     yield "compiler", found.compiler or "none"
-    yield "passes in C", found.instructions or f"not here: {found.why_not_native}"
+    yield "native kernels", found.instructions or f"not here: {found.why_not_native}"
 
 
 def thread_line(found: MachineReport) -> str:

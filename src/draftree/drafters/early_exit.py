@@ -1,8 +1,8 @@
 """Early exit: drafts with the target's first layers, its final norm and its head.
 
 It needs no second model. The first layers draft on the target's slots, and the target's pass over the drafted tokens
-continues from their keys, values and hidden states. Under `coupled` the text is the target's; with passes in C, logits
-are bit-identical.
+continues from their keys, values and hidden states. Under `coupled` the text is the target's; with native kernels,
+logits are bit-identical.
 
 Source: LayerSkip, Elhoushi et al., arXiv 2404.16710, whose training is needed for a gain; Draft & Verify,
 arXiv 2309.08168. Costs a pass of n layers and the head for every level, and nothing for prefill. Loses with models that

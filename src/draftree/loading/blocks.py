@@ -144,14 +144,14 @@ def start_on_blocks(
         quantization: name of the kind of weights.
 
     Raises:
-        NativeUnavailableError: the architecture, the dtype or this machine has no passes in C.
+        NativeUnavailableError: the architecture, the dtype or this machine has no native kernels.
         UnsupportedModelError: a matrix of a layer has no blocks.
     """
     from draftree.models.native.describe import DTYPES  # not at every start
 
     kind = str(dtype).removeprefix("torch.")
     if kind not in DTYPES:
-        raise NativeUnavailableError(f"keys and values of passes in C are float32 or bfloat16, not {kind}")
+        raise NativeUnavailableError(f"keys and values of native kernels are float32 or bfloat16, not {kind}")
     versions = [__version__, digest_of(SOURCES), version("transformers")]
     settings = digest_of(path for name in SETTINGS if (path := folder / name).exists())
     facts = {"dtype": kind, "identity": identity, "library": library().path.name, "versions": versions}
@@ -313,7 +313,7 @@ def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> No
     names = list(dict.fromkeys(part.weight for layer in layers for part in layer.products))
     if missing := [name for name in names if name not in source.sources or source.kind(name) not in KINDS]:
         raise UnsupportedModelError(
-            f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and passes in C need all in blocks"
+            f"{len(missing)} matrices of its layers have no blocks ({missing[0]}), and native kernels need all of them"
         )
 
 
@@ -388,7 +388,7 @@ def load_in_blocks(name: str | os.PathLike[str], dtype: torch.dtype, choice: Wei
 
     Raises:
         ConfigurationError: an option that needs other weights.
-        ModelError: as `resolve_model`; bits, groups, architecture or machine that passes in C do not support.
+        ModelError: as `resolve_model`; bits, groups, architecture or machine that native kernels do not support.
     """
     reason = choice.why_plain
     if reason is None and is_block_file(name):
@@ -401,7 +401,7 @@ def load_in_blocks(name: str | os.PathLike[str], dtype: torch.dtype, choice: Wei
 
 
 def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
-    """Load a GGUF file whose blocks passes in C support.
+    """Load a GGUF file whose blocks native kernels support.
 
     Args:
         name: name of the model.
@@ -409,7 +409,7 @@ def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
 
     Raises:
         ModelLoadError: the file is damaged.
-        NativeUnavailableError: the dtype, the model or this machine has no passes in C.
+        NativeUnavailableError: the dtype, the model or this machine has no native kernels.
         UnsupportedModelError: its architecture or tokenizer is not supported.
     """
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
@@ -434,7 +434,7 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
     Raises:
         ConfigurationError: an option that needs other weights.
         ModelLoadError: a file is missing or damaged.
-        UnsupportedModelError: bits, groups, architecture or machine that passes in C do not support.
+        UnsupportedModelError: bits, groups, architecture or machine that native kernels do not support.
     """
     settings = quantization_of(folder)
     method = None if settings is None else str(settings.get("quant_method"))
@@ -442,7 +442,7 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
         return None
     if choice.why_plain is not None:
         raise ConfigurationError(
-            f"'{folder}' has weights of few bits by {method}, which run as they are, in passes in C on a CPU: leave "
+            f"'{folder}' has weights of few bits by {method}, which run as they are, in native kernels on a CPU: leave "
             "kernels, quantization and offload out, and use device 'cpu'"
         )
     source = PackedCheckpoint(folder, settings)
@@ -456,6 +456,6 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
         )
     except NativeUnavailableError as reason:
         raise UnsupportedModelError(
-            f"'{folder}' has weights of 4 bits by {method}, which run in passes in C only: {reason}"
+            f"'{folder}' has weights of 4 bits by {method}, which run in native kernels only: {reason}"
         ) from reason
     return InBlocks(model, folder, eos_ids, method)

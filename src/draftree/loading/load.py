@@ -44,7 +44,7 @@ from draftree.weights.cache import Cache, is_distrusted, steps
 
 logger = logging.getLogger(__name__)
 
-NO_STREAMING = "passes through torch were requested, or passes in C are not available here"
+NO_STREAMING = "passes through torch were requested, or native kernels are not available here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def torch_placement(device: torch.device, offload: str | int, folder: Path) -> M
     if find_spec("accelerate") is None:
         raise ConfigurationError(
             f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "
-            "or use a model and a device with passes in C"
+            "or use a model and a device with native kernels"
         )
     memory: dict[Any, int] = {"cpu": budget}
     if device.type == "cuda":
@@ -120,7 +120,7 @@ def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
         where = "on another machine" if loaded.kernels == "remote" else "through torch"
         why = loaded.fallback_reason or f"they run {where}"
         raise NativeUnavailableError(
-            f"kv_dtype is '{kv_dtype}', which needs passes in C, and '{loaded.name}' has none here: {why}"
+            f"kv_dtype is '{kv_dtype}', which needs native kernels, and '{loaded.name}' has none here: {why}"
         )
     try:
         model.use_kv_dtype(kv_dtype)
@@ -154,7 +154,7 @@ def load_model(
         name: the model.
         dtype: "auto", "float32", "bfloat16", "float16" or "float64".
         device: "auto", "cpu", "cuda", "cuda:N".
-        kernels: "native" for passes in C, "torch" for passes through torch, "auto" for native if available;
+        kernels: "native" for native kernels, "torch" for PyTorch, "auto" for native if available;
             "graphs" for passes through torch in fixed shapes, as CUDA graphs on a GPU.
         quantization: "int8" or "int4" for weights of 8 or 4 bits with native kernels; None for no quantization.
         packed: whether float32 weights on a CPU are prepacked for torch.
@@ -269,7 +269,7 @@ def _load_encoder_decoder(
 def _load_offloaded(
     options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, start: PackedStart | None
 ) -> LoadedModel:
-    """Load a model whose weights are read in every pass: through passes in C, else through accelerate."""
+    """Load a model whose weights are read in every pass: through native kernels, else through accelerate."""
     trusts, why = options.trust_remote_code, None
     if start is not None:
         model = read_model(folder, kind, where, trust_remote_code=trusts)

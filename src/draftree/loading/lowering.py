@@ -119,7 +119,7 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
     mixed = {parameter.dtype for parameter in model.parameters()}
     if model.device.type != "cpu" or dtype not in DTYPES or len(mixed) > 1:
         raise NativeUnavailableError(
-            f"passes in C are for float32 and bfloat16 on CPUs, not {' and '.join(sorted(map(str, mixed)))} on "
+            f"native kernels are for float32 and bfloat16 on CPUs, not {' and '.join(sorted(map(str, mixed)))} on "
             f"{model.device}"
         )
     try:

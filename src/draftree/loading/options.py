@@ -93,5 +93,5 @@ def require_kv_dtype(kv_dtype: str | None, kernels: str, device: str = "auto") -
         raise ConfigurationError(f"kv_dtype '{kv_dtype}' needs native kernels: leave kernels at 'auto'")
     if resolve_device(device).type != "cpu":
         raise ConfigurationError(
-            f"kv_dtype '{kv_dtype}' needs passes in C, which run on a CPU: use device 'cpu', or leave kv_dtype out"
+            f"kv_dtype '{kv_dtype}' needs native kernels, which run on a CPU: use device 'cpu', or leave kv_dtype out"
         )

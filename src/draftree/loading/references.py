@@ -125,7 +125,7 @@ GROUP_INPUTS, LARGEST = 32, 127
 
 
 def rounded(inputs: Tensor) -> Tensor:
-    """Return inputs of products as passes in C round them: 8 bits, one scale for each 32 numbers of the last dimension.
+    """Return inputs of products as native kernels round them: 8 bits, one scale per 32 numbers of the last dimension.
 
     Args:
         inputs: shape (…, inputs); the last group may be shorter.

@@ -194,7 +194,7 @@ def gguf_path(name: str | os.PathLike[str]) -> Path | None:
 
 
 def is_block_file(name: str | os.PathLike[str]) -> bool:
-    """Return whether a model's name is a GGUF file all of whose matrices have blocks that passes in C support.
+    """Return whether a model's name is a GGUF file all of whose matrices have blocks that native kernels support.
 
     Raises:
         ModelLoadError: the file is damaged.

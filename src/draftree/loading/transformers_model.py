@@ -185,8 +185,8 @@ def _require_readable(folder: Path, reason: str) -> None:
     if found is not None:
         form = f", packing format '{found['packing_format']}'" if found.get("packing_format") else ""
         raise UnsupportedModelError(
-            f"model '{folder}' has weights quantized by '{found.get('quant_method')}'{form}, which neither passes in C "
-            f"nor transformers can run here ({reason}): use the model without quantization, or a GGUF file"
+            f"model '{folder}' has weights quantized by '{found.get('quant_method')}'{form}, which neither "
+            f"native kernels nor transformers can run here ({reason}): use a model without quantization or a GGUF file"
         )
 
 

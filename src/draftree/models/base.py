@@ -508,7 +508,7 @@ class LanguageModel(ABC):
             UnsupportedModelError: the model has none.
         """
         raise UnsupportedModelError(
-            f"{type(self).__name__} has no copy with {quantization} weights: that needs passes in C (kernels 'native')"
+            f"{type(self).__name__} has no copy with {quantization} weights, which needs native kernels"
         )
 
     def input_embedding(self) -> Tensor:

@@ -23,7 +23,7 @@ BRANCHES = ((0, 1, 4), (0, 2), (3,))
 EXACT_LENGTHS = (60, 124, 250)
 """Prefix lengths of the bitwise comparison, each just below a block boundary of keys."""
 NATIVE_LENGTHS = EXACT_LENGTHS[:2]
-"""Prefix lengths for passes in C, which read keys in blocks of 64."""
+"""Prefix lengths for native kernels, which read keys in blocks of 64."""
 EXACT_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10)
 WIDE_PARENTS = (-1, *((node - 1) // 3 for node in range(1, 52)))
 """Number of rows above the largest row block of any kernel (48)."""

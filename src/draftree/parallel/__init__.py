@@ -1,1 +1,1 @@
-"""Models whose passes are divided among several processes: tensor parallel, pipeline parallel, and passes in C."""
+"""Models whose passes are divided among several processes: tensor parallel, pipeline parallel, and native kernels."""

@@ -382,9 +382,9 @@ def _load_native(
 ) -> LoadedShare:
     """Load this process's share of a model whose passes run in C."""
     if options.pp > 1:
-        raise NativeUnavailableError("passes in C have no stages: use tp")
+        raise NativeUnavailableError("native kernels have no stages: use tp")
     if not world.is_one_machine:
-        raise NativeUnavailableError("passes in C share memory, and the processes run on several machines")
+        raise NativeUnavailableError("native kernels share memory, and the processes run on several machines")
     dtype = resolve_dtype(settings.dtype, device)
     if settings.trust_remote_code and code_named_in(folder):
         raise NativeUnavailableError("it runs code of its own")

@@ -1,4 +1,4 @@
-"""Trees of candidates: what passes in C need to grow all levels of a tree without their caller."""
+"""Trees of candidates: what native kernels need to grow all levels of a tree without their caller."""
 
 from __future__ import annotations
 

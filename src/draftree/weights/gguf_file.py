@@ -334,5 +334,5 @@ def block_shares(file: GgufFile) -> tuple[BlockShare, ...]:
 
 
 def other_kinds(file: GgufFile) -> list[str]:
-    """Return the kinds of a file's matrices that passes in C do not read, sorted."""
+    """Return the kinds of a file's matrices that native kernels do not read, sorted."""
     return sorted({one.kind for one in block_shares(file)} - set(KINDS))

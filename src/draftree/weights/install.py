@@ -182,7 +182,7 @@ def check_gguf(path: Path, cache: Cache) -> bool:
 def why_converted(file: GgufFile) -> str:
     """Return why a file is converted if no option is the reason."""
     kinds = other_kinds(file)
-    return f"passes in C do not read matrices of kind {' and '.join(kinds)}" if kinds else "plain weights are needed"
+    return f"native kernels do not read matrices of kind {' and '.join(kinds)}" if kinds else "plain weights are needed"
 
 
 def origin(entry: CatalogueEntry) -> dict[str, object]:

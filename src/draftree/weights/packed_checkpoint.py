@@ -37,7 +37,7 @@ NATURAL_ORDERS = (None, "static", "weight")
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A declared quantization that passes in C support.
+    """A declared quantization that native kernels support.
 
     Attributes:
         folder: folder of the model.
@@ -92,7 +92,7 @@ def scheme_of(folder: Path, settings: Mapping[str, Any]) -> Scheme:
         settings: its quantization.
 
     Raises:
-        UnsupportedModelError: passes in C do not support it; the message has the reason.
+        UnsupportedModelError: native kernels do not support it; the message has the reason.
         ModelLoadError: a setting has another type than its method writes.
     """
     method = str(settings.get("quant_method"))

@@ -53,7 +53,7 @@ def test_the_path_of_another_file_is_known_after_its_conversion(
 ) -> None:
     assert run(["models", "path", str(other)]) == 1
     said = capfd.readouterr().err
-    assert "passes in C do not read matrices of kind BF16" in said
+    assert "native kernels do not read matrices of kind BF16" in said
     assert f"run 'draftree models get {other}'" in said
     assert not weights_in(models)
     assert run(["models", "get", str(other)]) == 0

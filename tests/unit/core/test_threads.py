@@ -61,7 +61,7 @@ def test_threads_come_back_after_an_error() -> None:
 @pytest.fixture(scope="module")
 def in_c() -> NativeModel:
     if shutil.which("cc") is None:
-        pytest.skip("passes in C need a C compiler")
+        pytest.skip("native kernels need a C compiler")
     return native("llama")
 
 

@@ -20,7 +20,7 @@ from draftree.sampling.params import SamplingParams
 from head_samples import head_config, random_head, random_parts
 from head_texts import HeadText
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 SIZES: dict[str, Any] = {"hidden": 32, "target_hidden": 32, "head_dim": 16, "intermediate": 64, "max_length": 128}
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [(7 * i + i // 5) % 40 for i in range(150)])

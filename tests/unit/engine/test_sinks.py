@@ -24,7 +24,7 @@ from native_samples import native
 
 VOCAB = 12
 
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 
 class Kept(StateSink):
@@ -109,7 +109,7 @@ def test_a_preempted_text_is_read_again() -> None:
     # room for two texts now, and for one when both have grown
     model = native("llama") if shutil.which("cc") else None
     if model is None:
-        pytest.skip("passes in C need a C compiler")
+        pytest.skip("native kernels need a C compiler")
     llm = LLM(model, "none")
     sink = Kept((1, 2))
     memory = 2 * slot_budget(llm.engine.parts).slot_bytes(260)

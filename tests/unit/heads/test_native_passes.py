@@ -23,7 +23,7 @@ from head_samples import HIDDEN, VOCAB, head_config, random_head, random_parts
 from head_texts import HeadText
 from native_builds import EACH_BUILD, built
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 SIZES: dict[str, Any] = {"hidden": 32, "target_hidden": 32, "head_dim": 16, "intermediate": 64}
 VARIANTS = ["eagle3", "eagle3-full", "eagle3.1", "eagle3-before-fc", "eagle3-qwen3", "eagle3-llama3-rope"]

@@ -22,7 +22,7 @@ from draftree.models.native.library import Library
 from families import drafter_folder, fresh
 from native_samples import SIZES
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 WHY = f"no C compiler was found: {HOW_TO_GET_KERNELS}"
 LINE = f"kernels: torch ({WHY})\n"

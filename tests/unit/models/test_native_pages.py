@@ -55,7 +55,7 @@ def test_a_packed_model_leaves_its_file(tmp_path: Path, dtype: str) -> None:
     try:
         library()
     except NativeUnavailableError:
-        pytest.skip("no passes in C here")
+        pytest.skip("no native kernels here")
     sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 2048}
     model = fresh("llama", dtype=getattr(torch, dtype), **sizes, tie_word_embeddings=True)
     model.save_pretrained(tmp_path)

@@ -139,7 +139,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         WeightFile(tmp_path / "nothing")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 def test_a_store_with_another_format_or_size_is_refused(tmp_path: Path) -> None:
     from draftree.models.native.streaming.store import DESCRIPTION, WEIGHTS, open_store
     from streamed import streamed
@@ -156,7 +156,7 @@ def test_a_store_with_another_format_or_size_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "model")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "phi3", "qwen2", "gemma3_text"])
 def test_unpacked_weights_are_those_that_were_packed(family: str, kind: str) -> None:

@@ -26,7 +26,7 @@ from native_samples import DTYPES, lowered, text
 from slot_samples import at_once
 from streamed import LAYERS, sizes
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 Copies = list[tuple[Any, int]]
 

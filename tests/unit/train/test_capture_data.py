@@ -22,7 +22,7 @@ from native_samples import lowered
 
 SMALL: dict[str, Any] = {"shard_megabytes": 1, "max_tokens": 40}
 
-in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+in_c = pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 
 
 def require_states(text: Text, model: LanguageModel, layers: tuple[int, ...]) -> None:

@@ -95,7 +95,7 @@ def test_changed_headers_are_read_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_changed_files_are_loaded_or_refused(family: str, tmp_path: Path) -> None:
     outcomes = run_mutants("load", written(tmp_path, family, "Q5_0"), 60, tmp_path)["outcomes"]

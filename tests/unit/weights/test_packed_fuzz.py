@@ -1,4 +1,4 @@
-"""Damaged checkpoints of 4 bits give one clear error: no other exception, and no crash of passes in C."""
+"""Damaged checkpoints of 4 bits give one clear error: no other exception, and no crash of native kernels."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_changed_checkpoints_are_read_or_refused(folder: Path, tmp_path: Path) -
     assert outcomes["UnsupportedModelError"] > 5
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 def test_changed_checkpoints_are_loaded_or_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

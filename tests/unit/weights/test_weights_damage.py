@@ -123,7 +123,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("recording")
 def test_flipped_weights_of_a_catalogue_model_are_made_again(entry: Any, cache: Cache) -> None:
     if not load_model(entry.name).kernels.startswith("native"):
-        pytest.skip("nothing is recorded without passes in C")
+        pytest.skip("nothing is recorded without native kernels")
     place = cache.folder(entry.name) / "model.safetensors"
     whole = place.read_bytes()
     flip(place)  # size and time are as before: only its logits show it
@@ -135,7 +135,7 @@ def test_flipped_weights_of_a_catalogue_model_are_made_again(entry: Any, cache: 
 @pytest.mark.usefixtures("recording")
 def test_flipped_weights_of_a_folder_are_refused_at_every_start(copy: Path) -> None:
     if not load_model(copy).kernels.startswith("native"):
-        pytest.skip("nothing is recorded without passes in C")
+        pytest.skip("nothing is recorded without native kernels")
     flip(copy / "model.safetensors")
     for _ in range(3):
         with pytest.raises(

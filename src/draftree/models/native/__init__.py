@@ -1,4 +1,4 @@
-"""Native kernels: forward passes in C for decoders of the usual architecture.
+"""Native kernels: forward passes in C code for decoders of the usual architecture.
 
 * `describe` derives a `blueprint.Blueprint` from a model of transformers, by the structure and values of its `modules`
   and not by the name of its family; models that it does not describe run through PyTorch.

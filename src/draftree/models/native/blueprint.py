@@ -29,7 +29,7 @@ class LinearBlueprint:
         groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
             then all keys, then all values.
         pairs: number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if
-            those of two halves do, as passes in C require.
+            those of two halves do, as native kernels require.
     """
 
     weight: str

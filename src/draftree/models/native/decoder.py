@@ -309,7 +309,7 @@ ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start",
 
 
 class NativeDecoder:
-    """Packed weights of one model, and its passes in C.
+    """Packed weights of one model, and its forward passes.
 
     Args:
         weights: read one by one and released once they are packed; or packed weights.

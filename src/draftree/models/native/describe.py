@@ -78,7 +78,7 @@ class ModelFacts(Protocol):
 class OwnAttention:
     """Facts of a model that computes its attention itself: softmax of all earlier scores over the root of a head.
 
-    That it does is found by comparison of logits, like everything else that passes in C assume.
+    That it does is found by comparison of logits, like everything else that native kernels assume.
     """
 
     def __init__(self, model: Any) -> None:
@@ -588,7 +588,7 @@ def plan_lowering(model: ModelFacts) -> Blueprint:
     dtype = str(model.dtype).removeprefix("torch.")
     if model.device.type != "cpu" or dtype not in PACKED_AS:
         known = ", ".join(PACKED_AS)
-        raise NativeUnavailableError(f"passes in C are for {known} on CPUs, not {dtype} on {model.device}")
+        raise NativeUnavailableError(f"native kernels are for {known} on CPUs, not {dtype} on {model.device}")
     if PACKED_AS[dtype] != dtype:
         logger.info("%s: its %s weights are packed as %s, with the same values", model.kind, dtype, PACKED_AS[dtype])
     return replace(read(model), dtype=PACKED_AS[dtype])

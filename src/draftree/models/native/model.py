@@ -90,7 +90,7 @@ class NativeModel(SlottedModel):
         """Check that the model has these layers and that their input is the residual stream."""
         if self.blueprint.is_post_norm:
             raise UnsupportedModelError(
-                f"{self.kind} has norms after its sublayers, and its hidden states are not returned by passes in C: "
+                f"{self.kind} has norms after its sublayers, and its hidden states are not returned by native kernels: "
                 "choose a drafter that needs none, or kernels 'torch'"
             )
         super().require_capture(layers)

@@ -116,7 +116,7 @@ def test_of_tables_of_positions_a_pass_reads_rows_only(tmp_path, family, rows):
     assert weights_of_pass(tmp_path / "model") == parameters_of(model, without=rows)
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="passes in C need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="native kernels need a C compiler")
 @pytest.mark.parametrize("family", ["llama", "qwen2", *EXPERTS])
 def test_bytes_in_groups_are_those_of_the_products_of_a_row(tmp_path, family):
     fresh(family, **(SIZES | FAMILIES[family])).save_pretrained(tmp_path / "model")

@@ -104,7 +104,7 @@ class SourceEncoder:
 
 
 class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
-    """Encoder-decoder model with passes in C.
+    """Encoder-decoder model with native kernels.
 
     Args:
         quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's dtype.
