@@ -38,12 +38,7 @@ Rows = list[list[int]]
 
 
 class Pool:
-    """Latest continuations of each token. Mutable; at most `size` per token.
-
-    Args:
-        n: tokens of an n-gram, key included.
-        size: number of continuations that are kept for a key.
-    """
+    """Latest continuations of each token. Mutable; at most `size` per token."""
 
     def __init__(self, n: int, size: int) -> None:
         self._n = n
@@ -79,9 +74,7 @@ def moved(rows: Rows, ends: Sequence[int | None], *, written: int, depth: int) -
     """Return the window after the new root, moved by the number of written tokens.
 
     Args:
-        rows: the window before the round.
         ends: the target's pick at each lane's end, or None; empty if no lane was scored.
-        written: number of tokens written in the round.
         depth: rows of a full window. Until it is full the picks are an additional row; then the first row is dropped,
             which is a move of one position.
 
@@ -115,11 +108,7 @@ def filled(rows: Sequence[Sequence[int | None]], width: int, *, pool: Pool, gues
 
 
 class Comb:
-    """Tree under construction, within a budget: equal tokens under one parent are one node.
-
-    Args:
-        budget: maximum nodes and levels.
-    """
+    """Tree under construction, within a budget: equal tokens under one parent are one node."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget

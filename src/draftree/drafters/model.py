@@ -55,13 +55,6 @@ def model_reader(
 
     Its weights have 8 bits if the target's have and it has native kernels, or if that is requested: drafts never change
     a text.
-
-    Args:
-        target: the target.
-        dtype: of the drafter's model.
-        device: of the drafter's model.
-        kernels: of the drafter's model.
-        trust_remote_code: whether Python code in its folder may run.
     """
 
     def load(name: str, quantization: str | None) -> LoadedModel:

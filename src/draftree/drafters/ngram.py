@@ -82,8 +82,6 @@ def find_continuation(tokens: np.ndarray, *, longest: int, shortest: int) -> int
 
     Args:
         tokens: integers of shape (tokens,).
-        longest: maximum length of a match.
-        shortest: minimum length of a match.
     """
     last = len(tokens) - 1
     ends = np.flatnonzero(tokens[:last] == tokens[last])

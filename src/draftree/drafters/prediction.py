@@ -103,8 +103,6 @@ def find_places(prediction: np.ndarray, tail: np.ndarray, *, ahead_of: int) -> l
     """Return positions in the prediction that match the tail, the most likely first.
 
     Args:
-        prediction: tokens of the prediction.
-        tail: last tokens of the output, at least one.
         ahead_of: of equally long matches, those from here on come first, the nearest first.
 
     Returns:

@@ -41,11 +41,6 @@ class TextTables(Learner):
     All tables together hold at most `memory` tokens. If they grow beyond, the largest one drops its oldest texts.
 
     Args:
-        orders: lengths of indexed runs.
-        memory: maximum number of tokens.
-        vocab_size: number of tokens of the vocabulary.
-        identity: identity of the vocabulary and its target.
-        by_owner: whether each owner has a table.
         lock: held while a table changes; None without a store.
     """
 
@@ -81,7 +76,6 @@ class TextTables(Learner):
         Args:
             owner: owner of the text; None to leave it out.
             tokens: the text, with the end of its prompt before it.
-            num_new: number of verified tokens among them.
         """
         if owner is None:
             return

@@ -292,7 +292,8 @@ def test_a_kill_while_a_file_is_written_is_survived(
             capture_of(**settings).run(folder)
         monkeypatch.setattr(shards, victim, original)
         (folder / "shard-00000.safetensors.part").write_bytes(b"left over")
-        assert TrainingData(folder).folders[0].manifest.num_texts >= 0, "what is there is sound"
+        if (folder / shards.MANIFEST).exists():
+            assert TrainingData(folder).folders[0].manifest.num_texts >= 0, "what is there is sound"
         capture_of(**settings).run(folder)
         assert contents(folder) == wanted
 

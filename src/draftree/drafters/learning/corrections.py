@@ -74,10 +74,7 @@ class Correction:
     """Bias and product of low rank, with the sums of squares of their gradients. Mutated by `update`.
 
     Args:
-        num_tokens: size of the draft vocabulary.
-        hidden: width of a state.
         rank: rank of the product; 0 for the bias only.
-        device: device of the logits.
         native: whether to compute in C, with states and logits in host memory and a step for each row, in order;
             otherwise rows of one update are one step.
     """
@@ -124,9 +121,7 @@ class Correction:
         Args:
             logits: logits of the head without the correction, shape (rows, tokens); overwritten.
             states: shape (rows, hidden).
-            columns: column of the verified token after each row.
             temperatures: temperature of each row's text; 1 for greedy texts.
-            rate: learning rate.
         """
         if self._native is not None:
             self._native.update(logits, states.float().contiguous(), columns, temperatures, rate)
@@ -165,11 +160,7 @@ class Correction:
         return arrays | {"outcomes": self.comparison.state}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Replace what is learned.
-
-        Raises:
-            DamagedStateError: an array is missing, has another shape, or is not finite.
-        """
+        """Replace what is learned."""
         expected = {name: value for name, value in self.state().items() if value.size}
         if {name for name, value in state.items() if value.size} != set(expected):
             raise DamagedStateError("it has other arrays")
@@ -207,7 +198,6 @@ class Pace:
     """Limit of the time that is spent on learning.
 
     Args:
-        share: maximum share of the time of generation.
         clock: returns seconds.
     """
 
@@ -235,16 +225,7 @@ class HeadCorrections(Learner):
     """Corrections by owner.
 
     Args:
-        num_tokens: size of the draft vocabulary.
-        hidden: width of the head's states.
         rank: rank of the corrections.
-        rate: learning rate.
-        identity: identity of the head and its target.
-        device: device of the head.
-        lock: held while a correction changes.
-        by_owner: whether each owner has a correction.
-        pace: limit of the time.
-        native: whether to compute in C.
     """
 
     name = "head"

@@ -51,9 +51,6 @@ class LearnOptions:
         rate: learning rate of heads; 0 to leave heads as they are.
         rank: rank of the correction of a head's logits, besides a bias per token; 0 for the bias only.
         share: maximum share of the time of generation that heads learn for.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     folder: str | None = None
@@ -84,11 +81,7 @@ class Learning:
 
 
 def parse_learning(text: str) -> Learning:
-    """Read a spec: `server` or `key`, and options after commas.
-
-    Raises:
-        ConfigurationError: an unknown scope or option, or a value out of range.
-    """
+    """Read a spec: `server` or `key`, and options after commas."""
     if not isinstance(text, str):
         raise ConfigurationError(f"learn is {text!r}: {suggestion('', list(Scope))}")
     name, *items = (part.strip() for part in text.split(","))
@@ -180,11 +173,7 @@ FORMAT = "1"
 
 
 def prepare_folder(folder: str) -> Path:
-    """Return the folder, created if it does not exist, for its owner only.
-
-    Raises:
-        ConfigurationError: it cannot be created or written.
-    """
+    """Return the folder, created if it does not exist, for its owner only."""
     path = Path(folder).expanduser()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,17 +187,7 @@ def prepare_folder(folder: str) -> Path:
 
 
 class LearnedFile:
-    """File of one learner, locked against other processes while this object lives.
-
-    Args:
-        folder: an existing folder.
-        name: name of the learner.
-        scope: scope of the state.
-        identity: identity of the learner.
-
-    Raises:
-        ConfigurationError: another engine uses the file.
-    """
+    """File of one learner, locked against other processes while this object lives."""
 
     def __init__(self, folder: Path, name: str, *, scope: str, identity: str) -> None:
         self.path = folder / f"{name}-{scope}-{identity}.safetensors"
@@ -216,11 +195,7 @@ class LearnedFile:
         self._lock = _locked(self.path.with_suffix(".lock"))
 
     def read(self) -> LearnedState | None:
-        """Return the stored state; None if there is no file.
-
-        Raises:
-            DamagedStateError: the file is damaged, or of another format or learner.
-        """
+        """Return the stored state; None if there is no file."""
         if not self.path.exists():
             return None
         try:
@@ -239,11 +214,7 @@ class LearnedFile:
         return found
 
     def write(self, state: LearnedState) -> None:
-        """Replace the file; remove it if nothing is learned.
-
-        Raises:
-            OSError: it cannot be written; the old file is unchanged.
-        """
+        """Replace the file; remove it if nothing is learned."""
         if not state:
             self.path.unlink(missing_ok=True)
             return
@@ -293,11 +264,7 @@ class LearningStore:
     """Learners of one engine.
 
     Args:
-        learning: the settings.
         fingerprint: fingerprint of the target; empty if it has none.
-
-    Raises:
-        ConfigurationError: the folder cannot be used, or the target has no fingerprint to bind files to.
     """
 
     def __init__(self, learning: Learning, fingerprint: str) -> None:
@@ -329,11 +296,7 @@ class LearningStore:
         return self.learning.scope is Scope.KEY
 
     def learner(self, key: Hashable, make: Callable[[], Kind]) -> Kind:
-        """Return the learner of a key; the first call makes it, and restores its file.
-
-        Raises:
-            ConfigurationError: another engine uses its file.
-        """
+        """Return the learner of a key; the first call makes it, and restores its file."""
         known = self._learners.get(key)
         if known is None:
             known = self._learners[key] = make()

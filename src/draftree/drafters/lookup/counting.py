@@ -127,10 +127,7 @@ def grow(
 
     Args:
         matches: earlier occurrences; earlier entries win ties.
-        limits: limits of the tree.
-        draw: draw of its children.
         noise: factors of the request's noise, if shared; otherwise candidates are ranked by counts.
-        unseen: votes for unseen tokens.
 
     Returns:
         A tree with the logarithm of the estimated survival as score; siblings are in descending order.
@@ -179,11 +176,7 @@ def _children(
 
 
 def require_tree(drafter: str, config: Any) -> None:
-    """Check the limits of a tree.
-
-    Raises:
-        ConfigurationError: `k`, `nodes`, `width` or `floor` is out of range.
-    """
+    """Check the limits of a tree."""
     for name in ("k", "nodes", "width"):
         if not 1 <= getattr(config, name) <= MAX_NODES:
             raise ConfigurationError(

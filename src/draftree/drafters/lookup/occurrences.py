@@ -204,8 +204,6 @@ class Occurrences:
 
         Args:
             tail: last tokens of a text; no match is longer.
-            depth: number of tokens to return after each position.
-            limit: maximum number of positions for each run length.
             is_own: whether the text is the last one in the index: its end is not a match, and the continuation of an
                 overlapping match repeats itself.
         """

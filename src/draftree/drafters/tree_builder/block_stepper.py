@@ -72,12 +72,7 @@ class KeptRows:
 
 @final
 class BlockPass:
-    """Attention of one pass, as in `BlockAttend`.
-
-    Args:
-        kept: rows of each text.
-        counts: new context rows of each text.
-    """
+    """Attention of one pass, as in `BlockAttend`."""
 
     def __init__(self, kept: Sequence[KeptRows], counts: Sequence[int]) -> None:
         self._kept, self._counts = kept, counts
@@ -190,12 +185,7 @@ class BlockSequence:
 
 @final
 class BlockStepper(Stepper[BlockSequence]):
-    """Stepper for a head that drafts all levels in one pass.
-
-    Args:
-        head: the head, bound to its target.
-        device: device of its weights.
-    """
+    """Stepper for a head that drafts all levels in one pass."""
 
     def __init__(self, head: BlockHead, device: torch.device) -> None:
         self._head, self._device = head, device
@@ -270,7 +260,6 @@ class BlockStepper(Stepper[BlockSequence]):
         """Note the target's hidden states of the tokens that its slots have just gained.
 
         Args:
-            states: the sequences.
             hidden: shape (tokens, layers, hidden) for each; None for no tokens.
         """
         for state, rows in zip(states, hidden, strict=True):
@@ -339,9 +328,7 @@ class BlockStepper(Stepper[BlockSequence]):
         """Return the logits of the last nodes of each tree, with the bias by their tokens.
 
         Args:
-            states: the sequences.
             parents: for each the nodes' parents as they were fed, or -1 for the text's last token.
-            tokens: for each the nodes' tokens.
         """
         logits, hidden = [], []
         memories: list[Tensor | None] = []

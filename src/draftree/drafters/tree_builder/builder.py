@@ -89,11 +89,7 @@ class Shape:
 
 
 def parse_shape(text: str, k: int | None) -> Shape:
-    """Parse the options `tree` and `k` of a draft spec; k limits the levels.
-
-    Raises:
-        ConfigurationError: malformed text, or numbers out of range.
-    """
+    """Parse the options `tree` and `k` of a draft spec; k limits the levels."""
     if k is not None and not 1 <= k <= MAX_NODES:
         raise ConfigurationError(f"option k is {k}: it must be from 1 to {MAX_NODES}, or drafter none be used")
     shape = _parsed(text, k)
@@ -319,7 +315,6 @@ class TreeBuilder:
         place: index of the drafter among merged ones, whose draws must be independent.
         calibration: map from scores under the request's noise to probabilities, which are not used for other draws;
             None for the stepper's own estimates, or for the scores as they are if it has none.
-        sharpness: factor of the logits in sampled texts.
     """
 
     def __init__(

@@ -137,11 +137,7 @@ class HeadedSequence:
 
 @final
 class HeadStepper(AnsweringStepper[HeadedSequence]):
-    """Stepper for a head that drafts level by level.
-
-    Args:
-        passes: passes of the head.
-    """
+    """Stepper for a head that drafts level by level."""
 
     def __init__(self, passes: HeadPasses) -> None:
         self._decoder = HeadDecoder(passes)
@@ -226,7 +222,6 @@ class HeadStepper(AnsweringStepper[HeadedSequence]):
         """Note the target's hidden states of the tokens that its slots have just gained.
 
         Args:
-            states: the sequences.
             hidden: shape (tokens, layers, hidden) for each; None for no tokens.
         """
         for state, rows in zip(states, hidden, strict=True):

@@ -76,8 +76,6 @@ class LearningStepper(Stepper[StateT]):
 
     Args:
         stepper: of a head, or of the first layers of the target.
-        corrections: corrections of its logits.
-        vocabulary: tokens of the columns.
     """
 
     def __init__(

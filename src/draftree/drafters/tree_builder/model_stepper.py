@@ -75,8 +75,6 @@ class SameReader(Reader):
     so a draft may be wrong.
 
     Args:
-        known: number of tokens that the model can read.
-        wanted: width of the returned logits.
         reads_source: whether the source of an encoder-decoder target is read before the text, by a causal model.
     """
 
@@ -138,11 +136,7 @@ def open_slot(model: LanguageModel, view: SequenceView) -> Slot:
 
 
 def require_same_source(loaded: LoadedDraftModel, target: LanguageModel) -> None:
-    """Check that a draft model reads what the target reads.
-
-    Raises:
-        ConfigurationError: it has an encoder and the target has none, or their sources differ.
-    """
+    """Check that a draft model reads what the target reads."""
     model = loaded.model
     if not isinstance(model, EncoderDecoder):
         return
@@ -191,9 +185,7 @@ class ModelStepper(Stepper[SteppedSequence]):
     """Stepper for a draft model with a slot for every sequence.
 
     Args:
-        model: the draft model.
         reader: conversion of tokens and logits; None if the model has the trees' vocabulary.
-        controls: controls of drafts in place of the request's.
     """
 
     def __init__(self, model: LanguageModel, reader: Reader | None = None, *, controls: Controls | None = None) -> None:

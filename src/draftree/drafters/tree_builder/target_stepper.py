@@ -37,12 +37,7 @@ class PartialStepper(AnsweringStepper[PartialSequence]):
     """Stepper that runs a subset of the target's layers.
 
     Args:
-        model: the target.
-        part: subset of its layers.
         answers: whether the states of the logits are kept; for the first layers only.
-
-    Raises:
-        UnsupportedModelError: the target cannot run this part.
     """
 
     def __init__(self, model: LanguageModel, part: LayerSubset, *, answers: bool = False) -> None:

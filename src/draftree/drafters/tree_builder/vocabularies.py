@@ -54,11 +54,7 @@ LEAST_SHARE = 0.25
 
 
 def require_map(name: str) -> None:
-    """Check the name of a mapping.
-
-    Raises:
-        ConfigurationError: the name is unknown.
-    """
+    """Check the name of a mapping."""
     if name not in MAPS:
         raise ConfigurationError(
             f"option map is '{name}', which is not a mapping between vocabularies: {suggestion(name, MAPS)}"
@@ -91,11 +87,7 @@ class Translation:
 
 
 def translation_between(wanted: str, loaded: LoadedDraftModel, context: DraftContext) -> Translation | None:
-    """Return the mapping of the draft model's tokens to the target's; None if the vocabularies are equal.
-
-    Raises:
-        ConfigurationError: the vocabularies cannot be compared, or the requested mapping is impossible.
-    """
+    """Return the mapping of the draft model's tokens to the target's; None if the vocabularies are equal."""
     target, own = context.tokenizer, loaded.tokenizer
     if target is None or own is None:
         _require_same_size(wanted, loaded, context)
@@ -124,15 +116,7 @@ def choose_translation(
     """Return the requested mapping or, for `auto`, the suitable one.
 
     Args:
-        wanted: one of `MAPS`.
-        target: the target's vocabulary.
-        own: the drafter's.
-        target_size: width of the target's logits.
-        own_size: width of the drafter's.
         draw: draw of children; draws are of tokens, so strings require free choices.
-
-    Raises:
-        VocabularyMismatchError: a mapping by tokens is requested or required, and there are none in common.
     """
     common = common_tokens(target, own, target_size=target_size, draft_size=own_size)
     way = wanted
@@ -181,12 +165,7 @@ class CommonReader(Reader):
 
 @final
 class OwnReader(Reader):
-    """Reader for trees in the model's own tokens: `strings`.
-
-    Args:
-        translation: mapping between the vocabularies.
-        own_size: width of the model's logits.
-    """
+    """Reader for trees in the model's own tokens: `strings`."""
 
     def __init__(self, translation: Translation, own_size: int) -> None:
         self._translation = translation
@@ -275,9 +254,7 @@ class StringTreeBuilder(TreeBuilder):
     """Grows trees in the draft model's own tokens, and returns them in the target's.
 
     Args:
-        model: the draft model.
         shape: shape of its trees.
-        translation: mapping between the vocabularies.
     """
 
     def __init__(self, model: LanguageModel, *, shape: Shape, translation: Translation) -> None:

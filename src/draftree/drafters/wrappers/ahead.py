@@ -39,7 +39,6 @@ def likely_stops(tree: TokenTree, count: int, *, leaves_only: bool) -> list[int]
 
     Args:
         tree: a drafted tree, with cumulative scores; without them all leaves are equal.
-        count: maximum number of nodes.
         leaves_only: leave out nodes with children, for drafters that give one child, which is there already.
     """
     children = tree.children()
@@ -132,11 +131,9 @@ class AheadDrafter(Drafter[AheadSequence]):
     """Wraps a drafter that runs a model on a device or in a process of its own.
 
     Args:
-        drafter: the wrapped drafter, whose children are free choices.
         stops: maximum number of places of a tree after which it drafts ahead.
         branches: whether the drafter gives several first tokens, so that it can guess the bonus at inner nodes.
         is_on: whether it does; otherwise this is the wrapped drafter, and `reason` is the note.
-        reason: why it does or does not.
         judge: returns, for the counted share of hits, why drafting ahead does not pay, or None if it does. It is asked
             once, and what it returns ends drafting ahead.
     """
@@ -370,9 +367,6 @@ class Overlap:
         """Return the share of a round's time that drafting ahead saves, negative if it costs time.
 
         In turn a round is a pass and a draft; ahead it is both at once, and another draft unless it was guessed.
-
-        Args:
-            hits: share of the rounds whose draft was made ahead.
         """
         in_turn = self.target + self.draft
         return (hits * self.draft - (self.both - self.target)) / in_turn if in_turn > 0 else 0.0
@@ -397,7 +391,6 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
     Args:
         run_target: runs one pass of the target and waits for it.
         run_draft: drafts once; called in another thread for the measurement of both.
-        clock: clock of the measurement.
     """
     run_target()
     run_draft()
@@ -420,14 +413,7 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
 
 
 def wrapped_apart(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> Drafter[Any]:
-    """Return a drafter that goes on without drafts if the process of its model ends; others are returned as they are.
-
-    Args:
-        drafter: any drafter.
-        traits: as for `ahead_of`.
-        target: as for `ahead_of`.
-        clock: as for `ahead_of`.
-    """
+    """Wrap a drafter so that it goes on without drafts if its model's process ends; return others unchanged."""
     return ahead_of(drafter, traits, target, clock) if traits.ahead else drafter
 
 
@@ -436,9 +422,6 @@ def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, 
 
     Args:
         drafter: a drafter whose model runs on another device or in a process of its own.
-        traits: its traits.
-        target: the target.
-        clock: clock of the measurement.
     """
     controls = build_controls(SamplingParams(temperature=0.0), vocab_size=target.vocab_size, seed=0)
     view = SequenceView(History([0] * PREFIX), controls)

@@ -58,11 +58,7 @@ class ForcedTokenDrafter(Drafter[ForcedTokenSequence]):
     """Wraps a drafter; sequences without a grammar are left to it as they are.
 
     Args:
-        drafter: the one that is wrapped.
-        name: its spec, as statistics name it.
-        draw: how its children count.
         may_branch: whether a forced run may stand beside a drafted one.
-        vocab_size: width of the distributions.
     """
 
     class Config:

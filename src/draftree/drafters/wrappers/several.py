@@ -35,8 +35,6 @@ class SeveralDrafters(Drafter[State]):
     """Base class of drafters that combine several others.
 
     Args:
-        drafters: the others.
-        traits: of each.
         clock: clock of `part_seconds`.
     """
 
@@ -122,10 +120,6 @@ class MergedDrafter(SeveralDrafters[MergedSequence]):
 
     Args:
         drafters: in the order of the spec.
-        names: the specs, as statistics name them.
-        traits: of each.
-        draw: how the merged tree's children count.
-        vocab_size: width of the distributions.
         clock: what `part_seconds` are read from.
     """
 
@@ -265,10 +259,7 @@ class RoutedDrafter(SeveralDrafters[Routed]):
     """Gives each sequence to one of several drafters.
 
     Args:
-        drafters: the drafters.
         index: the drafter of every name that a request can choose, or `PLAIN`.
-        traits: of each drafter.
-        num_parts: how many drafters each one merges.
         clock: clock of `part_seconds`: the parts of all drafters, one drafter after the other.
     """
 

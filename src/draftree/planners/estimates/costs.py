@@ -113,10 +113,6 @@ class PassCosts:
         """Learn from a round's seconds without its draft.
 
         Args:
-            rows: tokens of the pass.
-            batch: sequences of the round.
-            prefix: their mean length.
-            seconds: of the round without its draft.
             is_plain: whether no draft was made, not even an empty one.
         """
         cell = self._cell(batch, prefix)
@@ -195,7 +191,6 @@ class DraftCosts:
         """Learn from a draft.
 
         Args:
-            seconds: time of this drafter.
             depth: number of drafted levels; 0 for an empty draft.
             unread: number of tokens that it had to read first; with many, the draft does not measure a level.
         """

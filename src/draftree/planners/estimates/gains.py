@@ -28,13 +28,7 @@ class TrialSchedule:
     last_round: float = -math.inf
 
     def rounds_left(self, cost: float, now: int, *, rates: TrialRates = AUTO.trials) -> int:
-        """Rounds until the next trial.
-
-        Args:
-            cost: of a trial, in plain passes.
-            now: number of the round.
-            rates: shares of the time that trials may cost.
-        """
+        """Rounds until the next trial."""
         share = max(rates.least_share, rates.first_share / rates.backoff ** max(0, min(self.fruitless, 16)))
         return math.ceil(max(0.0, self.last_round + cost / share - now))
 
@@ -42,7 +36,6 @@ class TrialSchedule:
         """Record a trial.
 
         Args:
-            now: number of the round.
             paid: whether it was worth its cost; the back-off starts anew.
             hit: whether its first guess was accepted, which may be chance: the next trial is due at once.
         """
@@ -148,7 +141,6 @@ class Acceptance:
 
     Args:
         memory: number of nodes after which an observation of a bin has weight 1/e.
-        calibrated: names of the drafters whose scores are fitted probabilities.
     """
 
     def __init__(self, memory: float, calibrated: Sequence[str] = ()) -> None:
@@ -244,11 +236,7 @@ class Credit:
 
 
 class Credits:
-    """Attribution of nodes to drafters by the sources of trees.
-
-    Args:
-        parts: the drafters.
-    """
+    """Attribution of nodes to drafters by the sources of trees."""
 
     def __init__(self, parts: Sequence[DraftPart]) -> None:
         self._parts = tuple(parts)
@@ -287,9 +275,6 @@ class Credits:
         """Return every drafter's credit for a scored tree; a shared node counts for a drafter that is not costly.
 
         Args:
-            tree: the scored tree.
-            survivals: of its nodes.
-            costly: which drafters cost time.
             drafted: the tree before it was cut; None if it was not.
         """
         whole = tree if drafted is None else drafted
@@ -364,8 +349,6 @@ class RecentDrafts:
         """Learn from a draft.
 
         Args:
-            now: number of the round.
-            net_gain: as `gain`.
             prices: seconds of the round.
             planning: this sequence's share of the planner's seconds.
         """
@@ -381,9 +364,7 @@ def choose_sequences(owns: Sequence[RecentDrafts], prices: Prices, now: int, *, 
     The planner's time is common: sequences whose drafts pay must regain it together, and trials share it.
 
     Args:
-        owns: recent drafts of every sequence.
         prices: seconds of the round.
-        now: number of the round.
         shared_gain: average over all texts, which a new text begins with if it is alone. In a batch that is the average
             of the sequences with drafts, so a new one has only trials until a draft paid.
     """
@@ -413,10 +394,7 @@ def net_gains(credits: Sequence[Credit], curve: Sequence[float], batch: int, *, 
     """Return the tokens that each sequence's draft adds, less its share of the cost of all rows.
 
     Args:
-        credits: of the drafts.
         curve: seconds of a pass by rows.
-        batch: sequences of the round.
-        token_seconds: of a plain pass, per token that it writes.
     """
     rows = [sum(credit.rows) for credit in credits]
     whole = round(sum(rows))

@@ -81,7 +81,6 @@ def least_survival(seconds: Sequence[float], batch: int) -> float:
 
     Args:
         seconds: time of a pass over 0, 1, 2, … rows.
-        batch: rows of a pass without nodes.
     """
     last = len(seconds) - 1
     if batch > last or seconds[batch] <= 0.0:
@@ -114,8 +113,6 @@ def choose_depth(
     Args:
         gains: tokens that each level is expected to add to the batch.
         level_seconds: cost of each level, including its rows in the target's pass.
-        tokens: expected without a draft.
-        seconds: of the round without a draft.
         bias: minimum speed relative to no draft; higher for a disabled drafter, as hysteresis.
     """
     best = plain = Depth(0, tokens, seconds)
@@ -178,7 +175,6 @@ class PartPlan:
         """Whether it drafts before the decision: its new tree predicts more than its earlier trees.
 
         Args:
-            plain_seconds: of a plain pass of the batch.
             batch: sequences of the round. A lookup drafts for one sequence after the other.
         """
         if self.part.runs_model or self.sequence_seconds is None:
@@ -227,13 +223,9 @@ class PartPlan:
         """Plan as many levels as pay, or a trial if one is due.
 
         Args:
-            gains: expected tokens of the whole batch by level.
             curve: seconds of a pass by rows.
-            plain: the round without this drafter.
-            owns: estimates of the sequences of the round.
             catching_up: seconds until the drafter has read the texts.
             planning: seconds of the planner in a round with a draft.
-            now: number of the round.
 
         Returns:
             The levels that pay, with the round's expected tokens and seconds.
@@ -283,7 +275,6 @@ class PartPlan:
         """Return the seconds by which drafts of a cheap drafter are judged.
 
         Args:
-            plain_seconds: of a plain pass.
             num_tokens: tokens that it writes, those of sequences without this planner included.
             planning: seconds of the planner in a round with a draft.
         """
@@ -323,14 +314,7 @@ class PartPlan:
     def observe(
         self, now: int, owns: Sequence[SequenceLevels], credits: Sequence[Credit], hits: Sequence[bool]
     ) -> None:
-        """Learn from the drafts of a round.
-
-        Args:
-            now: number of the round.
-            owns: of the sequences with a draft.
-            credits: of the drafts.
-            hits: whether the first token of each was accepted.
-        """
+        """Learn from the drafts of a round."""
         for is_sampled, levels in self._kinds(owns):
             own = [credit for credit, state in zip(credits, owns, strict=True) if state.is_sampled == is_sampled]
             found = [hit for hit, state in zip(hits, owns, strict=True) if state.is_sampled == is_sampled]
@@ -341,7 +325,6 @@ class PartPlan:
         """Learn from the seconds of a draft.
 
         Args:
-            seconds: time of this drafter.
             depth: number of drafted levels; 0 for an empty draft.
             unread: number of tokens of each sequence that it had to read first.
         """
@@ -367,12 +350,8 @@ class PartPlan:
         """Average what drafts brought less the cost of their rows, and record trials.
 
         Args:
-            owns: of the sequences with a draft.
-            gains: net gain of each draft, in tokens.
             prices: seconds of the round.
-            is_hit: whether the first token of any draft was accepted.
             is_cheap: whether drafts were decided for each sequence by its own.
-            now: number of the round.
         """
         self.recent_gain += (sum(gains) / len(gains) - self.recent_gain) / AUTO.recent_memory
         for own, gain in zip(owns, gains, strict=True):
@@ -410,14 +389,7 @@ class SequenceEstimates:
 def budget_of(
     plans: Sequence[PartPlan], asked: Sequence[int], conditions: Sequence[DraftCondition | None], *, limit: int
 ) -> Budget:
-    """Return the budget of a sequence.
-
-    Args:
-        plans: of the drafters.
-        asked: levels of each drafter.
-        conditions: on which each drafts.
-        limit: maximum number of nodes, and of levels.
-    """
+    """Return the budget of a sequence."""
     asked = tuple(min(levels, limit) for levels in asked)
     depth = max(asked)
     survivals = [plan.min_survival for plan, levels in zip(plans, asked, strict=True) if levels]
@@ -438,16 +410,7 @@ def conditions_of(
     least: float,
     states: Sequence[SequenceEstimates],
 ) -> list[DraftCondition | None]:
-    """Return what a drafter's draft must add to the drafts of lookups, which come first, for every sequence.
-
-    Args:
-        index: of the drafter.
-        plans: of all drafters.
-        asked: levels by drafter and sequence.
-        gains: expected gains of the drafter by sequence and level.
-        least: tokens that its draft costs.
-        states: of the sequences.
-    """
+    """Return what a drafter's draft must add to the drafts of lookups, which come first, for every sequence."""
     found: list[DraftCondition | None] = [None] * len(states)
     if not plans[index].part.runs_model:
         return found
@@ -478,12 +441,6 @@ def note_drafted(
     read the text yet.
 
     Args:
-        plans: of the drafters.
-        credits: attribution of nodes to drafters.
-        asked: levels by drafter and sequence.
-        conditions: by drafter and sequence.
-        states: of the sequences.
-        rows: records of the round.
         firsts: whether the round is the first one of each text.
     """
     for place, (state, row, is_first) in enumerate(zip(states, rows, firsts, strict=True)):
@@ -502,10 +459,7 @@ def sentence(plans: Sequence[PartPlan], curve: Sequence[float], batch: int, *, n
     """Return the cost and the gain of each drafter, and the decision.
 
     Args:
-        plans: of all drafters.
         curve: seconds of a pass by rows.
-        batch: sequences of a round.
-        now: number of the round.
     """
     return "; ".join(_of(plan, curve, batch, is_alone=len(plans) == 1, now=now) for plan in plans)
 
