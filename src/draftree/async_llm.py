@@ -1,4 +1,10 @@
-"""asyncio front end for concurrent requests: one engine on one thread, and coroutines that await their texts."""
+"""asyncio front end for concurrent requests: one engine on one thread, and coroutines that await their texts.
+
+Example:
+    >>> async with AsyncLLM("smollm2-135m-instruct", draft="ngram") as llm:  # doctest: +SKIP
+    ...     async for piece in llm.stream("Once upon a time"):
+    ...         print(piece, end="")
+"""
 
 from __future__ import annotations
 
@@ -19,12 +25,11 @@ from draftree.core.errors import GenerationError, InvalidRequestError, Unsupport
 from draftree.core.tree import TokenTree
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT
-from draftree.engine.client_drafts import ClientDrafts
 from draftree.engine.driver import Driver, RequestHandle
 from draftree.engine.engine import require_count
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions, is_long
-from draftree.engine.sequence import FinishReason, Update, WritingSequence
+from draftree.engine.sequence import ClientDrafts, FinishReason, Update, WritingSequence
 from draftree.llm import LLM
 from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.models.source import FeatureSource

@@ -1,4 +1,11 @@
-"""The front end: `LLM` combines a model, a drafter, a verifier and a planner, and generates texts."""
+"""The front end: `LLM` combines a model, a drafter, a verifier and a planner, and generates texts.
+
+Example:
+    >>> from draftree import LLM, SamplingParams
+    >>> llm = LLM("smollm2-135m-instruct", draft="ngram")  # doctest: +SKIP
+    >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8, temperature=0))[0].text  # doctest: +SKIP
+    ', there was a young woman named Lily'
+"""
 
 from __future__ import annotations
 

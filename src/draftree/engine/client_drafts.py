@@ -1,28 +1,19 @@
-"""Drafts that come from clients: sequences pause between them, and passes wait shortly to share several."""
+"""Drafts that come from clients: a sequence takes part in one round for each of its client's trees, and pauses between.
+
+A paused sequence keeps its slot. If another sequence needs the room, the one that has paused longest is parked: its
+slot becomes a cached prefix, and the sequence is queued again when its next tree arrives.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import final
 
 from draftree.core.host import SYSTEM_CLOCK, Clock
-from draftree.core.tree import EMPTY, TokenTree
-
-if TYPE_CHECKING:
-    from draftree.engine.memory import SlotAllocator
-    from draftree.engine.scheduler import Scheduler
-    from draftree.engine.sequence import WritingSequence
-
-# A wait before a pass for trees of clients that are about to arrive, so that they share it.
-#
-# Without it, the first of several trees begins a pass alone and the others wait for its end, although a pass over all
-# of them takes hardly longer. With f seconds of a pass besides its rows and clients that are away for d seconds between
-# a verdict and the next tree, two groups of clients in turn take 2 f for a round of all, and one group takes f + d. So
-# where d is below f, a pass waits for them; they share all later passes. Else it waits for a part of f at most.
-#
-# A tree is expected as long after its text's last verdict as the one before. There is no wait while a text without
-# trees of a client could go on.
+from draftree.core.tree import TokenTree
+from draftree.engine.memory import SlotAllocator
+from draftree.engine.scheduler import Scheduler
+from draftree.engine.sequence import ClientTiming, WritingSequence, is_paused
 
 NEAR = 0.8
 """Clients that are away for less than this share of a pass are waited for."""
@@ -34,31 +25,15 @@ SLACK = 0.1
 
 
 @final
-class ClientTiming:
-    """When the tree of a sequence came, and how long its client was away before. Mutated by `Gathering` only.
-
-    Attributes:
-        arrived: time of the last tree.
-        left: time of the last verdict; None before the first, and while a tree is there.
-        seconds: between the last verdict and the tree after it; None before that.
-        has_taken: whether a tree was verified.
-    """
-
-    def __init__(self) -> None:
-        self.arrived = 0.0
-        self.left: float | None = None
-        self.seconds: float | None = None
-        self.has_taken = False
-
-    @property
-    def due(self) -> float | None:
-        """When the next tree is expected; None if that is unknown."""
-        return None if self.left is None or self.seconds is None else self.left + self.seconds
-
-
-@final
 class DraftBatcher:
-    """Expected arrivals of trees. Mutated on the engine's thread only.
+    """Short delay of a pass so that client drafts on their way can share it. Mutated on the engine's thread only.
+
+    Without it, the first of several trees begins a pass alone and the others wait for its end, although a pass over all
+    of them takes hardly longer. With f seconds of a pass besides its rows and clients that are away for d seconds
+    between a verdict and the next tree, two groups of clients in turn take 2 f for a round of all, and one group takes
+    f + d. Where d is below f, a pass waits for them, and they share all later passes; else it waits for a part of f at
+    most. A tree is expected as long after its sequence's last verdict as the one before. There is no wait while a
+    sequence that needs no client could go on.
 
     Args:
         clock: in seconds.
@@ -117,45 +92,6 @@ def longest_wait(first: float, possible: float, due: float | None, seconds: floa
         return None
     latest = possible + NEAR_SHARE * fixed if seconds <= NEAR * fixed else first + SHARE * fixed
     return min(latest, due + SLACK * fixed) if due <= latest else None
-
-
-# Trees that come from a client: a sequence with them takes part in one round for each, and waits in between.
-#
-# A waiting sequence keeps its slot. If another sequence needs the room, the one that has waited longest is parked: its
-# slot becomes a cached prefix, and the sequence is queued again when its next tree arrives.
-
-_TURNS = itertools.count()
-
-
-@final
-class ClientDrafts:
-    """The trees of one sequence, one at a time. Mutated on the engine's thread only."""
-
-    def __init__(self) -> None:
-        self._tree: TokenTree | None = None
-        self.since = next(_TURNS)
-        """Grows with every round of any such sequence; the smallest has waited longest."""
-        self.absence = ClientTiming()
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the next tree has not arrived."""
-        return self._tree is None
-
-    def put(self, tree: TokenTree) -> None:
-        """Set the tree of the next round."""
-        self._tree = tree
-
-    def take(self) -> TokenTree:
-        """Return the tree, and wait for the next one; an empty tree if none has arrived."""
-        tree, self._tree = self._tree, None
-        self.since, self.absence.has_taken = next(_TURNS), True
-        return EMPTY if tree is None else tree
-
-
-def is_paused(sequence: WritingSequence) -> bool:
-    """Return whether a sequence waits for a tree of its client."""
-    return sequence.given is not None and sequence.given.is_waiting
 
 
 @final

@@ -1,4 +1,25 @@
-"""One thread that steps an engine for coroutines on other threads. Only this thread uses the engine and its parts."""
+"""One thread that steps an engine for coroutines on other threads. Only this thread uses the engine and its parts.
+
+A request has one state at a time:
+
+    submitted  in the mailbox                 by `ask`, from any thread
+    in line    in `_line`                     until the engine's queue has room for all of it; skipped without `wait`
+    served     in the engine and in `_served`
+    over       its sequences are finished and its coroutine is notified
+
+A request always ends in the same way: its sequences are finished, then its coroutine is notified. The engine finishes
+sequences that are served; `RequestHandle.refuse` finishes the others. Each cause has one path:
+
+    completed, or failed alone         `Engine.step`
+    the client left                    `leave`; `_tell` if its event loop is closed
+    refused                            `_join` and `_enter`
+    closed, or the thread failed       `_end`, and the mailbox from then on
+    the thread does not return         `lose`, and the mailbox from then on
+
+Updates are sent to the client's event loop and never block: a request buffers unread updates, at most one text of each
+sequence, so slow readers need no extra path. Other work on the model (`Background`) takes turns with the engine's
+steps, by time.
+"""
 
 from __future__ import annotations
 
@@ -130,12 +151,6 @@ class Mailbox:
                 self._letters.get(block=False)[1](EngineClosedError(reason))
 
 
-# Requests of coroutines, and the channel for their updates.
-#
-# Updates are sent from the engine's thread to the event loop of the client, and never block: a request buffers unread
-# updates, at most one text of each sequence.
-
-
 @final
 class RequestHandle:
     """The request of one coroutine. `deliver`, `accept` and `refuse` send; all else is for the loop's thread.
@@ -259,25 +274,6 @@ def _arrive(news: Sequence[tuple[RequestHandle, Sequence[Update]]]) -> None:
     for request, updates in news:
         request.read_later(updates)
 
-
-# One thread that steps an engine for coroutines on other threads. Only this thread uses the engine and its parts.
-#
-# A request has one state at a time:
-#
-# submitted in the mailbox by `ask`, from any thread in line in `_line` until the engine's queue has room for all of it;
-# skipped without `wait` served in the engine and in `_served` over its sequences are finished and its coroutine is
-# notified
-#
-# A request always ends in the same way: its sequences are finished, then its coroutine is notified. The engine finishes
-# sequences that are served; `Request.refuse` finishes the others. Each cause has one path:
-#
-# completed, or failed alone `Engine.step` the client left `leave`; `_tell` if its event loop is closed refused `_join`
-# and `_enter` closed, or the thread failed `_end`, and the mailbox from then on the thread does not return `lose`, and
-# the mailbox from then on
-#
-# Slow readers need no extra path: updates are sent without waiting.
-#
-# Other work on the model (`Background`) takes turns with the steps of the engine, by time.
 
 logger = logging.getLogger(__name__)
 

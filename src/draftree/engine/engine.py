@@ -1,4 +1,8 @@
-"""The engine: continuous batching of requests by rounds of speculative decoding."""
+"""The engine: continuous batching of requests by rounds of speculative decoding.
+
+Requests join and leave between rounds. Prompts are prefilled in chunks, together with the rounds of decoding sequences.
+If a batch raises, each sequence is retried alone; only those that raise again fail.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError, RankError
 from draftree.core.types import RoundRecord
-from draftree.engine.client_drafts import PausedSequences, is_paused
+from draftree.engine.client_drafts import PausedSequences
 from draftree.engine.memory import SlotAllocator, slot_budget
 from draftree.engine.parts import EngineParts
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.round import Chunk, run_round
 from draftree.engine.scheduler import PREFILL_TOKENS_BUSY, PREFILL_TOKENS_IDLE, Scheduler, reading_sizes
-from draftree.engine.sequence import Update, WritingSequence
+from draftree.engine.sequence import Update, WritingSequence, is_paused
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,12 @@
-"""The memory of sequences: the number of slots that fit, and their opening, sharing and return."""
+"""The memory of sequences: the number of slots that fit, and their opening, sharing and return.
+
+A sequence holds the keys and values of its tokens, in the target's slots and in the drafter's, and during a round the
+logits of its tree. Sequences may use half of the free memory: while slots are replaced by longer ones, old and new ones
+exist together. The memory of captured graphs is subtracted first. `draftree doctor` reports it.
+
+Memory is counted by the present lengths and a little ahead, not by what sequences may become: most end early. When they
+outgrow it, the youngest gives its slot back and is recomputed later.
+"""
 
 from __future__ import annotations
 
@@ -137,11 +145,6 @@ def estimate_slots(parts: EngineParts, length: int) -> SlotEstimate:
         num_slots=budget.num_slots(length),
     )
 
-
-# The slots of sequences: opening, sharing, giving back, and whether there is memory for one more.
-#
-# Memory is counted by what the texts are now and a little ahead, not by what they may become: most end early. If they
-# grow into each other the youngest gives its slot back and reads again later.
 
 logger = logging.getLogger(__name__)
 

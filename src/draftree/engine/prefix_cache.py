@@ -1,4 +1,8 @@
-"""Slots of finished sequences, kept for prompts with the same beginning, and the drafter's states beside them."""
+"""Slots of finished sequences, kept for prompts with the same beginning, and the drafter's states beside them.
+
+A system prompt, a continued conversation, the n sequences of one request: tokens that the target has read are copied or
+taken over instead of read again. Only the start of a sequence depends on what is cached, never its text.
+"""
 
 from __future__ import annotations
 

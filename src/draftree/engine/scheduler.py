@@ -6,15 +6,8 @@ import bisect
 from collections.abc import Callable, Sequence
 
 from draftree.core.errors import QueueFullError
-from draftree.engine.client_drafts import is_paused
 from draftree.engine.round import scored_rows
-from draftree.engine.sequence import WritingSequence
-
-# The number of prompt tokens that each sequence prefills in the next pass.
-#
-# Running sequences wait for the pass, so the prefill budget is small while any is running and large otherwise. The
-# oldest prompt gets half of the budget, so that a long prompt always makes progress; the rest goes to the prompts with
-# the fewest unread tokens, so that a long prompt does not delay short ones.
+from draftree.engine.sequence import WritingSequence, is_paused
 
 PREFILL_TOKENS_IDLE = 512
 """Prompt tokens per pass while no sequence is decoding."""
@@ -25,6 +18,9 @@ instead of 12, and a prompt of 1,024 tokens takes 0.6 s; 256 would give 95 ms an
 
 def split_prefill_budget(pending: Sequence[int], budget: int) -> list[int]:
     """Return how many tokens each sequence may prefill, at most its unread ones.
+
+    The oldest prompt gets half of the budget, so that a long prompt always makes progress; the rest goes to the prompts
+    with the fewest unread tokens, so that a long prompt does not delay short ones.
 
     Args:
         pending: unread tokens per sequence, in the order of service.

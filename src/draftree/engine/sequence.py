@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError
+from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import SequenceRecord
 from draftree.drafters.base import SequenceView
-from draftree.engine.client_drafts import ClientDrafts
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
 from draftree.sampling.controls import Controls
@@ -137,6 +138,9 @@ def decoder_tokens(target: EncoderDecoder, prompt: DecoderPrompt | None) -> Sequ
     return given if is_whole else (*start, *given)
 
 
+_ROUND_NUMBERS = itertools.count()
+
+
 class FinishReason(enum.StrEnum):
     """The reason why a text ended."""
 
@@ -206,6 +210,55 @@ class Update:
         names = ("pieces", "token_ids", "drafted", "logprobs", "rounds")
         whole = {name: tuple(chain.from_iterable(getattr(one, name) for one in updates)) for name in names}
         return cls(updates[-1].sequence, is_last=updates[-1].is_last, **whole)
+
+
+@final
+class ClientTiming:
+    """When the tree of a sequence came, and how long its client was away before. Mutated by `DraftBatcher` only.
+
+    Attributes:
+        arrived: time of the last tree.
+        left: time of the last verdict; None before the first, and while a tree is there.
+        seconds: between the last verdict and the tree after it; None before that.
+        has_taken: whether a tree was verified.
+    """
+
+    def __init__(self) -> None:
+        self.arrived = 0.0
+        self.left: float | None = None
+        self.seconds: float | None = None
+        self.has_taken = False
+
+    @property
+    def due(self) -> float | None:
+        """When the next tree is expected; None if that is unknown."""
+        return None if self.left is None or self.seconds is None else self.left + self.seconds
+
+
+@final
+class ClientDrafts:
+    """The trees of one sequence, one at a time. Mutated on the engine's thread only."""
+
+    def __init__(self) -> None:
+        self._tree: TokenTree | None = None
+        self.since = next(_ROUND_NUMBERS)
+        """Grows with every round of any such sequence; the smallest has waited longest."""
+        self.absence = ClientTiming()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next tree has not arrived."""
+        return self._tree is None
+
+    def put(self, tree: TokenTree) -> None:
+        """Set the tree of the next round."""
+        self._tree = tree
+
+    def take(self) -> TokenTree:
+        """Return the tree, and wait for the next one; an empty tree if none has arrived."""
+        tree, self._tree = self._tree, None
+        self.since, self.absence.has_taken = next(_ROUND_NUMBERS), True
+        return EMPTY if tree is None else tree
 
 
 class WritingSequence:
@@ -416,3 +469,8 @@ class WritingSequence:
             tuple(self.logprobs[first:end]),
             rounds,
         )
+
+
+def is_paused(sequence: WritingSequence) -> bool:
+    """Return whether a sequence waits for a tree of its client."""
+    return sequence.given is not None and sequence.given.is_waiting

@@ -1,4 +1,9 @@
-"""Audio longer than a model reads at once: consecutive windows, cut at timestamps."""
+"""Transcription of audio that is longer than a model reads at once: consecutive windows, cut at timestamps.
+
+The method is that of Whisper (arXiv 2212.04356, section 3.8), with the rules of `generate` of transformers for greedy
+texts: a window is transcribed with timestamps. If its text has two timestamps in a row, the part after the last such
+pair is dropped, and the next window begins at the time of that pair; otherwise it begins where the window ends.
+"""
 
 from __future__ import annotations
 

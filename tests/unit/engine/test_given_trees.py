@@ -9,8 +9,8 @@ import pytest
 
 from draftree import LLM, SamplingParams
 from draftree.core.tree import EMPTY, TokenTree
-from draftree.engine.client_drafts import ClientDrafts, longest_wait
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.client_drafts import longest_wait
+from draftree.engine.sequence import ClientDrafts, WritingSequence
 from draftree.lab.fleet.simulation import Fleet, FleetSettings, RoundOutcome, SimulatedRequest
 from serving import tiny_llm
 

@@ -12,7 +12,7 @@ from typing import Any, final
 from draftree.core.errors import InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.types import RoundRecord
-from draftree.engine.client_drafts import ClientDrafts
+from draftree.engine.sequence import ClientDrafts
 from draftree.models.source import EncoderDecoder
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import VERSION, DraftedText, WalkedText, encode, pack_walk, read_params, read_request
