@@ -52,6 +52,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest tests/unit/test_imports.py
 
 # everything that the lab notes tell, into BENCH; hours. `make peers bench` has other engines take part.
 BENCH   ?= build/bench
