@@ -7,7 +7,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: setup demo test test-all test-rest quick durations check bench peers docs site notebooks figures wheel clean
+.PHONY: setup demo test test-all test-rest quick durations check bench peers clients docs site notebooks figures wheel clean
 
 setup: $(VENV)/.setup-done
 
@@ -62,6 +62,10 @@ bench: setup
 
 peers: setup
 	sh benchmarks/peers/install.sh build/peers
+
+# environments of the clients that tests/server/test_clients.py runs; what is there already is left as it is
+clients: setup
+	$(BIN)/python tests/support/client_environments.py build/clients
 
 docs: setup
 	$(BIN)/python docs/build.py
