@@ -184,7 +184,9 @@ class ReplayModel(LanguageModel):
     returns_states = True
 
     def __init__(self, model: LanguageModel, costs: ReplayCosts, clock: ReplayClock) -> None:
-        self._model, self._costs, self._clock = model, costs, clock
+        self._model = model
+        self._costs = costs
+        self._clock = clock
         self.text: RecordedText | None = None
         self.vocab_size, self.max_length = model.vocab_size, model.max_length
         self.supports_trees, self.is_exact = model.supports_trees, model.is_exact

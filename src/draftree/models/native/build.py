@@ -515,7 +515,9 @@ def _run_all(commands: Sequence[Sequence[str]], work: Path) -> list[NativeUnavai
     There is no time limit, since other work may keep the cores busy. All compilers end with this call.
     """
     environment = os.environ | {"TMPDIR": os.fspath(work), "LC_ALL": "C", "ZIG_GLOBAL_CACHE_DIR": f"{work}/zig"}
-    lock, running, has_ended = threading.Lock(), set[subprocess.Popen[str]](), False
+    lock = threading.Lock()
+    running = set[subprocess.Popen[str]]()
+    has_ended = False
 
     def run(command: Sequence[str]) -> NativeUnavailableError | None:
         with lock:  # no process starts unseen while the others are being ended

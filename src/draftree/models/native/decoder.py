@@ -127,8 +127,12 @@ class _Columns:
         A node's first child extends the node's list of indices; every other child extends a copy. So Python takes one
         step for each node, at any depth. List 0 is empty, for nodes of the chain.
         """
-        length, depths, parents = slot.length, slot.depths, slot.parents
-        numbers, lists, identical = [0] * chain, [array("q")], [length]
+        length = slot.length
+        depths = slot.depths
+        parents = slot.parents
+        numbers = [0] * chain
+        lists = [array("q")]
+        identical = [length]
         for node in range(chain, len(parents)):
             parent = parents[node]
             number = numbers[parent] if parent >= chain else 0
@@ -207,7 +211,9 @@ class NativeTrees:
         self._maps = _maps(searches, levels) if searches[0].maps else None
         self._keys = _keys(searches, levels) if is_noisy else None
         self._count, self._most = count, most
-        numbers, reals, found = place_of(self._numbers), place_of(self._reals), place_of(self._found)
+        numbers = place_of(self._numbers)
+        reals = place_of(self._reals)
+        found = place_of(self._found)
         step = 8 * count
         self.structure = CTrees(
             trees=count,
@@ -481,7 +487,9 @@ class NativeDecoder:
         if not layer_range.is_plain:
             layers = array("q", layer_range.captured_layers)
             captured = torch.empty(rows.count, len(layers), self._blueprint.hidden) if layers else None
-            run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), address(captured)
+            run.num_captured = len(layers)
+            run.captured_layers = place_of(layers)
+            run.captured = address(captured)
             skipped = layer_range.skipped(self.num_layers)
             run.hidden_in, run.features = address(layer_range.hidden), address(features)
             run.skipped = None if skipped is None else skipped.ctypes.data
@@ -517,7 +525,9 @@ class NativeDecoder:
         else:
             run.hidden_in, layers = before.data_ptr(), array("q", (self.num_layers,))
         states = self.logit_buffers.take(rows.count * len(layers), self._blueprint.hidden)
-        run.num_captured, run.captured_layers, run.captured = len(layers), place_of(layers), states.address
+        run.num_captured = len(layers)
+        run.captured_layers = place_of(layers)
+        run.captured = states.address
         self._library.grow_trees(self._packed.decoder, run, trees.structure)
         del buffer, states  # the pass refers to their memory
 
@@ -544,7 +554,9 @@ class NativeDecoder:
         self._biases.point(self._form, self._packed.layers, longest=rows.longest)
         buffer = self.logit_buffers.take(max(len(requested), logits), self._blueprint.vocab)
         run = CPass.from_buffer_copy(self._form)
-        run.rows, run.num_chunks, run.num_logits = rows.count, rows.num_chunks, len(requested)
+        run.rows = rows.count
+        run.num_chunks = rows.num_chunks
+        run.num_logits = len(requested)
         run.num_threads = torch.get_num_threads()
         run.logit_rows, run.logits = place_of(requested), buffer.address
         if self._share is not None:
@@ -558,7 +570,9 @@ class NativeDecoder:
     def _join_team(self, run: CPass, share: Share) -> None:
         """Point a pass at the memory of the team; only rank 0 reads the logits."""
         size = self._library.team_bytes(self._packed.decoder, run.rows, run.num_logits)
-        run.team, run.team_rank, run.team_size = share.memory.at_least(size), share.rank, share.size
+        run.team = share.memory.at_least(size)
+        run.team_rank = share.rank
+        run.team_size = share.size
         if share.rank:
             run.logits = None
 

@@ -297,7 +297,9 @@ def describe_layer(
 
     `rope`: index of its rotary positions; None for none.
     """
-    attention, mlp, norms = part(layer, *ATTENTION), mlp_of(layer), norms_of(layer)
+    attention = part(layer, *ATTENTION)
+    mlp = mlp_of(layer)
+    norms = norms_of(layer)
 
     def norm(module: Any) -> str | None:
         return None if module is None else names.of(module)
@@ -356,7 +358,9 @@ ACTIVATION = ("act_fn", "activation_fn", "act")
 def read(model: ModelFacts) -> Blueprint:
     """Derive the blueprint of a model."""
     names = Names(model.model)
-    config, inner, base = model.config, model.model, model.model.base_model
+    config = model.config
+    inner = model.model
+    base = model.model.base_model
     base = base if first_part(base, *LAYERS) is not None else part(base, "decoder")
     modules = list(part(base, *LAYERS))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)

@@ -211,7 +211,9 @@ logger = logging.getLogger(__name__)
 FORMATS: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "grouped": 3})
 """Formats of products; `groups.py` has the kinds of grouped ones."""
 LANES = 16
-_size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_size = ctypes.c_int64
+_pointer = ctypes.c_void_p
+_float = ctypes.c_float
 PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
 
 CORRECT_ARGUMENTS = (_pointer, _pointer, _size, _pointer, _size)
@@ -244,7 +246,9 @@ class SearchBuffers:
     def __init__(self, rows: int, numbers: int) -> None:
         self.rows, self.numbers = rows, numbers
         self.keys, self.temperatures = (ctypes.c_uint32 * (2 * rows))(), (_float * rows)()
-        self._tokens, self._scores, self._totals = (_size * numbers)(), (_float * numbers)(), (_float * rows)()
+        self._tokens = (_size * numbers)()
+        self._scores = (_float * numbers)()
+        self._totals = (_float * rows)()
         self.totals_at = ctypes.addressof(self._totals)
         self.search = CSearch(
             keys=ctypes.addressof(self.keys),
@@ -406,8 +410,12 @@ class Library:
         rows = logits.rows
         buffers = self._buffers.of(rows, count)
         search = buffers.search
-        search.logits, search.stride, search.vocab = logits.address, logits.stride, logits.width
-        search.rows, search.count, search.ids = rows, count, ids
+        search.logits = logits.address
+        search.stride = logits.stride
+        search.vocab = logits.width
+        search.rows = rows
+        search.count = count
+        search.ids = ids
         search.totals = buffers.totals_at if totals else None
         keys, temperatures = buffers.keys, buffers.temperatures
         for row, entry in enumerate(noise):

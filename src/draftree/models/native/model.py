@@ -161,7 +161,9 @@ class UnpackedWeights(Weights):
     """
 
     def __init__(self, blueprint: Blueprint, decoder: NativeDecoder, dtype: torch.dtype | None = None) -> None:
-        self._blueprint, self._decoder, self._dtype = blueprint, decoder, dtype
+        self._blueprint = blueprint
+        self._decoder = decoder
+        self._dtype = dtype
         self._parts: dict[str, Tensor] = {}
         self._small: dict[str, Tensor] = {}
         for field in ("final_norm", "start_norm"):
@@ -293,8 +295,12 @@ class QuantizedCopy(LanguageModel):
             self._decoder = NativeDecoder(blueprint, weights, quantization=quantization)
         if target.kv_dtype is not None:
             self._decoder.store_codes()  # it reads and writes the target's slots
-        self.vocab_size, self.max_length, self.supports_trees = target.vocab_size, target.max_length, True
-        self.device, self.dtype, self.num_layers = target.device, target.dtype, target.num_layers
+        self.vocab_size = target.vocab_size
+        self.max_length = target.max_length
+        self.supports_trees = True
+        self.device = target.device
+        self.dtype = target.dtype
+        self.num_layers = target.num_layers
         self.fingerprint = f"{target.fingerprint}-{quantization}"
 
     @property

@@ -189,7 +189,9 @@ class PackedWeights:
         # a tied embedding is read from the packed head if that keeps its bits, or groups have a lookup of their own
         tied = plan.is_tied and (self._is_grouped or self._format == FORMATS[plan.dtype])
         packs_lookup = self._is_grouped and not plan.is_tied and not self._weights.lends(plan.embedding)
-        own, lookup, first = None, CLinear(), 0 if share is None else share.vocab.start
+        own = None
+        lookup = CLinear()
+        first = 0 if share is None else share.vocab.start
         if not (tied or packs_lookup):  # after the layers, whose weights are released by then
             own = self._embedding(plan)
         if packs_lookup:

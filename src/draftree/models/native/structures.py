@@ -10,7 +10,9 @@ from draftree.models.native.build import NativeUnavailableError
 Layout = Mapping[tuple[str, str], tuple[int, int]]
 """Offset and size in bytes by structure and field; field "-" for a whole structure, structure "-" for a constant."""
 
-_size, _pointer, _float = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+_size = ctypes.c_int64
+_pointer = ctypes.c_void_p
+_float = ctypes.c_float
 
 
 class CLinear(ctypes.Structure):

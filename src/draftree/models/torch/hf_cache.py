@@ -197,7 +197,9 @@ class CachedModel(LanguageModel):
         slot = self.open()
         for layer, (keys, values) in prompt.layers.items():
             slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
-        slot.num_pads, slot.offset, slot._length = prompt.num_pads, prompt.offset, prompt.length - 1
+        slot.num_pads = prompt.num_pads
+        slot.offset = prompt.offset
+        slot._length = prompt.length - 1
         return slot
 
     @torch.inference_mode()

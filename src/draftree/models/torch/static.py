@@ -103,7 +103,9 @@ def rounded(count: int) -> int:
 
 def slot_range(indices: Sequence[int]) -> tuple[int, int]:
     """Return first slot and size of the smallest aligned range, of a power of two, that contains these slots."""
-    low, high, size = min(indices), max(indices), 1
+    low = min(indices)
+    high = max(indices)
+    size = 1
     while low // size != high // size:
         size *= 2
     return low // size * size, size
@@ -205,7 +207,9 @@ def pack_inputs(
     into.seen[:, :, 0] = 1  # softmax over no visible key gives NaN
     row = 0
     for slot, own_tokens, own in zip(slots, tokens, nodes, strict=True):
-        line, count, chosen = slot.index - bucket.first_slot, len(own), list(own)
+        line = slot.index - bucket.first_slot
+        count = len(own)
+        chosen = list(own)
         rows = slice(row, row + count)
         positions = np.array(slot.depths) + (slot.length - 1)
         into.tokens[rows] = own_tokens
@@ -588,7 +592,9 @@ class StaticPasses:
             self.why_eager = f"a pass could not be captured: {error}"
             logger.warning("passes run operator by operator from now on, since %s", self.why_eager)
             return
-        prepared.run, prepared.num_bytes, prepared.is_captured = captured.replay, captured.num_bytes, True
+        prepared.run = captured.replay
+        prepared.num_bytes = captured.num_bytes
+        prepared.is_captured = True
         logger.info("captured a graph of %s", bucket)
 
     def _make_room(self, num_bytes: int) -> bool:

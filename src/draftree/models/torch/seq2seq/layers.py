@@ -128,8 +128,13 @@ class DecoderFunction:
         scale: float = 1.0,
         bias: Tensor | None = None,
     ) -> None:
-        self._layers, self._embed, self._norms_after = layers, embed, norms_after
-        self._final, self._head, self._scale, self._bias = final, head, scale, bias
+        self._layers = layers
+        self._embed = embed
+        self._norms_after = norms_after
+        self._final = final
+        self._head = head
+        self._scale = scale
+        self._bias = bias
 
     def run(self, current: DecoderPass, wanted: Tensor | None) -> Tensor:
         """Return the logits of the wanted rows of a pass; None for all."""
@@ -146,7 +151,9 @@ class DecoderFunction:
         return logits if self._bias is None else logits + self._bias
 
     def _layer(self, index: int, layer: DecoderLayer, hidden: Tensor, current: DecoderPass) -> Tensor:
-        after, own, cross = self._norms_after, layer.own, layer.cross
+        after = self._norms_after
+        own = layer.own
+        cross = layer.cross
         query, key, value = own.split(own.queries.run(hidden if after else own.norm(hidden)), 3)
         bias = None if own.biased is None else current.table_of(own.biased)
         call = LayerCall(index, own.scaling, None, None, None, bias)

@@ -307,7 +307,9 @@ def stack(sources: Sequence[EncodedSource]) -> None:
         layers.append((pair[0], pair[1]))
     made = Stack(layers, lengths)
     for place, source in enumerate(sources):
-        source.stack, source.place, length = made, place, source.length
+        source.stack = made
+        source.place = place
+        length = source.length
         source.layers = [
             (keys[place : place + 1, :, :length], values[place : place + 1, :, :length]) for keys, values in layers
         ]
@@ -317,7 +319,9 @@ def _run(part: Sequence[EncodedSource], rows: Sequence[Sequence[int]], num_rows:
     if len(part) == 1:
         layers, mask = part[0].layers, None
     else:
-        found, start, end = part[0].stack, part[0].place, part[-1].place + 1
+        found = part[0].stack
+        start = part[0].place
+        end = part[-1].place + 1
         assert found is not None, "neighbours are in a stack"
         mask, longest = found.mask(start, end), max(source.length for source in part)
         layers = [(keys[start:end, :, :longest], values[start:end, :, :longest]) for keys, values in found.layers]
