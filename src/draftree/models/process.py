@@ -36,7 +36,15 @@ def encode_pass(pass_: Pass) -> dict[str, Any]:
     """
     layers = pass_.layers
     return {
-        "jobs": [_encode_job(job) for job in pass_.jobs],
+        "jobs": [
+            [
+                job.slot.id,
+                _numbers(job.tokens),
+                _numbers(job.parents),
+                None if job.logits_at is None else _numbers(job.logits_at),
+            ]
+            for job in pass_.jobs
+        ],
         "layers": [layers.end, sorted(layers.attention), sorted(layers.mlp)],
         "capture": list(pass_.capture),
     }
@@ -63,11 +71,6 @@ def decode_edits(data: Sequence[Sequence[Any]], slots: Mapping[int, Slot]) -> li
         "close": Close,
     }
     return [kinds[name](slots[slot], *rest) for name, slot, *rest in data]
-
-
-def _encode_job(job: Extend) -> list[Any]:
-    logits_at = None if job.logits_at is None else _numbers(job.logits_at)
-    return [job.slot.id, _numbers(job.tokens), _numbers(job.parents), logits_at]
 
 
 def _encode_edit(edit: Edit) -> list[Any]:

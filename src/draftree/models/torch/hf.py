@@ -67,7 +67,11 @@ class HFModel(SlottedModel):
         probe = self._probe(num_layers)
         self.calls = probe.calls
         # the cache of generate drops keys that a layer without a window of its own would see: texts end before that
-        forgotten = [window for layer, window in cache_windows(self.config).items() if self._sees_all(layer)]
+        forgotten = [
+            window
+            for layer, window in cache_windows(self.config).items()
+            if layer in self.calls and self.calls[layer].window is None
+        ]
         self.max_length = min([self.max_length, *forgotten])
         pool = SlotPool(
             probe.shapes,
@@ -89,9 +93,6 @@ class HFModel(SlottedModel):
             min_rows=min(self.row_buckets, default=1),
             row_bytes=self.vocab_size * max(LOGIT_BYTES, self.dtype.itemsize),
         )
-
-    def _sees_all(self, layer: int) -> bool:
-        return layer in self.calls and self.calls[layer].window is None
 
     @property
     def num_warm_ups(self) -> int:

@@ -155,7 +155,7 @@ def refuse_state(model: Any) -> None:
             f"{kind} accepts no stored keys and values, so each token would recompute the whole text: "
             "use a model whose forward accepts a cache"
         )
-    strange = _caches(config) - PLAIN_CACHES
+    strange = {type(layer).__name__ for layer in _layers(config)} - PLAIN_CACHES
     if any(INDEXED in name for name in strange):
         raise UnsupportedModelError(
             f"{kind} chooses the tokens that it attends to by an index (sparse attention), which Draftree does not "
@@ -172,11 +172,6 @@ def cache_windows(config: Any) -> dict[int, int]:
     """Return the sliding window in tokens of each layer for which `generate` keeps only the last keys and values."""
     layers = enumerate(_layers(config))
     return {place: int(layer.sliding_window) for place, layer in layers if getattr(layer, "is_sliding", False)}
-
-
-def _caches(config: Any) -> frozenset[str]:
-    """Return the class names of the caches that transformers creates for a text configuration."""
-    return frozenset(type(layer).__name__ for layer in _layers(config))
 
 
 def _layers(config: Any) -> list[Any]:

@@ -175,7 +175,7 @@ def _passing(given: Tensor | None) -> Callable[[Tensor], Tensor]:
 PROBE_TOKENS = (3, 5)
 TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2
-"""Maximum relative error between the facts and a pass, in float32 and in half precision."""
+"""Maximum relative error between facts, or a norm, and a pass, in float32 and in half precision."""
 
 
 def input_embedding(model: Any) -> Tensor:
@@ -303,9 +303,6 @@ def _is_near(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
 
 
 PROBE_TOKEN = 3
-MAX_ERROR = 1e-3
-MAX_ERROR_HALF = 2e-2
-"""Maximum relative error of the found norm in the probing pass, in float32 and in half precision."""
 MAX_VECTORS = 2
 """A norm has a weight and a bias at most; larger modules are not tried."""
 
@@ -342,12 +339,15 @@ def _find(model: Any, layers: TorchLayers) -> nn.Module | None:
         caught = stack.enter_context(layers.running(LayerRange(0, count, capture=(count,))))
         model(input_ids=torch.tensor([[PROBE_TOKEN]], device=model.device), use_cache=False)
     last, wanted = caught.hidden[count][-1].float(), read[-1].flatten(0, -2)[-1].float()
-    if _is_near_norm(last, wanted, model):
+    tolerance = _tolerance(model)
+    if _is_near(last, wanted, tolerance):
         return None
     for module in candidates.values():
         is_small = sum(parameter.numel() for parameter in module.parameters()) <= MAX_VECTORS * wanted.numel()
-        if is_small and _is_near_norm(_applied(module, last), wanted, model):
-            return module
+        if is_small:
+            normed = _applied(module, last)
+            if normed is not None and _is_near(normed, wanted, tolerance):
+                return module
     raise UnsupportedModelError(
         f"{type(model).__name__} does more between its last layer and its output head than one norm: choose a drafter "
         "that does not use the target's output head"
@@ -361,10 +361,3 @@ def _applied(module: nn.Module, state: Tensor) -> Tensor | None:
     except Exception:  # a module for other input may raise anything
         return None
     return found[0] if isinstance(found, Tensor) and found.dim() == 2 else None
-
-
-def _is_near_norm(found: Tensor | None, wanted: Tensor, model: Any) -> bool:
-    if found is None or found.shape != wanted.shape:
-        return False
-    exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
-    return float((found - wanted).norm()) <= (MAX_ERROR if exact else MAX_ERROR_HALF) * float(wanted.norm())

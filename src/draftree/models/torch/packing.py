@@ -45,10 +45,6 @@ class PackedLinear(nn.Module):
         found: Tensor = torch.ops.mkl._mkl_linear(units, self._packed, self._shape, None, self.in_features)
         return found.T.contiguous()
 
-    def extra_repr(self) -> str:
-        """Return the text that torch's linear layers print."""
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether packing works here, by a trial on a small layer with several numbers of rows."""

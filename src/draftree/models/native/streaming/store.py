@@ -24,7 +24,7 @@ from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
 from draftree.core.files import MALFORMED, read_json
-from draftree.models.native.blueprint import Blueprint, LayerBlueprint
+from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights, huge_pages
 from draftree.models.native.packing import bytes_needed
@@ -532,7 +532,7 @@ def shallow(blueprint: Blueprint, store: WeightStore) -> tuple[Blueprint, Weight
 
     Layers of one kind differ in the values of their weights only: passes run the same kernels for them.
     """
-    kinds = [_kind(layer) for layer in blueprint.layers]
+    kinds = [_without_names(dataclasses.asdict(layer)) for layer in blueprint.layers]
     count = max(min(LEAST_LAYERS, len(kinds)), *(1 + kinds.index(kind) for kind in kinds))
     return (
         dataclasses.replace(blueprint, layers=blueprint.layers[:count]),
@@ -543,11 +543,6 @@ def shallow(blueprint: Blueprint, store: WeightStore) -> tuple[Blueprint, Weight
             extents=store.extents[:count],
         ),
     )
-
-
-def _kind(layer: LayerBlueprint) -> Any:
-    """Return everything about a layer except the names of its weights."""
-    return _without_names(dataclasses.asdict(layer))
 
 
 def _without_names(value: Any) -> Any:
