@@ -63,7 +63,7 @@ def with_environment(script: str) -> Any:
     return pytest.param(script, marks=pytest.mark.skipif(missing, reason="not installed: run make clients"))
 
 
-@pytest.mark.parametrize("script", map(with_environment, CLIENTS))
+@pytest.mark.parametrize("script", [with_environment(script) for script in CLIENTS])
 def test_a_client(server: Running, script: str, tmp_path: Path) -> None:
     place = environment_of(script)
     assert place is not None
