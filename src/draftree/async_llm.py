@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, Unpack, final
@@ -19,7 +19,10 @@ from typing import Any, NoReturn, Self, TypeVar, Unpack, final
 import torch
 from torch import Tensor
 
-from draftree.beam.background import AsyncBeamSearching, BeamWork
+from draftree.beam.background import BeamCounts, BeamWork
+from draftree.beam.params import BeamSearchParams
+from draftree.beam.result import BeamResult
+from draftree.beam.searcher import beam_opening
 from draftree.build import costs_of
 from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
 from draftree.core.tree import TokenTree
@@ -39,6 +42,8 @@ from draftree.parallel.entry import on_loss
 from draftree.sampling.params import SamplingParams
 from draftree.speech.transcriber import Detection, Speech
 from draftree.speech.windows import LongSpeech, first_window
+
+T = TypeVar("T")
 
 
 @final
@@ -182,172 +187,13 @@ class Embedding:
             self._slot = None
 
 
-class AsyncStreams:
-    """The methods of `AsyncLLM` that stream one text."""
-
-    async def submit(
-        self,
-        prompt: Prompt | Messages | FeatureSource,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        wait: bool = True,
-        request_id: str | None = None,
-        trace: bool = False,
-        owner: str | None = "",
-        **decoder: Unpack[DecoderOptions],
-    ) -> Submission:
-        """Queue a request."""
-        raise NotImplementedError
-
-    async def stream(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
-    ) -> AsyncGenerator[str, None]:
-        """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
-
-        Args:
-            prompt: as for `submit`.
-            params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `submit`.
-            priority: as for `submit`.
-            wait: as for `submit`.
-            **decoder: as for `submit`.
-
-        Raises:
-            DraftreeError: as `generate`.
-        """
-        require_text(one_params(params))
-        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait, **decoder)
-        try:
-            async for update in updates:
-                text = "".join(piece.text for piece in update.pieces)
-                if text:
-                    yield text
-        finally:
-            await updates.aclose()
-
-    async def stream_updates(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        priority: int = 0,
-        wait: bool = True,
-        **decoder: Unpack[DecoderOptions],
-    ) -> AsyncGenerator[Update, None]:
-        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished.
-
-        The last update's sequence is finished; `completion_of` converts it to a completion.
-        """
-        given = one_params(params)
-        require_single(given)
-        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait, **decoder) as submission:
-            async for update in submission:
-                if update.sequence.error is not None and update.is_last:
-                    raise update.sequence.error
-                yield update
-
-
-T = TypeVar("T")
-
-
-class AsyncGiven:
-    """The methods of `AsyncLLM` for submissions with `given` trees."""
-
-    _llm: LLM
-    _driver: Driver
-
-    async def give(self, submission: Submission, tree: TokenTree) -> None:
-        """Give a submission with `given` the tree of its next round."""
-        (sequence,), held = submission.sequences, self._llm.engine.held
-        arrived = held.gathering.clock()
-        await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))
-
-    async def park(self, submission: Submission) -> None:
-        """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
-        (sequence,) = submission.sequences
-        await self.between_steps(lambda: self._llm.engine.held.park(sequence))
-
-    async def between_steps(self, action: Callable[[], T]) -> T:
-        """Return the result of an action on the engine's thread, which may use the model, between two steps.
-
-        Raises:
-            EngineClosedError: the engine was closed, or failed.
-        """
-        found: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
-        return found
-
-    async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
-        """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
-        model, gathering = self._llm.model, self._llm.engine.held.gathering
-
-        def measured() -> Mapping[int, float]:
-            costs = costs_of(model, max_rows=max_rows)
-            gathering.fixed = costs[min(costs)]
-            return costs
-
-        return await self.between_steps(measured)
-
-
-class AsyncSpeech:
-    """The methods of `AsyncLLM` for speech."""
-
-    _llm: LLM
-    _driver: Driver
-    _prompts: AsyncPromptEncoder
-
-    async def detect_speech(
-        self, audio: Any, speech: Speech, *, always: bool = False
-    ) -> tuple[FeatureSource, Detection | None]:
-        """Return the source of samples or features, for `submit`, and what the model detects in it.
-
-        Args:
-            audio: as for `LLM.transcribe`, one item.
-            speech: how it is transcribed.
-            always: ask the model although the language is known.
-
-        Raises:
-            DraftreeError: as `LLM.transcribe`.
-        """
-        work = self._llm.transcriber
-        source = await asyncio.to_thread(work.source, audio)
-        if not always and not work.needs_language(speech):
-            return source, None
-        return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
-
-    async def long_speech(self, audio: Any, speech: Speech) -> LongSpeech:
-        """Return the windows of samples or features of any length; their sources are for `submit`.
-
-        Args:
-            audio: as for `LLM.transcribe_long`, one item.
-            speech: how it is transcribed.
-
-        Raises:
-            DraftreeError: as `LLM.transcribe_long`.
-        """
-        work = self._llm.transcriber
-        features = await asyncio.to_thread(work.features, audio)
-        source = first_window(work, features)
-        detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
-        return await self._prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
-
-
 COMPILING_THREADS = 4
 """Number of requests whose grammars compile concurrently, waiting ones included."""
 MAX_WAITING = 256
 """Default limit of sequences that wait for the engine."""
 
 
-class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
+class AsyncLLM:
     """An `LLM` for asyncio with continuous batching: requests join and leave while others run.
 
     The model runs on its own thread. A slow or vanished reader delays no other request: its unread output is buffered,
@@ -573,6 +419,168 @@ class AsyncLLM(AsyncStreams, AsyncBeamSearching, AsyncGiven, AsyncSpeech):
             return found.tolist()
         finally:
             self._driver.call(work.close)
+
+    async def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
+    ) -> AsyncGenerator[str, None]:
+        """Generate one text and yield its pieces as they are verified. Closing the generator aborts the request.
+
+        Args:
+            prompt: as for `submit`.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `submit`.
+            priority: as for `submit`.
+            wait: as for `submit`.
+            **decoder: as for `submit`.
+
+        Raises:
+            DraftreeError: as `generate`.
+        """
+        require_text(one_params(params))
+        updates = self.stream_updates(prompt, params, draft=draft, priority=priority, wait=wait, **decoder)
+        try:
+            async for update in updates:
+                text = "".join(piece.text for piece in update.pieces)
+                if text:
+                    yield text
+        finally:
+            await updates.aclose()
+
+    async def stream_updates(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        priority: int = 0,
+        wait: bool = True,
+        **decoder: Unpack[DecoderOptions],
+    ) -> AsyncGenerator[Update, None]:
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished.
+
+        The last update's sequence is finished; `completion_of` converts it to a completion.
+        """
+        given = one_params(params)
+        require_single(given)
+        async with await self.submit(prompt, given, draft=draft, priority=priority, wait=wait, **decoder) as submission:
+            async for update in submission:
+                if update.sequence.error is not None and update.is_last:
+                    raise update.sequence.error
+                yield update
+
+    @property
+    def beam_counts(self) -> BeamCounts:
+        """Counts of the beam searches so far."""
+        return self._beams.counts
+
+    async def beam_search(
+        self,
+        prompt: Prompt | Messages,
+        params: BeamSearchParams | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> BeamResult:
+        """Search the most likely texts of one prompt, beside all other requests. Cancelling the task ends the search.
+
+        Several searches at the same time share their passes. Rounds of other requests and steps of searches take
+        turns, so that searches get at most half of the time while other requests run.
+
+        Args:
+            prompt: a text, token ids, or the messages of a conversation.
+            params: parameters of the search.
+            **decoder: as for `LLM.beam_search`.
+
+        Raises:
+            InvalidRequestError: an invalid prompt or parameter.
+            GenerationError: as `LLM.beam_search`.
+            EngineClosedError: the engine was closed, or failed.
+        """
+        if not isinstance(params, BeamSearchParams | None):
+            raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
+        start, given = await self._prompts.encode_start(decoder), params or BeamSearchParams()
+        ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
+        opening = beam_opening(self._beams.model, ids, start)
+        promise: Future[BeamResult] = Future()
+        promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader
+        try:
+            added = self._driver.call(lambda: self._beams.add(opening, given, promise), is_new_work=True)
+            await asyncio.wrap_future(added)
+            return await asyncio.wrap_future(promise)
+        except BaseException:
+            self._driver.call(lambda: self._beams.cancel(promise))
+            raise
+
+    async def detect_speech(
+        self, audio: Any, speech: Speech, *, always: bool = False
+    ) -> tuple[FeatureSource, Detection | None]:
+        """Return the source of samples or features, for `submit`, and what the model detects in it.
+
+        Args:
+            audio: as for `LLM.transcribe`, one item.
+            speech: how it is transcribed.
+            always: ask the model although the language is known.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe`.
+        """
+        work = self._llm.transcriber
+        source = await asyncio.to_thread(work.source, audio)
+        if not always and not work.needs_language(speech):
+            return source, None
+        return source, await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+
+    async def long_speech(self, audio: Any, speech: Speech) -> LongSpeech:
+        """Return the windows of samples or features of any length; their sources are for `submit`.
+
+        Args:
+            audio: as for `LLM.transcribe_long`, one item.
+            speech: how it is transcribed.
+
+        Raises:
+            DraftreeError: as `LLM.transcribe_long`.
+        """
+        work = self._llm.transcriber
+        features = await asyncio.to_thread(work.features, audio)
+        source = first_window(work, features)
+        detected = await asyncio.wrap_future(self._driver.call(lambda: work.detect(source)))
+        return await self._prompts.with_tokenizer(lambda _: LongSpeech(work, features, speech, detected=detected))
+
+    async def give(self, submission: Submission, tree: TokenTree) -> None:
+        """Give a submission with `given` the tree of its next round."""
+        (sequence,), held = submission.sequences, self._llm.engine.held
+        arrived = held.gathering.clock()
+        await self.between_steps(lambda: held.give(sequence, tree, arrived=arrived))
+
+    async def park(self, submission: Submission) -> None:
+        """Free the slot of a submission that waits for a tree; its beginning stays a cached prefix for a while."""
+        (sequence,) = submission.sequences
+        await self.between_steps(lambda: self._llm.engine.held.park(sequence))
+
+    async def between_steps(self, action: Callable[[], T]) -> T:
+        """Return the result of an action on the engine's thread, which may use the model, between two steps.
+
+        Raises:
+            EngineClosedError: the engine was closed, or failed.
+        """
+        found: T = await asyncio.wrap_future(self._driver.call(lambda: self._llm.engine.lock.run(action)))
+        return found
+
+    async def pass_costs(self, max_rows: int) -> Mapping[int, float]:
+        """Return seconds of the target's passes by rows, up to at least `max_rows`; measured once."""
+        model, gathering = self._llm.model, self._llm.engine.held.gathering
+
+        def measured() -> Mapping[int, float]:
+            costs = costs_of(model, max_rows=max_rows)
+            gathering.fixed = costs[min(costs)]
+            return costs
+
+        return await self.between_steps(measured)
 
     async def forget(self, *, learned: bool = True) -> None:
         """Drop the state of earlier requests, as `LLM.forget`."""

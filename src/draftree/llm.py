@@ -17,11 +17,12 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 import numpy as np
 
-from draftree.beam.searcher import BeamSearching
+from draftree.beam.result import BeamResult
+from draftree.beam.searcher import AnyPrompt, BeamParams, BeamSearcher
 from draftree.build import build_each, choose_each, decide_each, learning_of, store_of
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.types import RoundRecord
@@ -53,6 +54,11 @@ from draftree.speech.transcriber import Segment, Speech, Transcriber
 from draftree.speech.windows import Transcript, long_speech
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers.base import Guarantee
+
+if TYPE_CHECKING:
+    from draftree.beam.sequence import OnStep
+
+logger = logging.getLogger(__name__)
 
 
 class ProgressBar:
@@ -136,199 +142,7 @@ def write_all(
             engine.abort(sequences)
 
 
-class Streams:
-    """The methods of `LLM` that stream one text."""
-
-    _prompts: PromptEncoder
-    _requests: SequenceFactory
-    _engine: Engine
-
-    def stream(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        **decoder: Unpack[DecoderOptions],
-    ) -> Generator[str, None, Completion]:
-        """Generate one text and yield its pieces as they are verified; close the generator to stop early.
-
-        Streams that are read alternately are decoded as one batch.
-
-        Args:
-            prompt: a text, token ids, or the messages of a conversation.
-            params: sampling parameters, n=1, with `detokenize`.
-            draft: as for `generate`.
-            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `generate`.
-
-        Returns:
-            The completion, as the value of the finished generator.
-        """
-        require_text(one_params(params))
-        with closing(self.stream_updates(prompt, params, draft=draft, **decoder)) as updates:
-            while True:
-                try:
-                    update = next(updates)
-                except StopIteration as end:
-                    done: Completion = end.value
-                    return done
-                for piece in update.pieces:
-                    yield piece.text
-
-    def stream_updates(
-        self,
-        prompt: Prompt | Messages,
-        params: SamplingParams | None = None,
-        *,
-        draft: str | None = None,
-        **decoder: Unpack[DecoderOptions],
-    ) -> Generator[Update, None, Completion]:
-        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished."""
-        given = one_params(params)
-        require_single(given)
-        start = self._prompts.encode_start(decoder)
-        ids = self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
-        (sequence,) = self._requests.sequences(ids, given, draft=draft, decoder_prompt=start)
-        yield from self._engine.stream(sequence)
-        if sequence.error is not None:
-            raise sequence.error
-        return completion_of(sequence, prompt_index=0)
-
-
-class Transcribes:
-    """The methods of `LLM` that transcribe speech."""
-
-    _transcriber: Transcriber
-
-    @property
-    def transcriber(self) -> Transcriber:
-        """The parts of a transcription, for callers that submit requests themselves."""
-        return self._transcriber
-
-    def transcribe(
-        self,
-        audio: Any,
-        params: Params = None,
-        *,
-        language: str | None = None,
-        task: str = "transcribe",
-        timestamps: bool = False,
-        prompt: str | None = None,
-        draft: str | None = None,
-        on_update: Callable[[Update], None] | None = None,
-        progress: bool | None = None,
-    ) -> list[Completion]:
-        """Transcribe speech with a model that reads features of sound, such as Whisper.
-
-        Args:
-            audio: samples of shape (samples,), float, at the model's sampling rate; or features of shape (channels,
-                frames); or a list of either. At most what the model reads at once, 30 seconds for Whisper;
-                `transcribe_long` takes longer audio.
-            params: as for `generate`, but the temperature is 0 if it is not given; None is greedy to the end of the
-                text, without a limit of tokens.
-            language: code or English name of the spoken language, such as "en"; None detects it if the model knows
-                several.
-            task: "transcribe", or "translate" into English.
-            timestamps: whether the text has timestamps; `segments` reads them.
-            prompt: text before the audio, whose words and style the model continues.
-            draft: as for `generate`.
-            on_update: as for `generate`.
-            progress: as for `generate`.
-
-        Raises:
-            ConfigurationError: the model reads tokens, or samples are given and its folder has no feature extractor.
-            InvalidRequestError: audio of another shape or too long, or an unknown language or task, or timestamps or a
-                prompt for a model that has no tokens for them.
-        """
-        work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
-        found = [work.source(item) for item in _each(audio)]
-        starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
-        batch = [
-            work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
-            for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)
-        ]
-        write_all(work.engine, batch, on_update=on_update, progress=progress)
-        return completions_of(batch)
-
-    def transcribe_long(
-        self,
-        audio: Any,
-        params: Params = None,
-        *,
-        language: str | None = None,
-        task: str = "transcribe",
-        prompt: str | None = None,
-        condition_on_previous: bool = False,
-        draft: str | None = None,
-        on_update: Callable[[Update], None] | None = None,
-        progress: bool | None = None,
-    ) -> list[Transcript]:
-        """Transcribe speech of any length, in windows of what the model reads at once, with timestamps.
-
-        The text of a window ends at its last pair of timestamps, and the next window begins there. Windows of several
-        audios form batches. Greedy texts equal those of `generate` of transformers for the same features.
-
-        Args:
-            audio: as for `transcribe`, of any length.
-            params: as for `transcribe`; `max_tokens` holds for each window, and `n` is 1.
-            language: as for `transcribe`; detected in the first window.
-            task: as for `transcribe`.
-            prompt: text before each window, or before the first one with `condition_on_previous`.
-            condition_on_previous: whether a window continues the text of those before. Texts are more consistent, and
-                a repetition is continued more often.
-            draft: as for `generate`.
-            on_update: as for `generate`.
-            progress: as for `generate`.
-
-        Raises:
-            ConfigurationError: as for `transcribe`.
-            InvalidRequestError: as for `transcribe`; or the model writes no timestamps.
-        """
-        work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
-        given = _each(audio)
-        each_params = _params(params, len(given))
-        audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
-        while going := [pair for pair in zip(audios, each_params, strict=True) if not pair[0].is_done]:
-            batch = []
-            for one, own in going:
-                source, start = one.window()
-                own = one.params(own, start)
-                batch.append(work.requests.sequences(source, own, draft=draft, decoder_prompt=start))
-            write_all(work.engine, batch, on_update=on_update, progress=progress)
-            for (one, _), done in zip(going, completions_of(batch), strict=True):
-                one.take(done)
-        return [one.transcript() for one in audios]
-
-    def segments(self, completion: Completion, *, seconds: float | None = None) -> list[Segment]:
-        """Return the parts of a text with timestamps.
-
-        Args:
-            completion: a text of `transcribe`.
-            seconds: length of the audio, where a part without a timestamp at its end ends; None for the longest audio
-                that the model reads at once.
-
-        Raises:
-            InvalidRequestError: the model has no tokens of timestamps.
-        """
-        return self._transcriber.segments(completion.token_ids, seconds=seconds)
-
-
-def _params(params: Params, count: int) -> list[SamplingParams]:
-    """Return the parameters of each audio: greedy if none name a temperature, and without a limit if there are none."""
-    each = params_for(SamplingParams(max_tokens=None) if params is None else params, count)
-    return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
-
-
-def _each(audio: Any) -> list[Any]:
-    """Return the items of a list of audios, or the audio as the only item."""
-    several = isinstance(audio, (list, tuple)) and len(audio) > 0 and np.ndim(audio[0]) > 0
-    return list(audio) if several else [audio]
-
-
-logger = logging.getLogger(__name__)
-
-
-class LLM(BeamSearching, Streams, Transcribes):
+class LLM:
     """A model for generation, accelerated by a drafter. Thread-safe: calls of several threads are decoded as one batch.
 
     Args:
@@ -447,6 +261,9 @@ class LLM(BeamSearching, Streams, Transcribes):
         )
         self._requests.auto_draft = auto.draft if auto else None
         self._prompts = encoder_of(loaded.model, self._tokenizer, allow_control_tokens=allow_control_tokens)
+        self._beams = BeamSearcher(
+            loaded.model, self._prompts, self._tokenizer, end_ids=self._requests.eos_ids, kernels=loaded.kernels
+        )
         self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
         self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in methods)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
@@ -590,3 +407,222 @@ class LLM(BeamSearching, Streams, Transcribes):
         batch = [make(prompt, one, **given) for prompt, one in zip(ids, each, strict=True)]
         write_all(self._engine, batch, **show)
         return completions_of(batch)
+
+    def stream(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> Generator[str, None, Completion]:
+        """Generate one text and yield its pieces as they are verified; close the generator to stop early.
+
+        Streams that are read alternately are decoded as one batch.
+
+        Args:
+            prompt: a text, token ids, or the messages of a conversation.
+            params: sampling parameters, n=1, with `detokenize`.
+            draft: as for `generate`.
+            **decoder: `decoder_prompt`, `source_lang` and `target_lang` as for `generate`.
+
+        Returns:
+            The completion, as the value of the finished generator.
+        """
+        require_text(one_params(params))
+        with closing(self.stream_updates(prompt, params, draft=draft, **decoder)) as updates:
+            while True:
+                try:
+                    update = next(updates)
+                except StopIteration as end:
+                    done: Completion = end.value
+                    return done
+                for piece in update.pieces:
+                    yield piece.text
+
+    def stream_updates(
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        draft: str | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> Generator[Update, None, Completion]:
+        """Stream as `stream`, with token ids, and with accepted text and target tokens distinguished."""
+        given = one_params(params)
+        require_single(given)
+        start = self._prompts.encode_start(decoder)
+        ids = self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
+        (sequence,) = self._requests.sequences(ids, given, draft=draft, decoder_prompt=start)
+        yield from self._engine.stream(sequence)
+        if sequence.error is not None:
+            raise sequence.error
+        return completion_of(sequence, prompt_index=0)
+
+    def beam_search(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        params: BeamParams = None,
+        *,
+        draft: Any = None,
+        on_step: OnStep | None = None,
+        **decoder: Unpack[DecoderOptions],
+    ) -> list[BeamResult]:
+        """Search the most likely texts of prompts, as one batch.
+
+        Args:
+            prompts: texts, lists of token ids or conversations, one or several; the sources of an encoder-decoder
+                model. For models of speech, features as float arrays of shape (channels, frames).
+            params: parameters, for all or one for each prompt.
+            draft: drafter of the next beams, which changes the number of passes and not the result: `ngram`, `suffix`,
+                `runners-up`, `model:NAME`, several joined by "+", or a loaded model; None for none. A model that a spec
+                names is loaded once.
+            on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
+            **decoder: of encoder-decoder models, as for `generate`: `decoder_prompt`, `source_lang`, `target_lang`.
+                What the decoder continues is no part of the hypotheses.
+
+        Returns:
+            The best hypotheses of each prompt, in the order of the prompts.
+
+        Raises:
+            InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
+            NonFiniteLogitsError: the model gave NaN.
+            UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
+        """
+        search = self._beams.search
+        return search(prompts, params, draft=draft, on_step=on_step, decoder=decoder)
+
+    def companion(self, name: str) -> LanguageModel:
+        """Load another model of a search in the target's dtype, or return the one that was loaded before.
+
+        Args:
+            name: a model of the catalogue, or a folder.
+
+        Raises:
+            DraftreeError: there is no such model, or it cannot be loaded.
+        """
+        return self._beams.companion(name)
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """The parts of a transcription, for callers that submit requests themselves."""
+        return self._transcriber
+
+    def transcribe(
+        self,
+        audio: Any,
+        params: Params = None,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        timestamps: bool = False,
+        prompt: str | None = None,
+        draft: str | None = None,
+        on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Transcribe speech with a model that reads features of sound, such as Whisper.
+
+        Args:
+            audio: samples of shape (samples,), float, at the model's sampling rate; or features of shape (channels,
+                frames); or a list of either. At most what the model reads at once, 30 seconds for Whisper;
+                `transcribe_long` takes longer audio.
+            params: as for `generate`, but the temperature is 0 if it is not given; None is greedy to the end of the
+                text, without a limit of tokens.
+            language: code or English name of the spoken language, such as "en"; None detects it if the model knows
+                several.
+            task: "transcribe", or "translate" into English.
+            timestamps: whether the text has timestamps; `segments` reads them.
+            prompt: text before the audio, whose words and style the model continues.
+            draft: as for `generate`.
+            on_update: as for `generate`.
+            progress: as for `generate`.
+
+        Raises:
+            ConfigurationError: the model reads tokens, or samples are given and its folder has no feature extractor.
+            InvalidRequestError: audio of another shape or too long, or an unknown language or task, or timestamps or a
+                prompt for a model that has no tokens for them.
+        """
+        work, speech = self._transcriber, Speech(language, task, timestamps, prompt)
+        found = [work.source(item) for item in _each(audio)]
+        starts = [work.start(speech, work.detect(source) if work.needs_language(speech) else None) for source in found]
+        batch = [
+            work.requests.sequences(source, given, draft=draft, decoder_prompt=start)
+            for source, start, given in zip(found, starts, _params(params, len(found)), strict=True)
+        ]
+        write_all(work.engine, batch, on_update=on_update, progress=progress)
+        return completions_of(batch)
+
+    def transcribe_long(
+        self,
+        audio: Any,
+        params: Params = None,
+        *,
+        language: str | None = None,
+        task: str = "transcribe",
+        prompt: str | None = None,
+        condition_on_previous: bool = False,
+        draft: str | None = None,
+        on_update: Callable[[Update], None] | None = None,
+        progress: bool | None = None,
+    ) -> list[Transcript]:
+        """Transcribe speech of any length, in windows of what the model reads at once, with timestamps.
+
+        The text of a window ends at its last pair of timestamps, and the next window begins there. Windows of several
+        audios form batches. Greedy texts equal those of `generate` of transformers for the same features.
+
+        Args:
+            audio: as for `transcribe`, of any length.
+            params: as for `transcribe`; `max_tokens` holds for each window, and `n` is 1.
+            language: as for `transcribe`; detected in the first window.
+            task: as for `transcribe`.
+            prompt: text before each window, or before the first one with `condition_on_previous`.
+            condition_on_previous: whether a window continues the text of those before. Texts are more consistent, and
+                a repetition is continued more often.
+            draft: as for `generate`.
+            on_update: as for `generate`.
+            progress: as for `generate`.
+
+        Raises:
+            ConfigurationError: as for `transcribe`.
+            InvalidRequestError: as for `transcribe`; or the model writes no timestamps.
+        """
+        work, speech = self._transcriber, Speech(language, task, timestamps=True, prompt=prompt)
+        given = _each(audio)
+        each_params = _params(params, len(given))
+        audios = [long_speech(work, work.features(one), speech, conditioned=condition_on_previous) for one in given]
+        while going := [pair for pair in zip(audios, each_params, strict=True) if not pair[0].is_done]:
+            batch = []
+            for one, own in going:
+                source, start = one.window()
+                own = one.params(own, start)
+                batch.append(work.requests.sequences(source, own, draft=draft, decoder_prompt=start))
+            write_all(work.engine, batch, on_update=on_update, progress=progress)
+            for (one, _), done in zip(going, completions_of(batch), strict=True):
+                one.take(done)
+        return [one.transcript() for one in audios]
+
+    def segments(self, completion: Completion, *, seconds: float | None = None) -> list[Segment]:
+        """Return the parts of a text with timestamps.
+
+        Args:
+            completion: a text of `transcribe`.
+            seconds: length of the audio, where a part without a timestamp at its end ends; None for the longest audio
+                that the model reads at once.
+
+        Raises:
+            InvalidRequestError: the model has no tokens of timestamps.
+        """
+        return self._transcriber.segments(completion.token_ids, seconds=seconds)
+
+
+def _params(params: Params, count: int) -> list[SamplingParams]:
+    """Return the parameters of each audio: greedy if none name a temperature, and without a limit if there are none."""
+    each = params_for(SamplingParams(max_tokens=None) if params is None else params, count)
+    return [replace(one, temperature=0.0) if one.temperature is None else one for one in each]
+
+
+def _each(audio: Any) -> list[Any]:
+    """Return the items of a list of audios, or the audio as the only item."""
+    several = isinstance(audio, (list, tuple)) and len(audio) > 0 and np.ndim(audio[0]) > 0
+    return list(audio) if several else [audio]

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Unpack, final
+from typing import final
 
 from draftree.beam.forest import CHUNK, BeamPrompt
 from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.beam.search import BeamSearch
-from draftree.beam.searcher import beam_opening, decoder_of
+from draftree.beam.searcher import decoder_of
 from draftree.beam.sequence import SequenceSearch
 from draftree.core.errors import EngineClosedError, GenerationError, InvalidRequestError
-from draftree.engine.driver import Background, Driver
+from draftree.engine.driver import Background
 from draftree.engine.engine import Engine
-from draftree.engine.prompts import AsyncPromptEncoder, DecoderOptions
 from draftree.models.base import LanguageModel
-from draftree.options import Messages, Prompt
 from draftree.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -150,52 +147,3 @@ class BeamWork(Background):
         for promise in self._promises.values():
             promise.set_exception(error)
         self._promises.clear()
-
-
-class AsyncBeamSearching:
-    """A class with an engine on a thread that can search with beams."""
-
-    _prompts: AsyncPromptEncoder
-    _driver: Driver
-    _beams: BeamWork
-
-    @property
-    def beam_counts(self) -> BeamCounts:
-        """Counts of the beam searches so far."""
-        return self._beams.counts
-
-    async def beam_search(
-        self,
-        prompt: Prompt | Messages,
-        params: BeamSearchParams | None = None,
-        **decoder: Unpack[DecoderOptions],
-    ) -> BeamResult:
-        """Search the most likely texts of one prompt, beside all other requests. Cancelling the task ends the search.
-
-        Several searches at the same time share their passes. Rounds of other requests and steps of searches take
-        turns, so that searches get at most half of the time while other requests run.
-
-        Args:
-            prompt: a text, token ids, or the messages of a conversation.
-            params: parameters of the search.
-            **decoder: as for `LLM.beam_search`.
-
-        Raises:
-            InvalidRequestError: an invalid prompt or parameter.
-            GenerationError: as `LLM.beam_search`.
-            EngineClosedError: the engine was closed, or failed.
-        """
-        if not isinstance(params, BeamSearchParams | None):
-            raise InvalidRequestError(f"params is a {type(params).__name__}: give BeamSearchParams", param="params")
-        start, given = await self._prompts.encode_start(decoder), params or BeamSearchParams()
-        ids = await self._prompts.encode(prompt, source_lang=decoder.get("source_lang"))
-        opening = beam_opening(self._beams.model, ids, start)
-        promise: Future[BeamResult] = Future()
-        promise.set_running_or_notify_cancel()  # the engine's thread writes it even without a reader
-        try:
-            added = self._driver.call(lambda: self._beams.add(opening, given, promise), is_new_work=True)
-            await asyncio.wrap_future(added)
-            return await asyncio.wrap_future(promise)
-        except BaseException:
-            self._driver.call(lambda: self._beams.cancel(promise))
-            raise

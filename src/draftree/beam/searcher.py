@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from draftree.beam.params import BeamSearchParams
 from draftree.beam.result import BeamResult
 from draftree.core.errors import InvalidRequestError
 from draftree.engine.prompts import DecoderOptions, PromptEncoder
-from draftree.engine.requests import SequenceFactory
 from draftree.engine.sequence import DecoderPrompt, decoder_input
 from draftree.engine.sequence import SourceOrTokens as SourceOrTokens
 from draftree.loading.load import load_model
@@ -30,49 +29,41 @@ AnyPrompt = Prompt | Messages | np.ndarray
 BeamParams = BeamSearchParams | Sequence[BeamSearchParams] | None
 
 
-class BeamSearching:
-    """A class with a model, prompts and requests that can search with beams."""
+@final
+class BeamSearcher:
+    """Beam searches of one model, and the other models that they load.
 
-    _prompts: PromptEncoder
-    _requests: SequenceFactory
-    _tokenizer: Tokenizer | None
-    kernels: str
+    Args:
+        model: the model that is searched.
+        prompts: the encoder of its prompts.
+        tokenizer: its tokenizer; None if it has none.
+        end_ids: tokens that end a sequence.
+        kernels: kernels of its passes.
+    """
 
-    @property
-    def model(self) -> LanguageModel:
-        """The target model."""
-        raise NotImplementedError
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompts: PromptEncoder,
+        tokenizer: Tokenizer | None,
+        *,
+        end_ids: Sequence[int],
+        kernels: str,
+    ) -> None:
+        self._model, self._prompts, self._tokenizer = model, prompts, tokenizer
+        self._end_ids, self._kernels = end_ids, kernels
+        self._companions: dict[str, LanguageModel] = {}
 
-    def beam_search(
+    def search(
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],
-        params: BeamParams = None,
+        params: BeamParams,
         *,
-        draft: Any = None,
-        on_step: OnStep | None = None,
-        **decoder: Unpack[DecoderOptions],
+        draft: Any,
+        on_step: OnStep | None,
+        decoder: DecoderOptions,
     ) -> list[BeamResult]:
-        """Search the most likely texts of prompts, as one batch.
-
-        Args:
-            prompts: texts, lists of token ids or conversations, one or several; the sources of an encoder-decoder
-                model. For models of speech, features as float arrays of shape (channels, frames).
-            params: parameters, for all or one for each prompt.
-            draft: drafter of the next beams, which changes the number of passes and not the result: `ngram`, `suffix`,
-                `runners-up`, `model:NAME`, several joined by "+", or a loaded model; None for none. A model that a spec
-                names is loaded once.
-            on_step: called with the search of a prompt after each of its steps, such as a `BeamTrace` for one prompt.
-            **decoder: of encoder-decoder models, as for `generate`: `decoder_prompt`, `source_lang`, `target_lang`.
-                What the decoder continues is no part of the hypotheses.
-
-        Returns:
-            The best hypotheses of each prompt, in the order of the prompts.
-
-        Raises:
-            InvalidRequestError: an invalid prompt or parameter; nothing has been computed then.
-            NonFiniteLogitsError: the model gave NaN.
-            UnsatisfiableError: no token is allowed, or required phrases are missing with `strict`.
-        """
+        """Search prompts as one batch; arguments as for `LLM.beam_search`."""
         # not imported by starts that search nothing
         from draftree.beam.drafting import beam_drafter
         from draftree.beam.search import BeamSearch
@@ -80,10 +71,10 @@ class BeamSearching:
         start, spoken = self._prompts.encode_start(decoder), decoder.get("source_lang")
         openings = [self._opening(prompt, start, spoken) for prompt in _each(prompts)]
         tokenizer = self._tokenizer
-        drafter = beam_drafter(draft, target=self.model, tokenizer=tokenizer, load=self.companion)
+        drafter = beam_drafter(draft, target=self._model, tokenizer=tokenizer, load=self.companion)
         search = BeamSearch(
-            self.model,
-            end_ids=self._requests.eos_ids,
+            self._model,
+            end_ids=self._end_ids,
             decode_after=decoder_of(tokenizer),
             drafter=drafter,
             on_step=on_step,
@@ -91,19 +82,12 @@ class BeamSearching:
         return search.run(openings, _params(params, len(openings)))
 
     def companion(self, name: str) -> LanguageModel:
-        """Load another model of a search in the target's dtype, or return the one that was loaded before.
-
-        Args:
-            name: a model of the catalogue, or a folder.
-
-        Raises:
-            DraftreeError: there is no such model, or it cannot be loaded.
-        """
-        known: dict[str, LanguageModel] = self.__dict__.setdefault("_companions", {})
+        """Load another model in the target's dtype, or return the one that was loaded before."""
+        known = self._companions
         if name not in known:
-            kernels = "torch" if self.kernels == "torch" else "auto"
-            dtype = str(self.model.dtype).removeprefix("torch.")
-            known[name] = load_model(name, dtype=dtype, device=str(self.model.device), kernels=kernels).model
+            kernels = "torch" if self._kernels == "torch" else "auto"
+            dtype = str(self._model.dtype).removeprefix("torch.")
+            known[name] = load_model(name, dtype=dtype, device=str(self._model.device), kernels=kernels).model
         return known[name]
 
     def _opening(self, prompt: AnyPrompt, decoder_prompt: DecoderPrompt | None, source_lang: str | None) -> BeamPrompt:
@@ -116,7 +100,7 @@ class BeamSearching:
             given: SourceOrTokens = FeatureSource(prompt)  # type: ignore[arg-type]
         else:
             given = self._prompts.encode(prompt, source_lang=source_lang)  # type: ignore[arg-type]
-        return beam_opening(self.model, given, decoder_prompt)
+        return beam_opening(self._model, given, decoder_prompt)
 
 
 def beam_opening(

@@ -320,7 +320,7 @@ class Transcriber:
         return [rules.previous, *ids[-(self.target.max_length // 2 - 1) :]]
 
     def segments(self, tokens: Sequence[int], *, seconds: float | None = None) -> list[Segment]:
-        """Return the parts of a text; arguments as for `Transcribes.segments`.
+        """Return the parts of a text; arguments as for `LLM.segments`.
 
         Raises:
             InvalidRequestError: the model has no tokens of timestamps.
