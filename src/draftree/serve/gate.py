@@ -22,8 +22,6 @@ from typing import final
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.errors import ApiError, closed_error
 
-__all__ = ["Gate", "Ticket"]
-
 MAX_RETRY_SECONDS = 60
 SMOOTHING = 0.1
 """Weight of the latest request in the mean duration, from which `Retry-After` is estimated."""

@@ -12,8 +12,6 @@ from draftree.serve.errors import ApiError
 from draftree.serve.json_text import encode_json
 from draftree.serve.records import record_of
 
-__all__ = ["BodyLimit", "TimeLimit"]
-
 CLOSE = {"Connection": "close"}
 """Header after which the rest of a request is not read."""
 

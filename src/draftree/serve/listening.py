@@ -25,8 +25,6 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.host import SYSTEM_CLOCK
 from draftree.serve.settings import ServerSettings
 
-__all__ = ["ConnectionLimits", "FullNotice", "TimedProtocol", "listen", "tls_options", "url_of"]
-
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048

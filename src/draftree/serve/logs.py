@@ -16,8 +16,6 @@ from draftree.core.errors import harmless
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.records import CLIENT_CLOSED, RequestRecord, keep_record, request_id_of
 
-__all__ = ["LineFormatter", "RequestLog", "configured_logs", "log_request"]
-
 REQUESTS = logging.getLogger("draftree.serve.requests")
 LOGGERS = ("draftree", "uvicorn.error")
 HEADER = b"x-request-id"

@@ -22,16 +22,6 @@ from draftree.serve.pool import ServedModel
 from draftree.serve.schema import note
 from draftree.serve.tools.parser import CallDelta, CallParser, Delta, Markers, ReasoningDelta, TextDelta, merged
 
-__all__ = [
-    "AnswerParser",
-    "AnswerStart",
-    "Reasoning",
-    "ReasoningFormat",
-    "Stage",
-    "reasoning_format",
-    "reasoning_variables",
-]
-
 SPACE = " \t\r\n"
 TAIL_TOKENS = 64
 """Number of last prompt tokens in which markers are searched; a marker may have one token for each byte."""

@@ -33,8 +33,6 @@ from draftree.serve.verify.layer_passes import require_divisible
 from draftree.serve.verify.settings import MAX_FRAME_BYTES, VerifySettings
 from draftree.speech.transcriber import Speech
 
-__all__ = ["DrainingServer", "run_server"]
-
 logger = logging.getLogger(__name__)
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)

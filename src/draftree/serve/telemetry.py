@@ -17,8 +17,6 @@ from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.serve.records import RequestRecord
 from draftree.version import __version__
 
-__all__ = ["Telemetry"]
-
 NANOSECONDS = 1_000_000_000
 SERVER_ERROR = 500
 

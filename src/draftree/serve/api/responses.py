@@ -664,13 +664,7 @@ def _params(body: ResponsesBody) -> tuple[SamplingParams, dict[str, str]]:
         "logprobs": (body.top_logprobs or 0) if body.wants_logprobs else None,
         **_constraint(body),
     }
-    names = {
-        "max_tokens": "max_output_tokens",
-        "logprobs": "top_logprobs",
-        "json_schema": "text.format",
-        "messages": "input",
-    }
-    return build_params(body, given, names)
+    return build_params(body, given, NAMES)
 
 
 def _constraint(body: ResponsesBody) -> dict[str, Any]:

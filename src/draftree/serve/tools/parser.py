@@ -79,8 +79,8 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
     return found
 
 
+SPACE = " \t\r\n"
 MAX_DEPTH = 64
-JSON_SPACE = " \t\n\r"
 ESCAPES = '"\\/bfnrt'
 CLOSING = {"{": "}", "[": "]"}
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -149,7 +149,7 @@ class JsonScan:
             if not is_number(self._number):
                 return False
             self._end_value()
-        if character in JSON_SPACE:
+        if character in SPACE:
             return True
         return self._between(character)
 
@@ -474,9 +474,6 @@ def _errors(validator: Any, arguments: Mapping[str, Any]) -> int:
         return sum(1 for _ in validator.iter_errors(arguments))
     except Exception:  # of a reference or a pattern that is not supported: nothing tells the two apart
         return 0
-
-
-SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,6 @@ from draftree.text.chat.messages import check_messages
 from draftree.text.chat.templates import reads_key
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["ToolPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:

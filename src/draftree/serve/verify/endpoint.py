@@ -16,8 +16,6 @@ from draftree.serve.verify.sessions import Talk
 from draftree.serve.verify.settings import VerifySettings
 from draftree.text.tokenizer import Tokenizer
 
-__all__ = ["CONTENT_TYPE", "MAX_BAD_FRAMES", "mount", "router"]
-
 router = APIRouter(tags=["verify"], responses=ERRORS)
 PATH = "/v1/verify"
 CONTENT_TYPE = "application/msgpack"

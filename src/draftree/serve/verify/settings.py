@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from draftree.core.errors import ConfigurationError
 
-__all__ = ["MAX_FRAME_BYTES", "MAX_NODES", "VerifySettings"]
-
 MAX_NODES = 64
 """Most nodes of one text's tree: the room for tentative tokens in a slot."""
 MAX_FRAME_BYTES = 1 << 20
