@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from torch import Tensor
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
 from draftree.core.files import MALFORMED, expanded, read_json
 from draftree.core.host import return_free_memory
+from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import (
     SETTINGS,
     SOURCES,
@@ -35,7 +36,7 @@ from draftree.loading.native_start import (
 )
 from draftree.loading.options import QUANTIZATIONS
 from draftree.loading.records import BLOCKS_SUFFIX, Store, digest_of
-from draftree.loading.resolve import is_block_file, resolve_model
+from draftree.loading.resolve import is_block_file
 from draftree.loading.transformers_model import eos_ids_from
 from draftree.models.base import Extend, Pass
 from draftree.models.check import NATIVE_LENGTHS, check, reference_logits, rounds_alike, tokens_of_check
@@ -322,44 +323,6 @@ RECORD = "start.json"
 """File of the recorded structure in the description of a GGUF file."""
 
 
-@dataclass(frozen=True, slots=True)
-class WeightChoice:
-    """What the user chose about weights and passes; as for `load_model`."""
-
-    kernels: str
-    quantization: str | None
-    offload: str | int | None
-    device: torch.device
-
-    @property
-    def why_plain(self) -> str | None:
-        """The option that needs plain weights; None if a model may run on the blocks of its files."""
-        if self.quantization is not None:
-            return f"quantization '{self.quantization}' needs plain weights"
-        if self.offload is not None:
-            return "offload needs plain weights"
-        if self.kernels not in ("auto", "native"):
-            return f"kernels '{self.kernels}' need plain weights"
-        return None if self.device.type == "cpu" else f"device '{self.device}' needs plain weights"
-
-
-@dataclass(frozen=True, slots=True)
-class InBlocks:
-    """A model that runs on the blocks of its files.
-
-    Attributes:
-        model: the model.
-        folder: folder with its configuration and tokenizer.
-        eos_ids: tokens that end a text.
-        kind: name of its kind of weights.
-    """
-
-    model: NativeModel
-    folder: Path
-    eos_ids: tuple[int, ...]
-    kind: str
-
-
 def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
     """Return the quantization of a draft model: that of the target, 8 bits if it runs on blocks of its files.
 
@@ -375,37 +338,8 @@ def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str
     return target if target in QUANTIZATIONS else "int8"
 
 
-def load_in_blocks(name: str | os.PathLike[str], dtype: torch.dtype, choice: WeightChoice) -> InBlocks | Path:
-    """Load a model that runs on the blocks of its files, or return the folder of any other model.
-
-    Args:
-        name: name of the model.
-        dtype: dtype of keys and values, float32 or bfloat16.
-        choice: the user's options.
-
-    Returns:
-        The model; or the folder of plain weights, which a GGUF file is converted to.
-
-    Raises:
-        ConfigurationError: an option that needs other weights.
-        ModelError: as `resolve_model`; bits, groups, architecture or machine that native kernels do not support.
-    """
-    reason = choice.why_plain
-    if reason is None and is_block_file(name):
-        try:
-            return _load_gguf(name, dtype)
-        except NativeUnavailableError as why:
-            reason = str(why)
-    folder = resolve_model(name, reason=reason or "")
-    return _load_packed(folder, dtype, choice) or folder
-
-
-def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
-    """Load a GGUF file whose blocks native kernels support.
-
-    Args:
-        name: name of the model.
-        dtype: dtype of keys and values, float32 or bfloat16.
+def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> LoadedModel:
+    """Load a GGUF file whose blocks native kernels read; `dtype` is that of keys and values.
 
     Raises:
         ModelLoadError: the file is damaged.
@@ -420,19 +354,22 @@ def _load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> InBlocks:
         )
     finally:
         forget_gguf()
-    return InBlocks(model, folder, eos_ids, GGUF)
+    return LoadedModel.native(model, folder, eos_ids, name=str(name), quantization=GGUF)
 
 
-def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBlocks | None:
+def load_packed_checkpoint(
+    name: str | os.PathLike[str], folder: Path, dtype: torch.dtype, *, plain_reason: str | None
+) -> LoadedModel | None:
     """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
 
     Args:
-        folder: folder of the model.
+        name: name of the model.
+        folder: its folder.
         dtype: dtype of keys and values, float32 or bfloat16.
-        choice: the user's options.
+        plain_reason: the option that needs plain weights, if there is one.
 
     Raises:
-        ConfigurationError: an option that needs other weights.
+        ConfigurationError: an option needs plain weights.
         ModelLoadError: a file is missing or damaged.
         UnsupportedModelError: bits, groups, architecture or machine that native kernels do not support.
     """
@@ -440,7 +377,7 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
     method = None if settings is None else str(settings.get("quant_method"))
     if settings is None or method not in SUFFIXES:
         return None
-    if choice.why_plain is not None:
+    if plain_reason is not None:
         raise ConfigurationError(
             f"'{folder}' has weights of few bits by {method}, which run as they are, in native kernels on a CPU: leave "
             "kernels, quantization and offload out, and use device 'cpu'"
@@ -458,4 +395,4 @@ def _load_packed(folder: Path, dtype: torch.dtype, choice: WeightChoice) -> InBl
         raise UnsupportedModelError(
             f"'{folder}' has weights of 4 bits by {method}, which run in native kernels only: {reason}"
         ) from reason
-    return InBlocks(model, folder, eos_ids, method)
+    return LoadedModel.native(model, folder, eos_ids, name=str(name), quantization=method)

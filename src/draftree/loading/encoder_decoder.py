@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import JsonError, expanded, read_json
+from draftree.loading.options import LoadOptions
 from draftree.loading.resolve import PATH_LIKE
 from draftree.models.source import EncoderDecoder
 from draftree.weights.cache import Cache
@@ -53,29 +54,19 @@ def reader_class(folder: Path) -> Any:
     return transformers.AutoModelForSeq2SeqLM
 
 
-def refuse_kernels(name: str, kernels: str, quantization: str | None) -> None:
-    """Raise for kernels that encoder-decoder models do not have.
+def refuse_options(name: str, options: LoadOptions) -> None:
+    """Raise for options that encoder-decoder models do not have.
 
     Raises:
-        ConfigurationError: graphs of fixed shapes were requested, or a quantization without native kernels.
+        ConfigurationError: graphs of fixed shapes, or offloaded weights.
     """
-    if kernels == "graphs":
+    if options.kernels == "graphs":
         raise ConfigurationError(
             f"model '{name}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at 'auto'"
         )
-    if kernels == "torch" and quantization is not None:
-        raise ConfigurationError(f"quantization '{quantization}' needs native kernels: leave kernels at 'auto'")
-
-
-def refuse_offload(offload: str | int | None, name: str) -> None:
-    """Raise for offloaded weights of encoder-decoder models.
-
-    Raises:
-        ConfigurationError: offload was requested.
-    """
-    if offload is not None:
+    if options.offload is not None:
         raise ConfigurationError(
-            f"offload is {offload!r}, but '{name}' is an encoder-decoder model, whose weights stay in memory: "
+            f"offload is {options.offload!r}, but '{name}' is an encoder-decoder model, whose weights stay in memory: "
             "leave offload out"
         )
 

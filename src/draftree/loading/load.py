@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,17 +18,12 @@ from draftree.core.errors import (
 )
 from draftree.core.files import code_named_in
 from draftree.core.host import address_space_limit
-from draftree.loading.blocks import InBlocks, WeightChoice, load_in_blocks
-from draftree.loading.encoder_decoder import (
-    is_encoder_decoder,
-    reader_class,
-    refuse_kernels,
-    refuse_offload,
-)
+from draftree.loading.blocks import load_gguf, load_packed_checkpoint
+from draftree.loading.encoder_decoder import is_encoder_decoder, reader_class, refuse_options
 from draftree.loading.loaded import LoadedModel, sampling_of
 from draftree.loading.native_start import PackedStart, start_key
-from draftree.loading.options import require_known, require_kv_dtype, resolve_device, resolve_dtype
-from draftree.loading.resolve import resolve_model
+from draftree.loading.options import LoadOptions, require_known, require_kv_dtype, resolve_device, resolve_dtype
+from draftree.loading.resolve import is_block_file, resolve_model
 from draftree.loading.transformers_model import eos_ids_in, read_model, wrap_model
 from draftree.models.base import LanguageModel
 from draftree.models.memory import free_memory
@@ -45,63 +38,6 @@ from draftree.weights.cache import Cache, is_distrusted, steps
 logger = logging.getLogger(__name__)
 
 NO_STREAMING = "passes through torch were requested, or native kernels are not available here"
-
-
-@dataclass(frozen=True, slots=True)
-class Offload:
-    """Options of a target whose weights are read in every pass.
-
-    Attributes:
-        memory: memory for its weights, such as "8GB".
-        kernels: as for `load_model`.
-        quantization: as for `load_model`.
-        trust_remote_code: as for `load_model`.
-
-    Raises:
-        ConfigurationError: malformed memory, or kernels that cannot read weights in a pass.
-    """
-
-    memory: str | int
-    kernels: str
-    quantization: str | None
-    trust_remote_code: bool
-
-    def __post_init__(self) -> None:
-        parse_size(self.memory)
-        if self.kernels == "graphs":
-            raise ConfigurationError(
-                "kernels 'graphs' replay fixed addresses, and offloaded weights move: use 'auto', or leave offload out"
-            )
-
-
-def torch_placement(device: torch.device, offload: str | int, folder: Path) -> Mapping[str, Any]:
-    """Return the arguments of `from_pretrained` with which accelerate places the modules of a model.
-
-    Args:
-        device: device of the passes.
-        offload: memory for weights on it, such as "8GB".
-        folder: an existing folder for weights that fit nowhere else and are in no safetensors file.
-
-    Raises:
-        ConfigurationError: malformed memory, or accelerate is not installed.
-    """
-    budget = parse_size(offload)
-    if find_spec("accelerate") is None:
-        raise ConfigurationError(
-            f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "
-            "or use a model and a device with native kernels"
-        )
-    memory: dict[Any, int] = {"cpu": budget}
-    if device.type == "cuda":
-        memory = {device.index or 0: budget, "cpu": free_memory(torch.device("cpu")) or budget}
-    return {"device_map": "auto", "max_memory": memory, "offload_folder": str(folder)}
-
-
-def offload_folder() -> Path:
-    """Return the folder of the cache in which accelerate may write weights; creates it."""
-    place = Cache().root / "offloaded"
-    place.mkdir(parents=True, exist_ok=True)
-    return place
 
 
 def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
@@ -174,119 +110,171 @@ def load_model(
             f"this process may map {limit >> 20} MiB of memory, and loading a model takes at least "
             f"{LEAST_ADDRESS_SPACE >> 20} MiB: raise the limit (ulimit -v)"
         )
-    require_known(kernels, quantization)
-    require_kv_dtype(kv_dtype, kernels, device)
-    if kv_dtype is not None:
-        load = partial(load_model, dtype=dtype, device=device, kernels=kernels, quantization=quantization)
-        load = partial(load, packed=packed, trust_remote_code=trust_remote_code, offload=offload)
-        return with_kv_dtype(load(name), kv_dtype)
+    options = LoadOptions(
+        dtype=dtype,
+        device=device,
+        kernels=kernels,
+        quantization=quantization,
+        packed=packed,
+        trust_remote_code=trust_remote_code,
+        offload=offload,
+        kv_dtype=kv_dtype,
+    )
     if is_remote(name):
         from draftree.loading.remote import load_remote
 
-        return load_remote(
-            str(name), dtype=dtype, device=device, kernels=kernels, quantization=quantization, offload=offload
-        )
-    options = None if offload is None else Offload(offload, kernels, quantization, trust_remote_code)
-    where = resolve_device(device)
-    kind = resolve_dtype(dtype, where)
-    resolved = load_in_blocks(name, kind, WeightChoice(kernels, quantization, offload, where))
-    if isinstance(resolved, InBlocks):
-        return LoadedModel.native(
-            resolved.model, resolved.folder, resolved.eos_ids, name=str(name), quantization=resolved.kind
-        )
-    folder = resolved
-    if is_encoder_decoder(folder):
-        refuse_kernels(str(name), kernels, quantization)
-        refuse_offload(offload, str(name))
-        read = partial(read_model, folder, kind, where, trust_remote_code=trust_remote_code)
-        read = partial(read, reader=reader_class(folder))
-        return _load_encoder_decoder(read, folder, str(name), kernels=kernels, quantization=quantization, packed=packed)
-    runs_code = trust_remote_code and bool(code_named_in(folder))
-    lowers = kernels in ("auto", "native") and where.type == "cpu" and not runs_code
-    key = start_key(folder, kind, quantization, is_needed=offload is not None) if lowers else None
-    start = None if key is None else PackedStart(key, offload)
-    if start is not None and (found := start.load()) is not None:
-        return LoadedModel.native(found[0], folder, found[1].eos_ids, name=str(name), quantization=quantization)
-    if start is not None and is_distrusted(folder, Cache().root):
-        folder = resolve_model(name)  # compares its files with their sums: installs it again, or raises
-        key = start_key(folder, kind, quantization, is_needed=offload is not None)
-        start = None if key is None else PackedStart(key, offload)
-    if options is not None:
-        return _load_offloaded(options, folder, name=str(name), kind=kind, where=where, start=start)
-    steps.info("%s: reading weights through transformers", name)
-    why, model = None, read_model(folder, kind, where, trust_remote_code=trust_remote_code)
-    if kernels in ("auto", "native"):
-        from draftree.loading.lowering import lower_model  # later starts do not need it
-
-        try:
-            ours = lower_model(model, folder=folder, name=str(name), quantization=quantization, start=start)
-            return replace(ours, runs_code=runs_code)
-        except NativeUnavailableError as reason:
-            why = str(reason)
-            if kernels == "native" or quantization is not None:
-                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
-            logger.info("%s: passes run through torch: %s", name, why)
-            if isinstance(reason, NativeMismatchError):
-                model = read_model(
-                    folder, kind, where, trust_remote_code=trust_remote_code
-                )  # its weights were released
-    shapes = Shapes() if kernels == "graphs" else None
-    wrapped = wrap_model(model, folder=folder, name=str(name), packed=packed, shapes=shapes)
-    return replace(wrapped, fallback_reason=wrapped.fallback_reason if why is None else why, runs_code=runs_code)
+        loaded = load_remote(str(name), options)
+    else:
+        loaded = _LocalLoad(name, options).run()
+    return loaded if kv_dtype is None else with_kv_dtype(loaded, kv_dtype)
 
 
-def _load_encoder_decoder(
-    read: Callable[[], Any], folder: Path, name: str, *, kernels: str, quantization: str | None, packed: bool
-) -> LoadedModel:
-    """Load an encoder-decoder model whose decoder runs in C if possible, else through torch.
+class _LocalLoad:
+    """One load of a model on this machine. Its loaders share the folder, the start and the transformers model.
 
     Args:
-        read: reads it as a model of transformers.
-        folder: folder of its files.
-        name: name in messages.
-        kernels: as for `load_model`.
-        quantization: as for `load_model`.
-        packed: as for `load_model`.
+        name: the model.
+        options: the user's.
     """
-    model, why = read(), None
-    if kernels in ("auto", "native"):
-        from draftree.loading.lowering import lower_encoder_decoder  # later starts do not need it
 
-        eos_ids = eos_ids_in(model)
+    def __init__(self, name: str | os.PathLike[str], options: LoadOptions) -> None:
+        self._name, self._options = name, options
+        self._device = resolve_device(options.device)
+        self._dtype = resolve_dtype(options.dtype, self._device)
+        self._reason: str | None = None
+        """Why the loader before could not load the model."""
+        self._start: PackedStart | None = None
+        self._runs_code = False
+        self._model: Any = None
+
+    def run(self) -> LoadedModel:
+        """Return the model of the first loader that can load it; the last one can, or raises."""
+        for load in (self._gguf, self._packed_checkpoint, self._later_start, self._native, self._torch):
+            loaded = load()
+            if isinstance(loaded, LoadedModel):
+                return loaded
+            self._reason = loaded
+        raise AssertionError("the last loader returns a model or raises")
+
+    def _gguf(self) -> LoadedModel | str | None:
+        """Run a GGUF file on its own blocks."""
+        reason = self._options.plain_reason(self._device)
+        if reason is None and is_block_file(self._name):
+            try:
+                return load_gguf(self._name, self._dtype)
+            except NativeUnavailableError as error:
+                return str(error)
+        return reason
+
+    def _packed_checkpoint(self) -> LoadedModel | None:
+        self._folder = resolve_model(self._name, reason=self._reason or "")
+        reason = self._options.plain_reason(self._device)
+        return load_packed_checkpoint(self._name, self._folder, self._dtype, plain_reason=reason)
+
+    def _later_start(self) -> LoadedModel | None:
+        """Load from what the first start kept."""
+        options = self._options
+        self._has_encoder = is_encoder_decoder(self._folder)
+        if self._has_encoder:
+            refuse_options(str(self._name), options)
+            return None
+        self._runs_code = options.trust_remote_code and bool(code_named_in(self._folder))
+        self._start = self._recorded_start()
+        if self._start is not None and (found := self._start.load()) is not None:
+            model, record = found
+            name, quantization = str(self._name), options.quantization
+            return LoadedModel.native(model, self._folder, record.eos_ids, name=name, quantization=quantization)
+        if self._start is not None and is_distrusted(self._folder, Cache().root):
+            self._folder = resolve_model(self._name)  # compares files with their sums: installs them again, or raises
+            self._start = self._recorded_start()
+        return None
+
+    def _recorded_start(self) -> PackedStart | None:
+        options = self._options
+        if not options.allows_native or self._device.type != "cpu" or self._runs_code:
+            return None
+        key = start_key(self._folder, self._dtype, options.quantization, is_needed=options.offload is not None)
+        return None if key is None else PackedStart(key, options.offload)
+
+    def _read(self, placement: Mapping[str, Any] | None = None) -> Any:
+        if self._model is None:
+            steps.info("%s: reading weights through transformers", self._name)
+            self._model = read_model(
+                self._folder,
+                self._dtype,
+                self._device,
+                trust_remote_code=self._options.trust_remote_code,
+                reader=reader_class(self._folder) if self._has_encoder else None,
+                placement=placement,
+            )
+        return self._model
+
+    def _native(self) -> LoadedModel | str | None:
+        """Convert the transformers model to native kernels."""
+        from draftree.loading.lowering import lower_encoder_decoder, lower_model  # later starts do not need it
+
+        name, options = str(self._name), self._options
+        streams = options.offload is not None
+        if not (streams or options.allows_native):
+            return None
         try:
-            ours = lower_encoder_decoder(model, name, quantization=quantization)
-            return LoadedModel.native(ours, folder, eos_ids, name=name, quantization=quantization)
+            if streams and self._start is None:
+                raise NativeUnavailableError(NO_STREAMING)
+            model = self._read()
+            if self._has_encoder:
+                ours = lower_encoder_decoder(model, name, quantization=options.quantization)
+                eos_ids = eos_ids_in(model)
+                return LoadedModel.native(ours, self._folder, eos_ids, name=name, quantization=options.quantization)
+            lowered = lower_model(
+                model, folder=self._folder, name=name, quantization=options.quantization, start=self._start
+            )
+            return replace(lowered, runs_code=self._runs_code)
         except NativeUnavailableError as reason:
-            why = str(reason)
-            if kernels == "native" or quantization is not None:
-                raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {why}") from reason
-            logger.info("%s: passes run through torch: %s", name, why)
-            if isinstance(reason, NativeMismatchError):
-                model = read()  # its weights were released
-    return replace(wrap_model(model, folder=folder, name=name, packed=packed), fallback_reason=why)
+            if options.requires_native:
+                does = "stream its weights to" if streams else "run on"
+                raise NativeUnavailableError(f"model '{name}' cannot {does} native kernels: {reason}") from reason
+            logger.info("%s: passes run through torch: %s", name, reason)
+            if streams or isinstance(reason, NativeMismatchError):
+                self._model = None  # other places of its weights, or they were released
+            return str(reason)
 
-
-def _load_offloaded(
-    options: Offload, folder: Path, *, name: str, kind: torch.dtype, where: torch.device, start: PackedStart | None
-) -> LoadedModel:
-    """Load a model whose weights are read in every pass: through native kernels, else through accelerate."""
-    trusts, why = options.trust_remote_code, None
-    if start is not None:
-        model = read_model(folder, kind, where, trust_remote_code=trusts)
-        from draftree.loading.lowering import lower_model  # later starts do not need it
-
-        try:
-            return lower_model(model, folder=folder, name=name, quantization=options.quantization, start=start)
-        except NativeUnavailableError as reason:
-            why = str(reason)
-            del model
-    if options.kernels == "native" or options.quantization is not None:
-        raise NativeUnavailableError(
-            f"model '{name}' cannot stream its weights to native kernels: {why or NO_STREAMING}"
+    def _torch(self) -> LoadedModel:
+        options, placement = self._options, None
+        if options.offload is not None:
+            placement = torch_placement(self._device, options.offload)
+        loaded = wrap_model(
+            self._read(placement),
+            folder=self._folder,
+            name=str(self._name),
+            packed=options.packed and options.offload is None,
+            shapes=Shapes() if options.kernels == "graphs" else None,
         )
-    placement = torch_placement(where, options.memory, offload_folder())
-    model = read_model(folder, kind, where, trust_remote_code=trusts, placement=placement)
-    return replace(wrap_model(model, folder=folder, name=name), fallback_reason=why or NO_STREAMING)
+        reason = loaded.fallback_reason if self._reason is None else self._reason
+        return replace(loaded, fallback_reason=reason, runs_code=self._runs_code)
+
+
+def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, Any]:
+    """Return the arguments of `from_pretrained` with which accelerate places the modules of a model.
+
+    Args:
+        device: device of the passes.
+        offload: memory for weights on it, such as "8GB".
+
+    Raises:
+        ConfigurationError: accelerate is not installed.
+    """
+    if find_spec("accelerate") is None:
+        raise ConfigurationError(
+            f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "
+            "or use a model and a device with native kernels"
+        )
+    budget = parse_size(offload)
+    memory: dict[Any, int] = {"cpu": budget}
+    if device.type == "cuda":
+        memory = {device.index or 0: budget, "cpu": free_memory(torch.device("cpu")) or budget}
+    folder = Cache().root / "offloaded"  # for weights that fit nowhere else and are in no safetensors file
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"device_map": "auto", "max_memory": memory, "offload_folder": str(folder)}
 
 
 def load_target(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 
 import torch
 
 from draftree.core.errors import ConfigurationError, suggestion
+from draftree.models.native.streaming.model import parse_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 KERNELS = ("auto", "native", "torch", "graphs")
@@ -95,3 +97,51 @@ def require_kv_dtype(kv_dtype: str | None, kernels: str, device: str = "auto") -
         raise ConfigurationError(
             f"kv_dtype '{kv_dtype}' needs native kernels, which run on a CPU: use device 'cpu', or leave kv_dtype out"
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """What the user chose about a model's weights and passes: the arguments of `load_model`.
+
+    Raises:
+        ConfigurationError: unknown options, or options that exclude each other.
+    """
+
+    dtype: str | torch.dtype = "auto"
+    device: str = "auto"
+    kernels: str = "auto"
+    quantization: str | None = None
+    packed: bool = True
+    trust_remote_code: bool = False
+    offload: str | int | None = None
+    kv_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        require_known(self.kernels, self.quantization)
+        require_kv_dtype(self.kv_dtype, self.kernels, self.device)
+        if self.offload is not None:
+            parse_size(self.offload)
+        if self.offload is not None and self.kernels == "graphs":
+            raise ConfigurationError(
+                "kernels 'graphs' replay fixed addresses, and offloaded weights move: use 'auto', or leave offload out"
+            )
+
+    @property
+    def allows_native(self) -> bool:
+        """Whether passes may run on native kernels."""
+        return self.kernels in ("auto", "native")
+
+    @property
+    def requires_native(self) -> bool:
+        """Whether a model without native kernels is refused."""
+        return self.kernels == "native" or self.quantization is not None
+
+    def plain_reason(self, device: torch.device) -> str | None:
+        """Return the option that needs plain weights; None if a model may run on the blocks of its files."""
+        if self.quantization is not None:
+            return f"quantization '{self.quantization}' needs plain weights"
+        if self.offload is not None:
+            return "offload needs plain weights"
+        if not self.allows_native:
+            return f"kernels '{self.kernels}' need plain weights"
+        return None if device.type == "cpu" else f"device '{device}' needs plain weights"

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
-
-import torch
 
 from draftree.core.errors import ConfigurationError, GenerationError, require_extra
 from draftree.core.files import expanded
 from draftree.loading.loaded import LoadedModel, load_tokenizer, require_same_tokenizer
-from draftree.loading.options import resolve_device, resolve_dtype
+from draftree.loading.options import LoadOptions, resolve_device, resolve_dtype
 from draftree.remote.address import FrameError, RemoteAddress
 from draftree.remote.tokenizers import MAX_BYTES, TOKENIZER_PATH, install_files, kept_digests
 from draftree.weights.cache import Cache
@@ -28,18 +26,13 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 FETCH_SECONDS = 60.0
 
 
-def load_remote(
-    name: str, *, dtype: Any, device: str, kernels: str, quantization: str | None, offload: str | int | None = None
-) -> LoadedModel:
+def load_remote(name: str, options: LoadOptions) -> LoadedModel:
     """Begin a session with a verify server.
 
     Args:
         name: `remote:URL`, as for `RemoteAddress.parse`.
-        dtype: of drafters on this machine.
-        device: of drafters on this machine.
-        kernels: of the layers on this machine, if the address has a split; else must be "auto".
-        quantization: likewise; else must be None.
-        offload: must be None.
+        options: dtype and device of drafters on this machine; kernels and quantization of its layers, if the address
+            has a split, else they must not be chosen.
 
     Raises:
         ConfigurationError: a wrong address, or options of the server's model.
@@ -47,14 +40,14 @@ def load_remote(
         ModelLoadError: its tokenizer cannot be used.
     """
     address = RemoteAddress.parse(name)
-    is_chosen = kernels != "auto" or quantization is not None
-    if (is_chosen and not address.split) or offload is not None:
+    is_chosen = options.kernels != "auto" or options.quantization is not None
+    if (is_chosen and not address.split) or options.offload is not None:
         raise ConfigurationError(
             f"kernels, quantization and offload of '{name}' are chosen on the server: "
             "give them to 'draftree verify-server'"
         )
-    where = resolve_device(device)
-    kind = resolve_dtype(dtype, where)
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
     require_extra("remote", "a remote target needs", error=ConfigurationError)
     from draftree.remote.link import Link, Patience
     from draftree.remote.target import RemoteModel
@@ -62,9 +55,9 @@ def load_remote(
     key = os.environ.get(KEY_VARIABLE) or None
     model: RemoteModel | SplitModel
     if address.split:
-        model = _split_target(address, key, kind=kind, device=where, kernels=kernels, quantization=quantization)
+        model = _split_target(address, key, options)
     else:
-        model = RemoteModel(Link(address, key, patience=Patience(total=address.wait)), where, kind)
+        model = RemoteModel(Link(address, key, patience=Patience(total=address.wait)), device, dtype)
     # at the end of the process, or of the model: without it, the session counts until its lease ends
     weakref.finalize(model, model.link.close)
     welcome = model.link.welcome
@@ -73,22 +66,20 @@ def load_remote(
     return LoadedModel(model, folder, welcome.eos_ids, name, kernels="remote", tokenizer_sha=welcome.tokenizer)
 
 
-def _split_target(
-    address: RemoteAddress,
-    key: str | None,
-    *,
-    kind: torch.dtype,
-    device: torch.device,
-    kernels: str,
-    quantization: str | None,
-) -> SplitModel:
+def _split_target(address: RemoteAddress, key: str | None, options: LoadOptions) -> SplitModel:
     """Load the first layers, and begin a session that sends their states."""
     from draftree.loading.first_layers import load_first_layers
     from draftree.remote.link import Link, Patience
     from draftree.remote.split.target import SplitModel
 
+    device = resolve_device(options.device)
     local = load_first_layers(
-        address.weights, address.split, dtype=kind, device=device, kernels=kernels, quantization=quantization
+        address.weights,
+        address.split,
+        dtype=resolve_dtype(options.dtype, device),
+        device=device,
+        kernels=options.kernels,
+        quantization=options.quantization,
     )
     link = Link(address, key, patience=Patience(total=address.wait), takes_bytes=True)
     try:

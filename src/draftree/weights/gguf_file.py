@@ -29,6 +29,8 @@ MAX_ITEMS = 1 << 24
 """Items of a list of the metadata; the largest known vocabularies have a million."""
 MAX_NESTED = 4
 """Lists inside lists."""
+CHUNK_VALUES = 1 << 22
+"""Values of a tensor that are dequantized at once."""
 PURPOSE = "weights in the GGUF format need"
 BLOCKS = {
     FLOAT32: ("F32", 1, 4),
@@ -154,12 +156,16 @@ class GgufFile:
 
         tensor = self.tensor(name)
         kind = GGMLQuantizationType(tensor.kind)
-        packed = self._bytes[tensor.first_byte : tensor.first_byte + tensor.num_bytes]
         if kind.name == "BF16":
-            return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
-        rows = packed.reshape(math.prod(tensor.shape[:-1]), -1)
+            return (self.rows(name).view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
+        rows = self.rows(name)
+        values = np.empty((len(rows), tensor.shape[-1]), np.float32)
+        count = max(1, CHUNK_VALUES // tensor.shape[-1])
         try:
-            return dequantize(rows, kind).reshape(tensor.shape)
+            # the library takes several times the memory of what it dequantizes
+            for first in range(0, len(rows), count):
+                values[first : first + count] = dequantize(rows[first : first + count], kind)
+            return values.reshape(tensor.shape)
         except NotImplementedError as error:
             raise ModelLoadError(
                 f"'{self.path}' holds '{name}' in blocks of type {kind.name}, which cannot be unpacked here: "
