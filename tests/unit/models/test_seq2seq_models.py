@@ -13,7 +13,7 @@ import transformers
 import native_seq2seq
 from draftree import LLM, SamplingParams
 from draftree.core.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
-from draftree.loading import encoder_decoder
+from draftree.loading import transformers_model
 from draftree.loading.transformers_model import wrap_encoder_decoder
 from draftree.models.base import ALL_LAYERS, CheckResult, Extend, Fork, LayerSubset, Pass
 from draftree.models.source import FeatureSource, TokenSource
@@ -154,7 +154,7 @@ def test_families_that_cannot_be_scored_are_refused_with_the_reason() -> None:
 
 def test_inexact_trees_limit_a_model_to_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     inexact = CheckResult(chain_error=0.0, tree_error=1.0, tolerance=1e-4)
-    monkeypatch.setattr(encoder_decoder, "check", lambda *_: inexact)
+    monkeypatch.setattr(transformers_model, "check", lambda *_: inexact)
     assert not wrapped("bart").supports_trees
     plain = LLM(sample("bart"), "none").generate([5, 6, 7], SamplingParams(temperature=0))
     chain = LLM(sample("bart"), draft="ngram,min=1").generate([5, 6, 7], SamplingParams(temperature=0))
