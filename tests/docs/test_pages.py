@@ -51,7 +51,7 @@ SMALL = {"tinyllama-1.1b-chat": MODEL, "smollm2-135m-instruct": MODEL, "550MB": 
 HUB = {"HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct"}
 """Models of the hub, and the same ones of the catalogue."""
 ADDRESS = "https://verify.example.org"
-MARKED = ("devices", "drafting-ahead", "end-and-cloud", "larger-than-memory", "precision")
+MARKED = ("devices", "end-and-cloud", "larger-than-memory", "precision")
 
 
 def name_of(path: Path) -> str:

@@ -72,7 +72,7 @@ def test_the_health_check_asks_the_port_of_the_server() -> None:
     (check,) = of("HEALTHCHECK")
     ((port, path),) = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", check)
     assert int(port) == DEFAULTS.port == int(of("EXPOSE")[0])
-    assert path in {route.path for route in status.health_router.routes}  # type: ignore[attr-defined]
+    assert path in {route.path for route in status.router.routes}  # type: ignore[attr-defined]
 
 
 def test_the_unit_waits_longer_than_the_drain() -> None:

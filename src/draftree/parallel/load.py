@@ -11,17 +11,19 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, DraftreeError, RankError, UnsupportedModelError, require_extra
 from draftree.core.files import code_named_in
 from draftree.loading.encoder_decoder import is_encoder_decoder
 from draftree.loading.loaded import LoadedModel
-from draftree.loading.options import require_known, resolve_dtype
+from draftree.loading.options import require_known, resolve_device, resolve_dtype
 from draftree.loading.references import ROUNDED_TOLERANCE, in_float32, whole_reference
 from draftree.loading.resolve import resolve_model
 from draftree.loading.transformers_model import eos_ids_in, first_line, read_model, row_buckets
@@ -48,7 +50,7 @@ from draftree.models.torch.static import Shapes
 from draftree.parallel.channel import FAILED, GRACE_SECONDS, Leader, Member
 from draftree.parallel.model import ParallelModel, follow, signals_ignored
 from draftree.parallel.options import LoadSettings, ParallelOptions
-from draftree.parallel.world import World, current_world, local_device, require_group
+from draftree.parallel.world import World, current_world, group_rank
 
 # Tensor-parallel plans for the modules of one stage.
 #
@@ -580,3 +582,53 @@ def _checked(
     lengths = NATIVE_LENGTHS if share.is_native else EXACT_LENGTHS
     model.is_exact = share.is_fixed and has_order and result.is_exact and rounds_alike(model, lengths)
     return LoadedModel(model, share.folder, share.eos_ids, str(name), share.kernels, share.quantization)
+
+
+ABORT_OPERATIONS = "2"
+"""Value of torch that ends operations and not the process."""
+TIMEOUT = timedelta(hours=2)
+"""Reading large weights takes long; lifelines notice ended processes within seconds."""
+
+
+def local_device(device: str, world: World) -> torch.device:
+    """Return the device of this process: the GPU with its local rank, or the CPU."""
+    found = resolve_device(device)
+    has_gpu = torch.cuda.is_available()
+    if found.type == "cpu" and has_gpu:
+        raise ConfigurationError(
+            "device 'cpu' with several processes needs a machine without visible GPUs: set CUDA_VISIBLE_DEVICES=''"
+        )
+    if found.type != "cuda":
+        return found
+    if found.index is not None and ":" in device:
+        raise ConfigurationError(f"device is '{device}': each process has its own GPU, so use cuda or auto")
+    if world.local_rank >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"this machine has {torch.cuda.device_count()} GPUs for {world.local_size} processes: start at most one "
+            "process for each GPU"
+        )
+    torch.cuda.set_device(world.local_rank)
+    return torch.device("cuda", world.local_rank)
+
+
+def require_group(world: World, options: ParallelOptions, device: torch.device) -> None:
+    """Create the process group, or check that the existing one has this order of ranks."""
+    rank = group_rank(world.rank, options)
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, world.size):
+            raise ConfigurationError(
+                f"this process is rank {dist.get_rank()} of a process group, and {options} needs rank {rank}: start a "
+                "new job, and leave torch.distributed.init_process_group out"
+            )
+        return
+    os.environ.setdefault("LOCAL_RANK", str(world.local_rank))
+    # after an error of NCCL only its operations end: the process has to tell its clients first
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", ABORT_OPERATIONS)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=dist.PrefixStore(f"draftree/group/{options.pp}", world.store),
+        rank=rank,
+        world_size=world.size,
+        timeout=TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )

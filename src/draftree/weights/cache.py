@@ -270,7 +270,7 @@ class Cache:
             if place.exists():
                 place.rename(parts / "replaced")
             fresh.rename(place)
-            _sync(place.parent)
+            sync(place.parent)
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
@@ -398,11 +398,12 @@ def make_durable(folder: Path) -> None:
     """Flush every file below `folder` to the disk, so that the rename happens after the content is written."""
     for path in folder.rglob("*"):
         if path.is_file():
-            _sync(path)
-    _sync(folder)
+            sync(path)
+    sync(folder)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
     if os.name == "nt":
         return  # Windows cannot flush a folder or a file that is open for reading only.
     descriptor = os.open(path, os.O_RDONLY)

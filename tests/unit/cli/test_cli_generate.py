@@ -191,10 +191,15 @@ def test_a_model_cannot_control_the_terminal() -> None:
 
 
 def test_help_names_every_flag_and_an_example(generate: Any) -> None:
-    status, out, _ = generate("--help")
+    status, out, _ = generate("--help-all")
     assert status == 0
     for flag in ("--draft", "--verify", "--plan", "--temperature", "--logit-bias", "--compare", "--json", "--system"):
         assert f"  {flag}" in out
+    status, short, _ = generate("--help")
+    assert status == 0
+    assert "  --draft" in short
+    assert "--help-all" in short
+    assert len(short) < len(out)
     assert "[default: 256]" in " ".join(out.split())
     assert "  draftree generate smollm2-135m-instruct" in out
 

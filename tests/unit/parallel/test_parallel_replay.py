@@ -111,12 +111,12 @@ def test_an_idle_event_loop_survives_the_loss_of_a_rank() -> None:
 VANISHING = """
 import os, subprocess, threading
 from torch.distributed import HashStore
-from draftree.parallel import channel, lifeline
+from draftree.parallel import channel
 from draftree.parallel.world import World
 
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 channel.PROBE_SECONDS, channel.PROBES = 1, 1
-lifeline.GRACE_SECONDS = 3600.0
+channel.GRACE_SECONDS = 3600.0
 store, members = HashStore(), []
 thread = threading.Thread(target=lambda: members.append(channel.Member(World(1, 2, 1, 2, store))))
 thread.start()

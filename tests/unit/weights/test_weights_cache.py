@@ -161,7 +161,7 @@ def test_a_folder_is_on_the_disk_before_it_appears(cache: Cache, monkeypatch: py
         synced.append(path.name)
         appeared_before.append(cache.folder("one").exists())
 
-    monkeypatch.setattr(cache_module, "_sync", record)
+    monkeypatch.setattr(cache_module, "sync", record)
     fill(cache, "one")
     assert {"file", "draftree.json", "fresh"} <= set(synced)
     assert appeared_before == [False] * (len(synced) - 1) + [True]

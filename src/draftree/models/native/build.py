@@ -32,7 +32,7 @@ from types import MappingProxyType
 
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import cpu_info, usable_cores
-from draftree.weights.cache import Cache, _sync
+from draftree.weights.cache import Cache, sync
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +89,10 @@ def _sum(content: bytes) -> str:
 def publish(fresh: Path, folder: Path, prefix: str) -> Path:
     """Move a built file from the same file system to a folder, under its final name."""
     fresh.chmod(0o755 & ~0o022)
-    _sync(fresh)
+    sync(fresh)
     place = folder / f"{prefix}{_sum(fresh.read_bytes())}{SUFFIX}"
     os.replace(fresh, place)
-    _sync(folder)
+    sync(folder)
     return place
 
 
