@@ -265,7 +265,7 @@ def test_a_full_cache_gives_a_private_library(
         if own_cache in path.parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(build, "_sync", full)
+    monkeypatch.setattr(build, "sync", full)
     path = built_library()
     assert own_cache not in path.parents
     assert "No space left on device" in caplog.text

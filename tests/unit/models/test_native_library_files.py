@@ -246,7 +246,7 @@ def _children_in(folder: Path) -> list[int]:
 
 def test_content_is_on_the_disk_before_the_name(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     happened: list[str] = []
-    sync, replace = library_files._sync, os.replace
+    sync, replace = library_files.sync, os.replace
 
     def syncing(path: Path) -> None:
         happened.append("folder" if path.is_dir() else "file")
@@ -256,7 +256,7 @@ def test_content_is_on_the_disk_before_the_name(bench: Bench, monkeypatch: pytes
         happened.append("rename")
         replace(source, place)
 
-    monkeypatch.setattr(library_files, "_sync", syncing)
+    monkeypatch.setattr(library_files, "sync", syncing)
     monkeypatch.setattr(library_files.os, "replace", replacing)
     monkeypatch.setenv("DRAFTREE_CACHE", str(bench.cache))
     monkeypatch.setattr(build, "SOURCES", (bench.source,))
