@@ -139,11 +139,7 @@ def analyse(
 
 
 def checked(model: str | None, draft: str | None, output: Path | None, *, has_data: bool) -> Path:
-    """Return the folder of the figures.
-
-    Raises:
-        typer.BadParameter: the arguments do not fit together.
-    """
+    """Return the folder of the figures."""
     if output is None:
         raise typer.BadParameter("name a folder for the figures", param_hint="--output")
     if model is not None and draft is None:

@@ -69,20 +69,7 @@ def write_prompts(
     notes: Style,
     record: Path | None = None,
 ) -> None:
-    """Load the model, generate for all prompts as one batch and print the results in the order of the file.
-
-    Args:
-        setup: the model and the methods.
-        prompts: the prompts of the file.
-        request: parameters for each of them; its task has no text.
-        screen: where texts appear; None prints one JSON object per line.
-        notes: style of standard error.
-        record: the file of a trace of all rounds; None for no trace.
-
-    Raises:
-        InvalidRequestError: a prompt is invalid; nothing has been generated then.
-        GenerationError: prompts failed during generation; the others are printed.
-    """
+    """Load the model, generate for all prompts as one batch and print the results in the order of the file."""
     require_fitting_options(prompts, request.task)
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
@@ -107,11 +94,7 @@ def write_prompts(
 
 
 def require_fitting_options(prompts: Sequence[FilePrompt], task: Task) -> None:
-    """Refuse prompt options for lines that are whole conversations.
-
-    Raises:
-        InvalidRequestError: the message names the line.
-    """
+    """Refuse prompt options for lines that are whole conversations."""
     option = "--no-chat" if task.chat is False else None if task.system is None else "--system"
     if option is None and task.decoder.get("source_lang") is not None:
         option = "--source-lang"
@@ -145,11 +128,7 @@ def write_in_order(llm: LLM, prompts: Sequence[FilePrompt], request: Request) ->
 
 
 def sequences_of(llm: LLM, prompt: FilePrompt, request: Request) -> tuple[bool, list[WritingSequence]]:
-    """Create the n sequences of a prompt; also returns whether they answer a conversation.
-
-    Raises:
-        InvalidRequestError: the message names the prompt's place.
-    """
+    """Create the n sequences of a prompt; also returns whether they answer a conversation."""
     try:
         if prompt.messages is not None:
             chat, ids = True, llm.prompts.encode_chat(prompt.messages)

@@ -100,11 +100,7 @@ class Material:
 
     @property
     def checked_as(self) -> dict[str, Any]:
-        """Parameters that stand for the texts, so that conflicts are found before a model is loaded.
-
-        Raises:
-            typer.BadParameter: a weight without a model.
-        """
+        """Parameters that stand for the texts, so that conflicts are found before a model is loaded."""
         if self.lm_weight != 1.0 and self.lm_model is None:
             raise typer.BadParameter("it needs --lm-model", param_hint="--lm-weight")
         phrases = {"force_words_ids": [[0]]} if self.phrases else {}
@@ -116,11 +112,7 @@ class Material:
         return [*self.ensemble, *([] if self.lm_model is None else [self.lm_model])]
 
     def loaded(self, params: BeamSearchParams, llm: LLM) -> BeamSearchParams:
-        """Return the parameters with token ids and loaded models.
-
-        Raises:
-            DraftreeError: a text without tokens, or a model that cannot be loaded or does not fit.
-        """
+        """Return the parameters with token ids and loaded models."""
         found: dict[str, Any] = {}
         if self.phrases:
             found["force_words_ids"] = [_ids(llm, text) for text in self.phrases]
@@ -141,11 +133,7 @@ def _ids(llm: LLM, text: str) -> list[int]:
 
 
 def read_texts(path: Path | None) -> list[str]:
-    """Return the lines of a file that are not blank; empty without a file.
-
-    Raises:
-        typer.BadParameter: it cannot be read, or has no text.
-    """
+    """Return the lines of a file that are not blank; empty without a file."""
     if path is None:
         return []
     try:
@@ -307,11 +295,7 @@ def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt:
 
 
 def read_options(early_stopping: str | None, length_bounds: str | None) -> dict[str, Any]:
-    """Return the values of the options that are not plain fields.
-
-    Raises:
-        typer.BadParameter: a value is malformed.
-    """
+    """Return the values of the options that are not plain fields."""
     found: dict[str, Any] = {}
     if early_stopping is not None:
         if early_stopping not in STOP_RULES:

@@ -119,11 +119,7 @@ Verify = Annotated[
 
 
 def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
-    """Parse comma-separated numbers.
-
-    Raises:
-        typer.BadParameter: a part is not a number.
-    """
+    """Parse comma-separated numbers."""
     try:
         return tuple(kind(number) for number in text.split(","))
     except ValueError as error:
@@ -132,13 +128,7 @@ def listed(text: str, option: str, *, kind: Callable[[str], Number], example: st
 
 
 def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[str, Any]]) -> None:
-    """Write results line by line, then print their tables.
-
-    Args:
-        output: the results file; None prints only.
-        header: the provenance.
-        lines_of: pairs of the kind of a line and its record.
-    """
+    """Write results line by line, then print their tables."""
     from draftree.lab.bench.benchmark import end_line
 
     with record_file(output) as lines:
@@ -278,14 +268,7 @@ def write_all(
     groups: Sequence[Sequence[Prompt]] | None = None,
     records: Iterator[list[BenchRecord]] | None = None,
 ) -> None:
-    """Measure every prompt with every method, with a progress bar.
-
-    Args:
-        ready: the benchmark.
-        lines: where the records are written.
-        groups: groups that are left; None for all.
-        records: their records, measured when they are read; None for those of the benchmark.
-    """
+    """Measure every prompt with every method, with a progress bar."""
     groups = ready.groups if groups is None else groups
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -613,11 +596,7 @@ def sets_of(spec_bench: Path | None, humaneval: Path | None, *, shipped: bool) -
 
 
 def journal_of(output: Path) -> Path:
-    """Return the file of measurements beside a submission.
-
-    Raises:
-        ConfigurationError: it would be the submission itself.
-    """
+    """Return the file of measurements beside a submission."""
     journal = output.with_suffix(".jsonl")
     if journal == output:
         raise ConfigurationError(f"'{output}' ends with .jsonl, as the measurements beside it do: end it with .json")
@@ -683,11 +662,7 @@ def show(name: str, submission: dict[str, Any]) -> None:
 
 
 def compare(submission: dict[str, Any], baseline: dict[str, Any], tolerance: Tolerance) -> None:
-    """Print what is worse than the baseline.
-
-    Raises:
-        typer.Exit: something is worse.
-    """
+    """Print what is worse than the baseline."""
     from draftree.lab.bench.suite.comparison import regressions
 
     found = regressions(submission, baseline, tolerance)

@@ -49,7 +49,7 @@ def chat(
     check_output(params, as_json=as_json, stream=stream, colour=colour)
     require_sound(model)
     import_engine()
-    from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader, run_command
+    from draftree.cli.chat_session import Conversation, Drafting, PipeReader, Session, TerminalReader
     from draftree.cli.runs import Screen
 
     setup = how.setup(model)
@@ -66,7 +66,6 @@ def chat(
         reader=TerminalReader(answers) if is_interactive else PipeReader(),
         screen=None if as_json else Screen(answers, live=live),
         notes=notes,
-        run_command=run_command,
         fits_context=source is not None and source.name == "DEFAULT",
     )
     for line in filter(None, (drafting.llm.draft_note, drafting.llm.sampling_note)):

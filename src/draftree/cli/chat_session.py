@@ -79,16 +79,8 @@ class Conversation:
             sent += [_said("user", exchange.message), _said("assistant", exchange.answer)]
         return [*sent, _said("user", message)]
 
-    def add(self, exchange: Exchange) -> None:
-        """Append an exchange."""
-        self.exchanges.append(exchange)
-
     def undo(self) -> Exchange:
-        """Remove the last exchange and return it.
-
-        Raises:
-            InvalidRequestError: there is none.
-        """
+        """Remove the last exchange and return it."""
         if not self.exchanges:
             raise InvalidRequestError("the conversation is empty: there is no message to take back")
         last = self.exchanges.pop()
@@ -102,12 +94,6 @@ class Conversation:
 
     def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, room: int) -> int:
         """Leave the oldest exchanges out of what is sent until a message and its answer fit.
-
-        Args:
-            message: new message of the user.
-            count: returns the number of tokens of messages.
-            limit: tokens of the context.
-            room: tokens for the answer.
 
         Returns:
             Number of exchanges that are no longer sent; 0 if all fit.
@@ -152,11 +138,7 @@ class MessageReader(ABC):
         """Return the next line without its line break; None at the end of the input."""
 
     def message(self) -> str | None:
-        """Return the next message; None at the end of the input.
-
-        Raises:
-            InvalidRequestError: the input ends in a block, or after a backslash.
-        """
+        """Return the next message; None at the end of the input."""
         line = self.line(is_first=True)
         if line is None:
             return None
@@ -194,11 +176,7 @@ class PipeReader(MessageReader):
         self.number = 0
 
     def line(self, *, is_first: bool) -> str | None:
-        """Return the next line.
-
-        Raises:
-            InvalidRequestError: it is not UTF-8.
-        """
+        """Return the next line."""
         raw = b"" if sys.stdin is None else sys.stdin.buffer.readline()
         if not raw:
             return None
@@ -223,11 +201,7 @@ class TerminalReader(MessageReader):
         self._readline = _readline()
 
     def line(self, *, is_first: bool) -> str | None:
-        """Return the next line; Ctrl-D on an empty line ends the input.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-        """
+        """Return the next line; Ctrl-D on an empty line ends the input."""
         prompt = PROMPT if is_first else MORE
         try:
             with noticing_signals():
@@ -287,10 +261,6 @@ class Drafting:
     Args:
         setup: the model and the methods.
         has_grammar: whether answers follow a grammar.
-
-    Raises:
-        ConfigurationError: the methods do not fit together, or the model has no chat template.
-        ModelError: the model cannot be found or used.
     """
 
     def __init__(self, setup: Setup, *, has_grammar: bool) -> None:
@@ -307,12 +277,7 @@ class Drafting:
         return NO_DRAFT if self.setup.is_plain else str(self.setup.draft)
 
     def switch(self, draft: str) -> None:
-        """Use another drafter, or none, from the next answer on. The model and earlier drafters stay loaded.
-
-        Raises:
-            ConfigurationError: the drafter is unknown or does not fit; the current one stays.
-            ModelError: its model cannot be found or used; the current one stays.
-        """
+        """Use another drafter, or none, from the next answer on. The model and earlier drafters stay loaded."""
         plan = self._start.plan if drafts(draft) else None
         setup = dataclasses.replace(self.setup, draft=draft, plan=plan, auto_note="").decided(self._loaded)
         draft, methods = str(setup.draft), setup.methods()
@@ -328,12 +293,7 @@ class Drafting:
 
 
 def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
-    """Load a model and its tokenizer.
-
-    Raises:
-        ConfigurationError: the model has no chat template; raised before the weights are read, if they are.
-        DraftreeError: as `fetch_and_load`.
-    """
+    """Load a model and its tokenizer."""
     if is_remote(setup.model):  # the session brings the server's tokenizer
         loaded = fetch_and_load(setup)
         return loaded, chat_tokenizer(setup, loaded.folder)
@@ -342,12 +302,7 @@ def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
 
 
 def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
-    """Return the tokenizer of a folder.
-
-    Raises:
-        ConfigurationError: it has no chat template.
-        ModelLoadError: it cannot be read.
-    """
+    """Return the tokenizer of a folder."""
     found = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
     if found is None or not found.has_chat_template:
         raise ConfigurationError(
@@ -358,11 +313,7 @@ def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
 
 
 def require_material(methods: Methods, *, has_grammar: bool) -> None:
-    """Check that the drafter has something to draft from.
-
-    Raises:
-        ConfigurationError: it needs a prediction or a grammar.
-    """
+    """Check that the drafter has something to draft from."""
     if methods.traits.reads_predictions:
         raise ConfigurationError(
             "drafter 'prediction' drafts from an expected text, which a chat does not have: use ngram or suffix, "
@@ -432,20 +383,7 @@ def write_answer(
     show: Callable[[Update], None] | None,
     stoppable: bool,
 ) -> Answer:
-    """Generate one answer.
-
-    Args:
-        llm: the model with its drafters.
-        ids: tokens of the conversation.
-        params: sampling parameters.
-        draft: one of its drafters, or "none".
-        show: called with every piece of text.
-        stoppable: whether Ctrl-C ends the answer after the current pass; a second Ctrl-C ends the pass as well.
-
-    Raises:
-        InvalidRequestError: the request is invalid; nothing has been generated then.
-        GenerationError: generation failed.
-    """
+    """Generate one answer. If stoppable, Ctrl-C ends it after the current pass, and a second Ctrl-C ends the pass."""
     (sequence,) = llm.requests.sequences(ids, params, draft=draft)
     start = time.perf_counter()
     with stopped_by_ctrl_c() if stoppable else never_stopped() as stop:
@@ -495,7 +433,6 @@ class Session:
         reader: input.
         screen: where answers appear; None prints one JSON object per answer.
         notes: style of everything that is not an answer.
-        run_command: runs a line that begins with a slash.
         fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
     """
 
@@ -508,7 +445,6 @@ class Session:
         reader: MessageReader,
         screen: Screen | None,
         notes: Style,
-        run_command: Callable[[Session, str], None],
         fits_context: bool,
     ) -> None:
         self.drafting = drafting
@@ -521,15 +457,10 @@ class Session:
         self._reader = reader
         self._screen = screen
         self._notes = notes
-        self._run_command = run_command
         self._is_interactive = not isinstance(reader, PipeReader)
 
     def run(self) -> None:
-        """Serve the input until it ends, or until /quit.
-
-        Raises:
-            DraftreeError: on a pipe, the first error, with its line.
-        """
+        """Serve the input until it ends, or until /quit."""
         while not self.is_over:
             try:
                 message = self._reader.message()
@@ -546,24 +477,19 @@ class Session:
     def handle(self, message: str) -> None:
         """Answer a message or run a command; a blank line does nothing. Two slashes begin a message with one slash."""
         if message.startswith(COMMAND) and not message.startswith(COMMAND * 2):
-            self._run_command(self, message)
+            run_command(self, message)
         elif message.strip():
             self.ask(message.removeprefix(COMMAND))
 
     def ask(self, message: str) -> None:
-        """Answer a message, and add both to the conversation.
-
-        Raises:
-            InvalidRequestError: the message does not fit; the conversation is unchanged.
-            GenerationError: generation failed; the conversation is unchanged.
-        """
+        """Answer a message, and add both to the conversation."""
         first_sent = self.conversation.first_sent
         try:
             answer = self._answer(message)
         except BaseException:
             self.conversation.first_sent = first_sent
             raise
-        self.conversation.add(Exchange(message, answer.text, answer.finish_reason))
+        self.conversation.exchanges.append(Exchange(message, answer.text, answer.finish_reason))
         self.last = answer
         self.totals.answers += 1
         self.totals.tokens += answer.stats.completion_tokens
@@ -576,7 +502,7 @@ class Session:
         try:
             self.ask(last.message)
         except BaseException:
-            self.conversation.add(last)
+            self.conversation.exchanges.append(last)
             raise
 
     def tell(self, text: str) -> None:
@@ -603,7 +529,8 @@ class Session:
         limit = llm.engine.longest
         dropped = self.conversation.drop_oldest(message, count, limit=limit, room=self._room(limit))
         if dropped:
-            self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns(dropped)}")
+            turns = "turn" if dropped == 1 else f"{dropped} turns"
+            self.tell(f"the context of {limit} tokens is full: the model no longer sees the oldest {turns}")
         ids = llm.prompts.encode_chat(self.conversation.messages(message))
         params = fitted_to_context(self.params, llm, ids) if self.fits_context else self.params
         show = None if self._screen is None else self._screen.show
@@ -631,7 +558,9 @@ class Session:
         if self._is_interactive:
             self.tell(summary(answer, drafted=not self.drafting.setup.is_plain))
         elif answer.finish_reason == "length":
-            self.tell(f"the answer to '{shortened(message)}' was cut at the limit of {tokens_of(answer)} tokens")
+            self.tell(
+                f"the answer to '{shortened(message)}' was cut at the limit of {answer.stats.completion_tokens} tokens"
+            )
 
     def _complain(self, error: Exception) -> None:
         """Show an expected error on a terminal; on a pipe, raise it with its line."""
@@ -658,28 +587,10 @@ def summary(answer: Answer, *, drafted: bool) -> str:
     return line
 
 
-def tokens_of(answer: Answer) -> int:
-    return answer.stats.completion_tokens
-
-
-def turns(count: int) -> str:
-    """Return a number of turns in words."""
-    return "turn" if count == 1 else f"{count} turns"
-
-
 def shortened(text: str, width: int = 60) -> str:
     """Return the beginning of a text in one line."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def with_params(session: Session, **changes: object) -> None:
-    """Change sampling parameters of later answers; all or none.
-
-    Raises:
-        InvalidRequestError: a value is out of range.
-    """
-    session.params = dataclasses.replace(session.params, **changes)  # type: ignore[arg-type]
 
 
 NONE = "none"
@@ -701,11 +612,7 @@ class ChatCommand:
 
 
 def run_command(session: Session, line: str) -> None:
-    """Run a line that begins with a slash.
-
-    Raises:
-        InvalidRequestError: there is no such command, or its value is missing or malformed; nothing has changed then.
-    """
+    """Run a line that begins with a slash."""
     name, _, value = line.strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:
@@ -745,7 +652,7 @@ def number_command(
 
     def run(session: Session, value: str) -> None:
         if value:
-            with_params(session, **{field: number_of(value)})
+            session.params = dataclasses.replace(session.params, **{field: number_of(value)})
             session.fits_context = session.fits_context and field != "max_tokens"
             session.warn_if_lossy()
         now = getattr(session.params, field)

@@ -267,13 +267,7 @@ GUESSES: dict[str, tuple[str, ...]] = {
 
 
 def suggested_option(given: str, options: Collection[str], close: Sequence[str]) -> str | None:
-    """Return the option that an unknown option probably means; None if no option is similar.
-
-    Args:
-        given: the unknown option.
-        options: all options of the command.
-        close: options whose spelling is close, the closest first.
-    """
+    """Return the option that an unknown option probably means; None if no option is similar."""
     meant = next((name for name, guesses in GUESSES.items() if given in guesses), None)
     if meant is not None and meant.split()[0] in options:
         return meant

@@ -56,11 +56,7 @@ class Flag:
         )
 
     def value(self, given: Any) -> Any:
-        """Return the value of the field.
-
-        Raises:
-            typer.BadParameter: the value is malformed.
-        """
+        """Return the value of the field."""
         try:
             return self.read(given)
         except ValueError as error:
@@ -70,13 +66,7 @@ class Flag:
 def sampling_flags(
     defaults: Mapping[str, Any] = DEFAULTS, *, kind: type = SamplingParams, without: Collection[str] = ()
 ) -> Iterator[Flag]:
-    """Yield one flag for each field of `SamplingParams` or of another dataclass of parameters.
-
-    Args:
-        defaults: defaults that differ from the library's.
-        kind: the dataclass; its fields have a help text.
-        without: fields that have no flag.
-    """
+    """Yield one flag for each field of `SamplingParams` or of another dataclass of parameters."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name in without:
@@ -178,13 +168,7 @@ def read_pairs(given: Sequence[str]) -> dict[int, float] | None:
 def takes_sampling(
     command: Callable[..., None], *, without: Collection[str] = (), defaults: Mapping[str, Any] = DEFAULTS
 ) -> Callable[..., None]:
-    """Replace the keyword `params: SamplingParams` of a typer function by the flags of its fields.
-
-    Args:
-        command: the function.
-        without: fields that keep the library's defaults and have no flag.
-        defaults: defaults that differ from the library's.
-    """
+    """Replace the keyword `params: SamplingParams` of a typer function by the flags of its fields."""
     flags = [flag for flag in sampling_flags(defaults) if flag.name not in without]
     own = inspect.signature(command, eval_str=True)
     kept = [parameter for parameter in own.parameters.values() if parameter.name != "params"]

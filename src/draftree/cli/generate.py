@@ -27,7 +27,7 @@ from draftree.cli.options import (
     takes,
 )
 from draftree.cli.prompt import Request, Task, read_prompt
-from draftree.cli.prompt_files import FilePrompt, Prompts, read_prompts, require_alone
+from draftree.cli.prompt_files import FilePrompt, read_prompts
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
@@ -64,6 +64,27 @@ Record = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        help="File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
+        "optionally 'id'; '-' is standard input. With --json one object per line.",
+        metavar="FILE",
+        rich_help_panel=TEXT,
+    ),
+]
+
+
+def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> None:
+    """Refuse options for a single prompt in combination with a file of prompts."""
+    if prompt is not None:
+        raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
+    given = {"--stream": bool(stream), "--compare": compare}
+    about_one = next((flag for flag, is_given in given.items() if is_given), None)
+    if about_one is not None:
+        raise typer.BadParameter(
+            f"it applies to one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
+        )
 
 
 @takes_sampling
@@ -124,11 +145,7 @@ def generate(
 
 
 def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, colour: Colour) -> None:
-    """Check that the output options fit together and to the parameters.
-
-    Raises:
-        typer.BadParameter: they do not.
-    """
+    """Check that the output options fit together and to the parameters."""
     if as_json and stream:
         raise typer.BadParameter("--json prints one object at the end: leave --stream out", param_hint="--stream")
     if as_json and colour is Colour.ALWAYS:
@@ -145,11 +162,7 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
 
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
-    """Check that comparisons and traces have a drafter and a single run.
-
-    Raises:
-        typer.BadParameter: they have not.
-    """
+    """Check that comparisons and traces have a drafter and a single run."""
     if record is not None and compare:
         raise typer.BadParameter("a trace records one run: leave --compare out", param_hint="--record")
     if record is not None and setup.is_plain:
@@ -161,11 +174,7 @@ def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:
 
 
 def check_material(setup: Setup, params: SamplingParams) -> None:
-    """Check that a prediction and a drafter that uses it occur together, and likewise for grammars.
-
-    Raises:
-        typer.BadParameter: one occurs without the other.
-    """
+    """Check that a prediction and a drafter that uses it occur together, and likewise for grammars."""
     methods = setup.methods()
     if params.prediction is not None and not methods.traits.reads_predictions:
         raise typer.BadParameter(

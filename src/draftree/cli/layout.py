@@ -145,15 +145,7 @@ def kind_of(annotation: Any) -> type | None:
 def processed(
     parameter: Any, kind: type | None, context: Any, value: Any, *, convert: Callable[[Any, Any], Any]
 ) -> Any:
-    """Return the value of an option or argument as its callback returns it.
-
-    Args:
-        parameter: the option or argument.
-        kind: class of its values; None if typer checks more than that.
-        context: context of the command.
-        value: from the command line, or the default.
-        convert: typer's own conversion, which calls the callback, too.
-    """
+    """Return the value of an option or argument as its callback returns it; `kind` is None if typer checks more."""
     is_number = isinstance(value, str) and kind in NUMBERS and NUMBERS[kind].fullmatch(value)
     is_absent = value is None and not (parameter.required or parameter.multiple or parameter.nargs == -1)
     is_ready = type(value) is kind and (kind is not list or not value)
@@ -164,11 +156,7 @@ def processed(
 
 
 def refuse_repeated(command: Any, ctx: Any, args: Sequence[str]) -> None:
-    """Refuse a repeated single-value option, of which the parser would silently keep the last value.
-
-    Raises:
-        typer.BadParameter: an option is repeated.
-    """
+    """Refuse a repeated single-value option, of which the parser would silently keep the last value."""
     if ctx.resilient_parsing:
         return
     _, _, given = command.make_parser(ctx).parse_args(args=list(args))

@@ -70,9 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Exit status: 0 success, 1 an error, 2 wrong usage, 130 Ctrl-C, 141 the reader of standard output closed it,
     143 SIGTERM.
-
-    Args:
-        arguments: without the program's name; None takes those of the process.
     """
     open_standard_files()
     with leaving_on_signals():

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -250,13 +251,9 @@ Command = Callable[..., Any]
 def takes(
     name: str, make: Callable[..., Any], *, fixed: Mapping[str, Any] | None = None, **defaults: Any
 ) -> Callable[[Command], Command]:
-    """Replace a parameter of a function by the parameters of another function, whose result it gets.
+    """Replace the parameter `name` of a function by the parameters of `make`, whose result it gets.
 
-    Args:
-        name: the parameter; the others take its place in the help.
-        make: the other function, called before the command.
-        fixed: parameters of `make` that are no options of this command, with their values.
-        defaults: other defaults of the options.
+    Parameters in `fixed` are no options of the command and have these values; `defaults` are other defaults.
     """
     values = dict(fixed or {})
     parameters = evaluated(make)
@@ -315,7 +312,7 @@ def import_engine() -> None:
     if "torch" in sys.modules:
         return  # the command was called by another program, whose objects are its own
     with waiting("importing torch"), without_collection():
-        pass
+        import_module("draftree.cli.runs")
     spare_collection()
 
 
@@ -478,9 +475,5 @@ StrictSums = Annotated[
 def parallel_of(
     *, tp: TensorParallel = 1, pp: PipelineParallel = 1, strict_sums: StrictSums = False
 ) -> ParallelOptions:
-    """Return the options of a command.
-
-    Raises:
-        ConfigurationError: a size is below 1, or there are no sums to order.
-    """
+    """Return the options of a command."""
     return ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)

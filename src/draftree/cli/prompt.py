@@ -40,11 +40,7 @@ class Task:
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
 
     def decided(self, llm: LLM) -> Task:
-        """Return the same task with `chat` decided.
-
-        Raises:
-            InvalidRequestError: a system message, or an option of messages, for a model without a chat template.
-        """
+        """Return the same task with `chat` decided."""
         chat = self.chat
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
@@ -111,12 +107,7 @@ def fitted_to_context(
 
 
 def read_prompt(given: str | None) -> str:
-    """Return the prompt from the command line, or standard input without its final line break.
-
-    Raises:
-        typer.BadParameter: none was given, and standard input is a terminal.
-        InvalidRequestError: it is empty, or not UTF-8.
-    """
+    """Return the prompt from the command line, or standard input without its final line break."""
     if given is not None and given != STANDARD_INPUT:
         if not given:
             raise InvalidRequestError("the prompt is empty: give at least one character")

@@ -9,11 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from draftree.cli.options import TEXT
 from draftree.cli.prompt import STANDARD_INPUT
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.core.files import JsonError, parse_json, read_lines
@@ -23,16 +20,6 @@ __all__ = ["FilePrompt", "Prompts", "read_prompts", "require_alone"]
 
 KINDS = ("prompt", "messages")
 LABELS = ("id", "category")
-
-Prompts = Annotated[
-    str | None,
-    typer.Option(
-        help="File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
-        "optionally 'id'; '-' is standard input. With --json one object per line.",
-        metavar="FILE",
-        rich_help_panel=TEXT,
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +41,11 @@ class FilePrompt:
     labels: dict[str, str | int] = dataclasses.field(default_factory=dict)
 
 
-def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> None:
-    """Refuse options for a single prompt in combination with a file of prompts.
-
-    Raises:
-        typer.BadParameter: one of them was given.
-    """
-    if prompt is not None:
-        raise typer.BadParameter("both a prompt and --prompts were given: leave one of them out", param_hint="PROMPT")
-    given = {"--stream": bool(stream), "--compare": compare}
-    about_one = next((flag for flag, is_given in given.items() if is_given), None)
-    if about_one is not None:
-        raise typer.BadParameter(
-            f"it applies to one prompt, and --prompts gives several: leave {about_one} out", param_hint=about_one
-        )
-
-
 def read_prompts(file: str) -> list[FilePrompt]:
     """Read the prompts of a file, or of standard input for "-".
 
     If the first line that is not blank begins with "{", every line is a JSON object with `prompt` or `messages`, and
     optionally `id` and `category`. Otherwise every line is a prompt. Blank lines are skipped.
-
-    Raises:
-        InvalidRequestError: the file is unreadable or empty, or a line is invalid; the message names the line.
     """
     name = "standard input" if file == STANDARD_INPUT else file
     lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw_lines(file), 1)]

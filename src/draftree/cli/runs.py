@@ -137,22 +137,14 @@ class Setup(ExecutionSettings):
         return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
 
     def decided(self, loaded: LoadedModel) -> Setup:
-        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`.
-
-        Raises:
-            ConfigurationError: no drafter fits to the planner.
-        """
+        """Return the same setup with a named drafter instead of `auto`, and the reason in `auto_note`."""
         if self.draft != AUTO_DRAFT:
             return self
         choice = decide(loaded, self.verify, self.plan)
         return dataclasses.replace(self, draft=choice.draft, plan=choice.plan, auto_note=choice.note)
 
     def methods(self) -> Methods:
-        """Find and check the methods; loads nothing. For `auto`, those of a stand-in.
-
-        Raises:
-            ConfigurationError: a method is unknown, or they do not fit together.
-        """
+        """Find and check the methods; loads nothing. For `auto`, those of a stand-in."""
         methods = choose_methods(self.draft, self.verify, self.plan)
         learning_of(self.learn, {self.draft or NO_DRAFT: methods})
         return methods
@@ -165,14 +157,7 @@ class Setup(ExecutionSettings):
         tokenizer: Tokenizer | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> LLM:
-        """Return the methods on a loaded model.
-
-        Args:
-            loaded: the model.
-            drafters: the drafters that requests can choose; empty for that of the setup alone.
-            tokenizer: its tokenizer; None to load it.
-            on_round: called with the record of every round.
-        """
+        """Return the methods on a loaded model."""
         return LLM(
             loaded,
             drafters or self.draft,
@@ -261,12 +246,7 @@ def harmless(piece: Piece) -> Piece:
 
 
 def fetch_and_load(setup: Setup) -> LoadedModel:
-    """Load the model, downloaded with a progress bar if necessary; all other checks run first.
-
-    Raises:
-        ConfigurationError: device, dtype or methods are not available.
-        ModelError: the model cannot be found or used.
-    """
+    """Load the model, downloaded with a progress bar if necessary; all other checks run first."""
     methods = setup.methods()
     resolve_dtype(setup.dtype, resolve_device(setup.device))
     require_known(setup.kernels, setup.quantization)
@@ -285,13 +265,7 @@ def fetch_and_load(setup: Setup) -> LoadedModel:
 
 
 def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | None = None) -> None:
-    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once.
-
-    Args:
-        llm: the model.
-        constraint: name and value of the grammar.
-        task: a task with `chat` decided, whose template and tokenizer are used, too.
-    """
+    """Generate a few hidden tokens: the first pass is slower than all others, and a grammar is compiled once."""
     llm.model.settle()
     room = llm.model.max_length
     grammar: dict[str, Any] = {} if constraint is None else dict([constraint])
@@ -312,15 +286,7 @@ def save_learned(llm: LLM) -> None:
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
-    """Generate the texts of one task.
-
-    Args:
-        llm: the model with the methods of `setup`.
-        setup: the setup, for the report.
-        task: the task, with `chat` decided.
-        params: sampling parameters.
-        screen: where the text appears; None shows nothing.
-    """
+    """Generate the texts of one task."""
     show = None if screen is None else screen.show
     start = time.perf_counter()
     try:
@@ -336,11 +302,7 @@ def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen:
 
 
 def lossy_line(verify: str, temperature: float) -> str | None:
-    """Return the warning for this verifier at this temperature; None if it is lossless.
-
-    Raises:
-        ConfigurationError: unknown verifier.
-    """
+    """Return the warning for this verifier at this temperature; None if it is lossless."""
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
     if verifier.promise(temperature) is not Guarantee.LOSSY:
         return None
@@ -417,11 +379,7 @@ def keeps_text(verifier: type[Verifier], temperature: float) -> bool:
 
 
 def comparable(params: SamplingParams, verify: str) -> SamplingParams:
-    """Return the parameters with a seed, which both runs need.
-
-    Raises:
-        ConfigurationError: the verifier does not preserve the text.
-    """
+    """Return the parameters with a seed, which both runs need."""
     verifier, _ = VERIFIERS.configure(VERIFIERS.parse(verify)[0])
     temperature = params.sampling.temperature
     if not keeps_text(verifier, temperature):

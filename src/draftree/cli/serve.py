@@ -158,11 +158,7 @@ def serve(
 
 
 def require_recordable(settings: ServerSettings, replicas: str | None) -> None:
-    """Refuse traces and spans that cannot be written, before anything is loaded.
-
-    Raises:
-        ConfigurationError: a trace exists, replicas are to be recorded, or the extra of spans is missing.
-    """
+    """Refuse traces and spans that cannot be written, before anything is loaded."""
     from draftree.serve.rounds import trace_paths
 
     if replicas is not None and (settings.record is not None or settings.otlp_endpoint is not None):
@@ -176,11 +172,7 @@ def require_recordable(settings: ServerSettings, replicas: str | None) -> None:
 
 
 def require_keys(settings: ServerSettings, keys: KeyRing) -> None:
-    """Refuse to serve other machines without keys.
-
-    Raises:
-        ConfigurationError: the address is not loopback, there is no key, and that was not allowed.
-    """
+    """Refuse to serve other machines without keys."""
     if not settings.is_loopback and not keys and not settings.allow_no_key:
         raise ConfigurationError(
             f"--host {settings.host} lets other machines connect, and there are no API keys: "
@@ -241,14 +233,7 @@ def model_names(settings: ServerSettings) -> Sequence[str]:
 def ready_line(
     settings: ServerSettings, keys: KeyRing, url: str, drafters: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    """Return the line that announces a server.
-
-    Args:
-        settings: of the server.
-        keys: API keys.
-        url: its address.
-        drafters: the loaded drafters by model; None names those of the settings.
-    """
+    """Return the line that announces a server."""
     known = {choice.name: choice.drafts for choice in settings.models} if drafters is None else drafters
     models = ", ".join(f"{choice.name} ({', '.join(known[choice.name]) or 'plain'})" for choice in settings.models)
     access = f"{len(keys.names)} API keys" if keys else "no API key"

@@ -145,11 +145,7 @@ def host_costs_of(path: Path | None, draft: str | None, measured: Measurements |
 
 
 def require_used(measured: Measurements | None, *, device: str | None, devices: int, max_batch: int | None) -> None:
-    """Check the options of the fleet, and that each that is given has an effect.
-
-    Raises:
-        ConfigurationError: a number is below 1, or an option belongs to the other source of passes.
-    """
+    """Check the options of the fleet, and that each that is given has an effect."""
     for name, value in (("--devices", devices), ("--max-batch", max_batch)):
         if value is not None and value < 1:
             raise ConfigurationError(f"{name} is {value}: it must be at least 1")

@@ -249,11 +249,7 @@ def run_of(
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Run:
-    """Return the run of the options.
-
-    Raises:
-        ConfigurationError: a value is out of range.
-    """
+    """Return the run of the options."""
     from draftree.train.preparing import TrainingJob
     from draftree.train.settings import Limits, TrainSettings
     from draftree.train.unroll import StepWeights
@@ -342,12 +338,7 @@ def head_of(
         ),
     ] = False,
 ) -> HeadOptions:
-    """Return what the head of the options looks like.
-
-    Raises:
-        ConfigurationError: a value is out of range.
-        typer.BadParameter: the layers are no integers.
-    """
+    """Return what the head of the options looks like."""
     from draftree.train.head import HeadOptions, HeadShape
 
     shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
@@ -361,11 +352,7 @@ COVERED = 0.9
 
 
 def layers_of(text: str | None) -> tuple[int, ...] | None:
-    """Return the layers of an option.
-
-    Raises:
-        typer.BadParameter: they are no integers.
-    """
+    """Return the layers of an option."""
     if text is None:
         return None
     try:

@@ -228,11 +228,7 @@ def set_of(name: str, own: Sequence[FilePrompt] | None) -> PromptSet:
 
 
 def prepare(capture: Capture, settings: CaptureSettings, output: Path) -> None:
-    """Print what is there and what is still to be done, and check that the disk has room.
-
-    Raises:
-        ConfigurationError: the folder cannot be continued, or the disk is too small.
-    """
+    """Print what is there and what is still to be done, and check that the disk has room."""
     from draftree.train.data.capture import estimate, require_disk
 
     found = capture.found(output)

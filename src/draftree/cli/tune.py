@@ -26,12 +26,7 @@ NOTHING = "–"
 
 
 def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> list[str]:
-    """Return the lines of the table.
-
-    Args:
-        standings: results of measured drafters.
-        predicted: results of replayed ones; their columns are left out if there are none.
-    """
+    """Return the lines of the table."""
     replayed = {one.candidate.name: one for one in predicted}
     only_replayed = [one for one in predicted if one.candidate.name not in {s.candidate.name for s in standings}]
     rows: list[tuple[str, ...]] = [
@@ -295,11 +290,7 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
 
 
 def show_kept(model: str | None) -> None:
-    """Print the kept results.
-
-    Raises:
-        ConfigurationError: a file is damaged.
-    """
+    """Print the kept results."""
     from draftree.loading.auto_draft import all_tuned
 
     found = [one for one in all_tuned() if model in (None, one.model, one.fingerprint)]
@@ -315,11 +306,7 @@ def show_kept(model: str | None) -> None:
 
 
 def forget_kept(model: str | None) -> None:
-    """Remove the results and the measurements of a model.
-
-    Raises:
-        ConfigurationError: no model was named, or nothing is kept for it.
-    """
+    """Remove the results and the measurements of a model."""
     from draftree.lab.tune.contest import forget_journals
     from draftree.loading.auto_draft import all_tuned, forget_tuned
 
@@ -415,13 +402,7 @@ def search_with_bar(search: LayerSearch, trials: int) -> bool:
 
 
 def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> bool:
-    """Report the best set, and store it if it is faster than plain decoding; returns whether it was stored.
-
-    Args:
-        search: the search with its measurements.
-        complete: whether all sets were measured; only then unseen prompts are measured.
-        keep_anyway: store a slower set as well.
-    """
+    """Report the best set, and store it if it is faster than plain decoding; returns whether it was stored."""
     from draftree.loading.layer_sets import store
 
     found = search.conclude(measures_unseen=complete)

@@ -137,11 +137,6 @@ def fetch_and_run(settings: ServerSettings, keys: KeyRing, limits: VerifySetting
 
 
 def device_address(url: str, split: int) -> str:
-    """Return what devices give as their model; HOST stands for a name of this machine if it listens at all of them.
-
-    Args:
-        url: address that the server listens at.
-        split: layers that devices run; 0 if they send tokens.
-    """
+    """Return what devices give as their model; HOST stands for a name of this machine if it listens at all of them."""
     reachable = url.replace("//0.0.0.0:", "//HOST:").replace("//[::]:", "//HOST:")
     return f"{PREFIX}{reachable}" + (f"?split={split}&weights=MODEL" if split else "")

@@ -50,11 +50,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Return the address of a URL. `/v1` at its end, which clients of the API need, is left out.
-
-        Raises:
-            ConfigurationError: it is no URL of a server.
-        """
+        """Return the address of a URL. `/v1` at its end, which clients of the API need, is left out."""
         try:
             parts = urlsplit(url.strip())
             host, port = parts.hostname, parts.port
@@ -100,9 +96,6 @@ class ServerClient:
     Args:
         address: the server.
         key: API key; None for a server without keys.
-
-    Raises:
-        ConfigurationError: the key cannot be sent.
     """
 
     def __init__(self, address: Address, key: str | None) -> None:
@@ -112,24 +105,14 @@ class ServerClient:
         self._key = key
 
     def status(self) -> dict[str, Any]:
-        """Return the server's status.
-
-        Raises:
-            UnreachableError: there is no answer.
-            RefusedError: the key is wrong, or the server is another program.
-        """
+        """Return the server's status."""
         with self._opened(STATUS_PATH, TIMEOUT_SECONDS) as (_, response):
             raw = self.guarded(lambda: response.read(MAX_BYTES + 1))
         return self.parsed(raw)
 
     @contextlib.contextmanager
     def rounds(self) -> Iterator[RoundStream]:
-        """Open the stream of rounds.
-
-        Raises:
-            UnreachableError: there is no answer.
-            RefusedError: the key is wrong, or the server is another program.
-        """
+        """Open the stream of rounds."""
         with self._opened(ROUNDS_PATH, SILENCE_SECONDS) as (sock, response):
             yield RoundStream(self, sock, response)
 
@@ -187,11 +170,7 @@ class ServerClient:
             raise UnreachableError(f"{self.address} cannot be reached: {error.strerror or error}") from error
 
     def parsed(self, raw: bytes) -> dict[str, Any]:
-        """Return the object of an answer.
-
-        Raises:
-            RefusedError: it is none.
-        """
+        """Return the object of an answer."""
         try:
             found = parse_json(raw) if len(raw) <= MAX_BYTES else None
         except ValueError:  # also wrong UTF-8
@@ -216,12 +195,7 @@ class RoundStream:
         self._response = response
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield rounds until the server ends the stream.
-
-        Raises:
-            UnreachableError: the connection broke.
-            RefusedError: an event is not a round.
-        """
+        """Yield rounds until the server ends the stream."""
         data: list[bytes] = []
         while line := self._client.guarded(lambda: self._response.readline(MAX_BYTES + 1)):
             if line.startswith(b"data:"):
@@ -522,14 +496,7 @@ LEAST_ROUNDS = 3
 
 
 def view(url: str, snapshot: Snapshot, *, width: int, height: int) -> RenderableType:
-    """Return the picture of a snapshot.
-
-    Args:
-        url: address of the server.
-        snapshot: what is known.
-        width: columns of the terminal.
-        height: its lines; fewer rounds are shown on a low terminal.
-    """
+    """Return the picture of a snapshot."""
     parts: list[RenderableType] = [heading(url, snapshot)]
     server = snapshot.server
     if server is None:
@@ -704,12 +671,7 @@ def watch(url: Url, *, key: Key = None, interval: Interval = 1.0, once: Once = F
 
 
 def print_snapshot(client: ServerClient, interval: float, *, as_json: bool) -> None:
-    """Print the status, and the rounds of one interval.
-
-    Raises:
-        UnreachableError: the server does not answer.
-        RefusedError: the server refuses, or is another program.
-    """
+    """Print the status, and the rounds of one interval."""
     client.status()  # wrong addresses and keys are reported before the wait
     history = History()
     raw: list[dict[str, object]] = []
@@ -727,12 +689,7 @@ def print_snapshot(client: ServerClient, interval: float, *, as_json: bool) -> N
 
 
 def show_live(client: ServerClient, interval: float) -> None:
-    """Show the server until Ctrl-C; a server that stops answering is tried again.
-
-    Raises:
-        UnreachableError: the server does not answer at the start.
-        RefusedError: the server refuses, or is another program.
-    """
+    """Show the server until Ctrl-C; a server that stops answering is tried again."""
     history, backoff, console = History(), Backoff(), Console(highlight=False)
     history.add_status(ServerFacts.of(client.status()))
     with (
