@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from draftree.cli.prompt import Request, Task, fitted_to_context
-from draftree.cli.prompt_files import FilePrompt
+from draftree.cli.prompt import FilePrompt, Request, Task, fitted_to_context
 from draftree.cli.render import Style, decoding_line, is_terminal, note, say
 from draftree.cli.runs import (
     PICTURES,

@@ -652,7 +652,8 @@ def number_command(
 
     def run(session: Session, value: str) -> None:
         if value:
-            session.params = dataclasses.replace(session.params, **{field: number_of(value)})
+            change: dict[str, Any] = {field: number_of(value)}
+            session.params = dataclasses.replace(session.params, **change)
             session.fits_context = session.fits_context and field != "max_tokens"
             session.warn_if_lossy()
         now = getattr(session.params, field)

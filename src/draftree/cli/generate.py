@@ -12,6 +12,7 @@ import typer
 from draftree.cli.flags import takes_sampling
 from draftree.cli.options import (
     OUTPUT,
+    TEXT,
     AsJson,
     Chat,
     How,
@@ -26,8 +27,7 @@ from draftree.cli.options import (
     require_new,
     takes,
 )
-from draftree.cli.prompt import Request, Task, read_prompt
-from draftree.cli.prompt_files import FilePrompt, read_prompts
+from draftree.cli.prompt import FilePrompt, Request, Task, read_prompt, read_prompts
 from draftree.cli.render import Colour, Style, is_terminal, note, say
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero

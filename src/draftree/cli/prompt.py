@@ -1,24 +1,27 @@
-"""The prompt of a run: its source, and whether it is a message or plain text."""
+"""Prompts: one from the command line or standard input, or those of a file, all checked before a model is loaded."""
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from draftree.cli.render import is_terminal
-from draftree.core.errors import InvalidRequestError
+from draftree.core.errors import InvalidRequestError, suggestion
+from draftree.core.files import JsonError, parse_json, read_lines
+from draftree.text.chat.messages import check_messages
 
 if TYPE_CHECKING:
     from draftree.engine.prompts import DecoderOptions
     from draftree.llm import LLM
     from draftree.sampling.params import SamplingParams
-
-__all__ = ["Request", "Task", "fitted_to_context", "read_prompt"]
 
 STANDARD_INPUT = "-"
 
@@ -125,3 +128,145 @@ def read_prompt(given: str | None) -> str:
     if not text:
         raise InvalidRequestError("the prompt is empty: standard input is empty")
     return text
+
+
+KINDS = ("prompt", "messages")
+LABELS = ("id", "category")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePrompt:
+    """A prompt of a file.
+
+    Attributes:
+        place: file and line, for error messages.
+        line: line number, from 1.
+        prompt: a text; None for messages.
+        messages: a conversation; None for a prompt.
+        labels: `id` and `category`, if given; repeated in the output.
+    """
+
+    place: str
+    line: int
+    prompt: str | None = None
+    messages: Sequence[Mapping[str, str]] | None = None
+    labels: dict[str, str | int] = dataclasses.field(default_factory=dict)
+
+
+def read_prompts(file: str) -> list[FilePrompt]:
+    """Read the prompts of a file, or of standard input for "-".
+
+    If the first line that is not blank begins with "{", every line is a JSON object with `prompt` or `messages`, and
+    optionally `id` and `category`. Otherwise every line is a prompt. Blank lines are skipped.
+    """
+    name = "standard input" if file == STANDARD_INPUT else file
+    lines = [(number, decoded(line, f"{name}:{number}")) for number, line in enumerate(raw_lines(file), 1)]
+    lines = [(number, line) for number, line in lines if line.strip()]
+    if not lines:
+        raise InvalidRequestError(f"'{name}' holds no prompt: write one per line, or JSON lines with 'prompt'")
+    first, text = lines[0]
+    if not text.lstrip().startswith("{"):
+        return [plain_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
+    prompts = [json_prompt(line, number, f"{name}:{number}", first) for number, line in lines]
+    require_unique_ids(prompts)
+    return prompts
+
+
+def raw_lines(file: str) -> Iterator[bytes]:
+    """Yield the lines of a file, or of standard input, without a byte order mark and line feeds."""
+    if file == STANDARD_INPUT and sys.stdin is None:
+        raise InvalidRequestError("standard input is closed: name a file with --prompts, or pipe one in")
+    try:
+        with nullcontext(sys.stdin.buffer) if file == STANDARD_INPUT else Path(file).open("rb") as stream:
+            for number, line in enumerate(read_lines(stream)):
+                yield (line if number else line.removeprefix(codecs.BOM_UTF8)).removesuffix(b"\n")
+    except (OSError, JsonError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidRequestError(f"prompts file '{file}' cannot be read: {reason}") from error
+
+
+def decoded(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(
+            f"{place}: not UTF-8 text (byte {error.start}): convert it, for example with iconv"
+        ) from error
+
+
+def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
+    """Return a line of text as a prompt; a JSON object with prompt keys is refused."""
+    if line.lstrip().startswith("{"):
+        found = json_value(line)
+        if isinstance(found, dict) and not found.keys().isdisjoint(KINDS):
+            raise InvalidRequestError(
+                f"{place}: a JSON object, but line {first} is text: use one form in the whole file"
+            )
+    return FilePrompt(place, number, prompt=line)
+
+
+def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
+    """Return a JSON object as a prompt."""
+    fields = json_value(line)
+    if not isinstance(fields, dict):
+        raise InvalidRequestError(
+            f"{place}: not a valid JSON object: every line must be one, since line {first} is; "
+            'a text that begins with a brace is written {"prompt": "{…"}'
+        )
+    unknown = next((key for key in fields if key not in (*KINDS, *LABELS)), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"{place}: unknown key '{unknown}': {suggestion(unknown, (*KINDS, *LABELS))}")
+    given = [kind for kind in KINDS if kind in fields]
+    if len(given) != 1:
+        case = "both 'prompt' and 'messages': keep one" if given else "neither 'prompt' nor 'messages': give one"
+        raise InvalidRequestError(f"{place}: {case}")
+    labels = {label: checked_label(fields[label], label, place) for label in LABELS if label in fields}
+    if given == ["prompt"]:
+        return FilePrompt(place, number, prompt=checked_text(fields["prompt"], place), labels=labels)
+    try:
+        check_messages(fields["messages"])
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{place}: {error}") from error
+    return FilePrompt(place, number, messages=fields["messages"], labels=labels)
+
+
+def json_value(line: str) -> Any:
+    """Parse a line; None if it is not JSON."""
+    try:
+        return parse_json(line)
+    except JsonError:
+        return None
+
+
+def checked_text(value: object, place: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidRequestError(f"{place}: 'prompt' is {shown(value)}: it must be a non-empty text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{place}: 'prompt' is not valid Unicode text (character {error.start} is half of a surrogate pair): "
+            "write the whole character"
+        ) from error
+    return value
+
+
+def checked_label(value: object, label: str, place: str) -> str | int:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise InvalidRequestError(f"{place}: '{label}' is {shown(value)}: it must be a text or a whole number")
+    return value
+
+
+def require_unique_ids(prompts: Sequence[FilePrompt]) -> None:
+    seen: dict[str | int, int] = {}
+    for prompt in prompts:
+        name = prompt.labels.get("id")
+        if name is not None and name in seen:
+            raise InvalidRequestError(f"{prompt.place}: 'id' is {name!r}, as in line {seen[name]}: ids are unique")
+        if name is not None:
+            seen[name] = prompt.line
+
+
+def shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.options import RUNNING, SPECULATION, Execution, Model, execution_of, takes
-from draftree.cli.prompt_files import FilePrompt, read_prompts
+from draftree.cli.prompt import FilePrompt, read_prompts
 from draftree.cli.render import note, say
 from draftree.core.errors import ConfigurationError
 from draftree.drafters import NO_DRAFT

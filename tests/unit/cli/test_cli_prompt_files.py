@@ -16,7 +16,7 @@ from cli_samples import CONTEXT
 from draftree import LLM, SamplingParams
 from draftree.cli import runs
 from draftree.cli.main import run
-from draftree.cli.prompt_files import FilePrompt, read_prompts
+from draftree.cli.prompt import FilePrompt, read_prompts
 from draftree.core.errors import InvalidRequestError
 
 OPTIONS = ["--temperature", "0.8", "--seed", "3", "--max-tokens", "12"]

@@ -95,6 +95,11 @@ def test_help_and_lists_do_not_import_torch(arguments: tuple[str, ...]) -> None:
     assert imported(*arguments) & {"torch", *HEAVY} == set()
 
 
+def test_the_engine_is_imported_while_the_terminal_says_so() -> None:
+    code = "import sys; from draftree.cli.options import import_engine; import_engine(); assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 class Stream:
     """A standard error that is a terminal or not."""
 

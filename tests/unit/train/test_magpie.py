@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from bench_samples import write_model
 from draftree import LLM, SamplingParams
 from draftree.cli.main import run
-from draftree.cli.prompt_files import read_prompts
+from draftree.cli.prompt import read_prompts
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.loading.loaded import LoadedModel
 from draftree.train.data.prompts import MIN_TOKENS, MessageSettings, magpie_prompts, user_turn

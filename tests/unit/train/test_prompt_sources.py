@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftree.cli.prompt_files import json_prompt
+from draftree.cli.prompt import json_prompt
 from draftree.cli.train_data import is_own
 from draftree.core.errors import ConfigurationError
 from draftree.train.data.prompts import SLOT, Template, expanded, licence_of, package_prompts, prompt_set, shipped
