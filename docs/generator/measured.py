@@ -54,11 +54,11 @@ FILES: dict[str, tuple[str, ...]] = {
 NOTES: dict[str, str] = {
     "drafter prediction": "Rewritten code, with the code of the prompt as prediction. `suffix` reads the prompt as "
     "well and is faster in this run: 8.89 tokens/round. Tokens per round of replayed texts: "
-    "[lab note](../lab/2026-11-21-suffix.md).",
+    "[lab note](../lab/lookups.md).",
     "drafter quantized": "The target's weights are streamed from a file here. With 4 bits, weights and copy take no "
     "more memory than the weights of plain decoding may; the first 24 tokens of each text are compared. "
     "With the target in memory: accepted tokens only, "
-    "[lab note](../lab/2026-11-23-four-bits.md#a-copy-of-4-bits-as-a-drafter).",
+    "[lab note](../lab/four-bits.md#a-4-bit-copy-as-a-drafter).",
     "drafter synthetic": "A drafter that is always wrong, to measure what a planner loses on it.",
     "planner watch": "It scores no draft: the text is that of plain decoding, and every draft is an additional cost.",
     "verifier soft": "More tokens per round of a lossy rule are other texts.",

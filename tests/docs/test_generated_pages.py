@@ -189,7 +189,7 @@ def test_rows_of_records_are_sums_over_texts(tmp_path: Path) -> None:
 
 
 def test_rows_equal_those_of_the_lab_note() -> None:
-    note = (DOCS / "lab" / "2026-11-21-trees.md").read_text(encoding="utf-8")
+    note = (DOCS / "lab" / "trees.md").read_text(encoding="utf-8")
     (row,) = (
         r for r in measured.rows_of("tinyllama-widths-story-greedy", "drafter", "model") if "best-15,k=4@fixed" in r[1]
     )

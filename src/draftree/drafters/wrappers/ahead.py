@@ -343,7 +343,7 @@ PREFIX = 16
 REPEATS = 3
 EXPECTED_HITS = 1 / 3
 """Share of the rounds whose draft was made ahead, before any was counted: chains had 24% and trees 44% in
-docs/lab/2026-11-23-ahead-and-offload.md."""
+docs/lab/offload.md."""
 LEAST_GAIN = 0.08
 """Share of a round's time that drafting ahead must save. A tree that was drafted ahead has fewer nodes, because guesses
 of the bonus are among them: rounds wrote 3% (chains) and 8% (trees) fewer tokens there."""

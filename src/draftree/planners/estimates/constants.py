@@ -25,7 +25,7 @@ class AutoConstants:
     """Numbers that `adaptive` and its estimates are tuned by.
 
     Shares without another unit are fractions of the seconds of a plain pass of the target. Measurements are in
-    docs/lab/2026-11-21-auto.md: the constants of trials were compared with neighbouring values on replayed traces
+    docs/lab/auto.md: the constants of trials were compared with neighbouring values on replayed traces
     ("Constants"), `hit_prior` and the priors of bins on first texts ("The first text of a fresh `LLM`", "Tried and
     dropped"), `catch_up_rounds` and `single_level_share` on short texts ("Useless drafters in short texts"). The other
     fields have no measurement of their own; the note measures the planner as a whole.
