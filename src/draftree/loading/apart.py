@@ -29,14 +29,7 @@ def load_apart(
     """Load a model on the CPU in a process of its own, which ends with the model or with this process.
 
     Args:
-        name: as for `load_model`.
-        threads: CPU threads of its passes.
-        quantization: as for `load_model`; a model without native kernels keeps its own weights.
         must_quantize: whether such a model is refused instead.
-        trust_remote_code: as for `load_model`.
-
-    Raises:
-        ModelLoadError: the process could not load it.
     """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "draftree.loading.apart", str(theirs.fileno())]

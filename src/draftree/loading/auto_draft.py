@@ -77,11 +77,7 @@ def conditions_of(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def tuned_folder() -> Path:
-    """Return the folder of kept results, whether it exists or not.
-
-    Raises:
-        ConfigurationError: there is no home folder.
-    """
+    """Return the folder of kept results, whether it exists or not."""
     folder = config_folder()
     if folder is None:
         raise ConfigurationError("there is no home folder to keep results in: set DRAFTREE_CONFIG to a folder of yours")
@@ -89,11 +85,7 @@ def tuned_folder() -> Path:
 
 
 def all_tuned() -> list[TunedDraft]:
-    """Return all kept results, oldest first.
-
-    Raises:
-        ConfigurationError: a file is damaged.
-    """
+    """Return all kept results, oldest first."""
     if config_folder() is None:
         return []
     found = [one for path in sorted(tuned_folder().glob("*.json")) for one in _read_tuned(path)]
@@ -101,11 +93,7 @@ def all_tuned() -> list[TunedDraft]:
 
 
 def tuned_for(loaded: LoadedModel) -> tuple[TunedDraft | None, str | None]:
-    """Return the kept result of a model, and a sentence if results of it exist that do not count here.
-
-    Raises:
-        ConfigurationError: the file of the model is damaged.
-    """
+    """Return the kept result of a model, and a sentence if results of it exist that do not count here."""
     if config_folder() is None or not loaded.model.fingerprint:
         return None, None
     kept = _read_tuned(_tuned_file(loaded.model.fingerprint))
@@ -119,11 +107,7 @@ def tuned_for(loaded: LoadedModel) -> tuple[TunedDraft | None, str | None]:
 
 
 def keep_tuned(result: TunedDraft) -> Path:
-    """Keep a result; replaces one of the same model under the same conditions. Returns the file.
-
-    Raises:
-        ConfigurationError: there is no home folder, or the file cannot be read or written.
-    """
+    """Keep a result; replaces one of the same model under the same conditions. Returns the file."""
     place = _tuned_file(result.fingerprint)
     others = [one for one in _read_tuned(place) if one.difference(result.conditions) is not None]
     _write_tuned(place, [*others, result])
@@ -131,11 +115,7 @@ def keep_tuned(result: TunedDraft) -> Path:
 
 
 def forget_tuned(fingerprint: str) -> int:
-    """Remove the results of a model, under all conditions; returns their number.
-
-    Raises:
-        ConfigurationError: the file is damaged or cannot be removed.
-    """
+    """Remove the results of a model, under all conditions; returns their number."""
     place = _tuned_file(fingerprint)
     count = len(_read_tuned(place))
     try:
@@ -197,11 +177,7 @@ class TrainedHead:
 
 
 def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
-    """Remember a head for the weights with this fingerprint, in place of an earlier one; None without a home folder.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
+    """Remember a head for the weights with this fingerprint, in place of an earlier one; None without a home folder."""
     place = _trained_file(fingerprint)
     if place is None:
         return None
@@ -216,11 +192,7 @@ def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
 
 
 def trained_for(fingerprint: str) -> TrainedHead | None:
-    """Return the head for the weights with this fingerprint; None if none was trained here.
-
-    Raises:
-        ConfigurationError: the record is damaged.
-    """
+    """Return the head for the weights with this fingerprint; None if none was trained here."""
     place = _trained_file(fingerprint)
     if place is None:
         return None
@@ -262,14 +234,7 @@ class AutoCandidate:
 
 
 def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]]:
-    """Return the drafters to try for a target, best first, and sentences about what was left out.
-
-    Args:
-        loaded: the target.
-
-    Raises:
-        DraftreeError: a file of this package, or of `draftree tune`, is damaged.
-    """
+    """Return the drafters to try for a target, best first, and sentences about what was left out."""
     left_out: list[str] = []
     found: list[AutoCandidate] = []
     kept, ignored = tuned_for(loaded)

@@ -95,11 +95,7 @@ class BlockSource(Protocol):
 
 
 class BlockWeights(Weights):
-    """Weights of a source of blocks.
-
-    Args:
-        source: the source.
-    """
+    """Weights of a source of blocks."""
 
     def __init__(self, source: BlockSource) -> None:
         self._source = source
@@ -135,18 +131,10 @@ def start_on_blocks(
     """Return a model on blocks, and the tokens that end a text.
 
     Args:
-        folder: folder with the configuration.
-        source: the blocks.
         dtype: dtype of keys and values, float32 or bfloat16.
-        record: file of the record.
         place: hash that distinguishes the folder from others of its name; the start of changed files replaces what
             the cache keeps for it.
         identity: sum of the files.
-        quantization: name of the kind of weights.
-
-    Raises:
-        NativeUnavailableError: the architecture, the dtype or this machine has no native kernels.
-        UnsupportedModelError: a matrix of a layer has no blocks.
     """
     from draftree.models.native.describe import DTYPES  # not at every start
 
@@ -339,13 +327,7 @@ def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str
 
 
 def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> LoadedModel:
-    """Load a GGUF file whose blocks native kernels read; `dtype` is that of keys and values.
-
-    Raises:
-        ModelLoadError: the file is damaged.
-        NativeUnavailableError: the dtype, the model or this machine has no native kernels.
-        UnsupportedModelError: its architecture or tokenizer is not supported.
-    """
+    """Load a GGUF file whose blocks native kernels read; `dtype` is that of keys and values."""
     folder, file = describe_blocks(expanded(os.fspath(name)), Cache(), progress=silent)
     identity = str((Cache().manifest(folder.name) or {}).get("sha256", ""))
     try:
@@ -363,15 +345,8 @@ def load_packed_checkpoint(
     """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
 
     Args:
-        name: name of the model.
-        folder: its folder.
         dtype: dtype of keys and values, float32 or bfloat16.
         plain_reason: the option that needs plain weights, if there is one.
-
-    Raises:
-        ConfigurationError: an option needs plain weights.
-        ModelLoadError: a file is missing or damaged.
-        UnsupportedModelError: bits, groups, architecture or machine that native kernels do not support.
     """
     settings = quantization_of(folder)
     method = None if settings is None else str(settings.get("quant_method"))

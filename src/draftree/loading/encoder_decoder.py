@@ -28,11 +28,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
 
 
 def is_encoder_decoder_target(model: Any) -> bool:
-    """Return whether the model argument of `LLM` is known to be an encoder-decoder model; nothing is fetched or loaded.
-
-    Args:
-        model: a name, a folder, a model of transformers, a `LanguageModel` or a `LoadedModel`.
-    """
+    """Return whether the model argument of `LLM` is an encoder-decoder model; nothing is fetched or loaded."""
     if isinstance(model, str | os.PathLike):
         path = expanded(os.fspath(model))
         if not path.is_dir() and isinstance(model, str) and not PATH_LIKE.match(model):
@@ -55,11 +51,7 @@ def reader_class(folder: Path) -> Any:
 
 
 def refuse_options(name: str, options: LoadOptions) -> None:
-    """Raise for options that encoder-decoder models do not have.
-
-    Raises:
-        ConfigurationError: graphs of fixed shapes, or offloaded weights.
-    """
+    """Raise for options that encoder-decoder models do not have."""
     if options.kernels == "graphs":
         raise ConfigurationError(
             f"model '{name}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at 'auto'"
@@ -84,15 +76,7 @@ class SourceTraits(Protocol):
 
 
 def require_drafter(name: str, traits: SourceTraits) -> None:
-    """Raise for a drafter that cannot work with an encoder-decoder model.
-
-    Args:
-        name: the drafter.
-        traits: its traits.
-
-    Raises:
-        ConfigurationError: it runs a part of a model, which does not see the source.
-    """
+    """Raise for a drafter that cannot work with an encoder-decoder model."""
     if traits.runs_model and not traits.reads_sources:
         raise ConfigurationError(
             f"drafter '{name}' runs a part of a model or a head, and the target is an encoder-decoder model, whose "

@@ -31,11 +31,7 @@ COPIED = ("*token*", "vocab*", "merges*", "chat_template*")
 
 
 class _FirstLayers:
-    """Reader of the first layers; all other weights of the files are not read.
-
-    Args:
-        count: number of layers.
-    """
+    """Reader of the first layers; all other weights of the files are not read."""
 
     takes_parts = True
 
@@ -53,11 +49,7 @@ class _FirstLayers:
 
 
 def shorten(config: Any, count: int) -> None:
-    """Cut the configuration of a model to its first layers, or of a part that has no fewer.
-
-    Raises:
-        ConfigurationError: there are not as many, or no layer is left for the server.
-    """
+    """Cut the configuration of a model to its first layers, or of a part that has no fewer."""
     _require_count(config, count, "the model")
     whole = int(config.num_hidden_layers)
     for name, value in list(config.to_dict().items()):
@@ -77,11 +69,7 @@ def _require_count(config: Any, count: int, label: str) -> None:
 
 
 def refuse_gguf(name: str | os.PathLike[str]) -> None:
-    """Refuse a GGUF file, before it is read or converted.
-
-    Raises:
-        UnsupportedModelError: the name is a GGUF file.
-    """
+    """Refuse a GGUF file, before it is read or converted."""
     if gguf_path(name) is not None:
         raise UnsupportedModelError(
             f"model '{name}' is a GGUF file, which is not split by layers: use the model's folder of plain weights, or "
@@ -90,17 +78,7 @@ def refuse_gguf(name: str | os.PathLike[str]) -> None:
 
 
 def require_split(name: str | os.PathLike[str], count: int) -> None:
-    """Check, before any weights are read, that a server has layers left if devices run the first ones of a model.
-
-    Args:
-        name: as for `load_model`.
-        count: number of layers that devices run.
-
-    Raises:
-        ConfigurationError: the model has too few layers.
-        UnsupportedModelError: the model has an encoder, or is a GGUF file.
-        ModelError: as `load_model`.
-    """
+    """Check, before any weights are read, that a server has layers left if devices run the first ones of a model."""
     from transformers import AutoConfig
 
     folder = _causal_folder(name)
@@ -117,20 +95,7 @@ def load_first_layers(
     kernels: str = "auto",
     quantization: str | None = None,
 ) -> SlottedModel:
-    """Load the first layers of a model.
-
-    Args:
-        name: as for `load_model`; a folder may hold these layers only.
-        count: number of layers.
-        dtype: of the weights.
-        device: of the weights.
-        kernels: as for `load_model`.
-        quantization: as for `load_model`.
-
-    Raises:
-        ConfigurationError: the model has too few layers.
-        ModelError: as `load_model`.
-    """
+    """Load the first layers of a model."""
     require_known(kernels, quantization)
     folder = _causal_folder(name)
     label = f"{name}, first {count} layers"
@@ -168,14 +133,7 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
     The weights keep their types. `load_first_layers` reads the folder; as a model of its own it is refused.
 
     Args:
-        name: as for `load_model`; a model of plain weights, not of packed ones.
-        count: number of layers.
         to: a folder that does not exist or is empty.
-
-    Raises:
-        ConfigurationError: the model has too few layers, or the folder has files.
-        UnsupportedModelError: its layers cannot be divided.
-        ModelError: as `load_model`.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigurationError(f"'{to}' exists and is not an empty folder: name a new one")

@@ -76,11 +76,7 @@ def layer_spec(attention: Collection[int], mlp: Collection[int]) -> str:
 
 
 def numbers_of(text: str) -> frozenset[int]:
-    """Parse layers such as 3-5-8; an empty text gives none.
-
-    Raises:
-        ValueError: the text is malformed.
-    """
+    """Parse layers such as 3-5-8; an empty text gives none."""
     parts = text.split("-") if text else []
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"'{text}' is not a list of layers")
@@ -108,11 +104,7 @@ def store(found: LayerSet) -> Path:
 
 
 def stored_set(fingerprint: str) -> LayerSet:
-    """Return the stored set of a model.
-
-    Raises:
-        ConfigurationError: there is none, or it is unreadable.
-    """
+    """Return the stored set of a model."""
     place = place_of(fingerprint)
     try:
         found = read_json(place)

@@ -43,12 +43,6 @@ def borrowed(model: Any) -> Iterator[LoadedModel]:
 
     The attention implementation and the training flags are restored, the memory of slots is freed; weights are never
     changed. Other threads that want the same model wait.
-
-    Args:
-        model: a `…ForCausalLM`, or a `…ForConditionalGeneration` with an encoder.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     with _LOANS_LOCK:
         loan = _LOANS.setdefault(model, _Loan())

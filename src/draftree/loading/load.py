@@ -41,16 +41,7 @@ NO_STREAMING = "passes through torch were requested, or native kernels are not a
 
 
 def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
-    """Return a model whose slots store keys and values in this format.
-
-    Args:
-        loaded: a model without open slots.
-        kv_dtype: "int8".
-
-    Raises:
-        NativeUnavailableError: its passes do not run in C.
-        UnsupportedModelError: it is an encoder-decoder model.
-    """
+    """Return a model whose slots store keys and values in this format."""
     model = loaded.model
     if not isinstance(model, NativeModel):
         where = "on another machine" if loaded.kernels == "remote" else "through torch"
@@ -130,12 +121,7 @@ def load_model(
 
 
 class _LocalLoad:
-    """One load of a model on this machine. Its loaders share the folder, the start and the transformers model.
-
-    Args:
-        name: the model.
-        options: the user's.
-    """
+    """One load of a model on this machine. Its loaders share the folder, the start and the transformers model."""
 
     def __init__(self, name: str | os.PathLike[str], options: LoadOptions) -> None:
         self._name, self._options = name, options
@@ -257,11 +243,7 @@ def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, An
     """Return the arguments of `from_pretrained` with which accelerate places the modules of a model.
 
     Args:
-        device: device of the passes.
         offload: memory for weights on it, such as "8GB".
-
-    Raises:
-        ConfigurationError: accelerate is not installed.
     """
     if find_spec("accelerate") is None:
         raise ConfigurationError(

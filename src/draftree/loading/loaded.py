@@ -85,11 +85,7 @@ TOKENIZER_LIBRARIES = ("transformers", "tokenizers", "jinja2")
 
 
 def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """Load a tokenizer as `Tokenizer.load`, but without transformers if a first start verified that its file suffices.
-
-    Raises:
-        ModelLoadError: the tokenizer files are damaged, or need code of the folder.
-    """
+    """Load a tokenizer as `Tokenizer.load`, without transformers if a first start found that its file suffices."""
     store = Store()
     runs_code = trust_remote_code and bool(code_named_in(folder))
     if runs_code or not store.is_on or not (folder / FILE).is_file():
@@ -127,11 +123,7 @@ GENERATION_CONFIGS = ("auto", "none")
 
 
 def require_generation_config(generation_config: str) -> None:
-    """Raise unless the value is "auto", for the defaults of the model, or "none" for none.
-
-    Raises:
-        ConfigurationError: it is another one.
-    """
+    """Raise unless the value is "auto", for the defaults of the model, or "none" for none."""
     if generation_config not in GENERATION_CONFIGS:
         raise ConfigurationError(
             f"generation_config is {generation_config!r}: give 'auto' for the sampling defaults in the model's "
@@ -140,11 +132,7 @@ def require_generation_config(generation_config: str) -> None:
 
 
 def sampling_in(folder: Path | None) -> Sampling:
-    """Return the defaults in a model's folder.
-
-    Raises:
-        ModelLoadError: the file is damaged, or has a value that is no sampling parameter.
-    """
+    """Return the defaults in a model's folder."""
     path = None if folder is None else folder / GENERATION_CONFIG
     if path is None or not path.is_file():
         return NEUTRAL
@@ -152,15 +140,7 @@ def sampling_in(folder: Path | None) -> Sampling:
 
 
 def sampling_of(settings: Mapping[str, Any], place: str) -> Sampling:
-    """Return the defaults in the settings of a generation configuration.
-
-    Args:
-        settings: by name.
-        place: where they are, for messages.
-
-    Raises:
-        ModelLoadError: a value is no sampling parameter.
-    """
+    """Return the defaults in the settings of a generation configuration."""
     values: dict[str, Any] = {field.name: settings.get(field.name) for field in dataclasses.fields(Sampling)}
     try:
         return SamplingParams(**values).sampling
@@ -191,11 +171,7 @@ def kernels_of_drafter(target: LoadedModel) -> str:
 
 
 def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
-    """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for.
-
-    Raises:
-        ConfigurationError: the message gives the reason.
-    """
+    """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for."""
     if loaded.model.is_exact or not asked:
         return
     reason = loaded.fallback_reason or "its passes run through torch"
@@ -206,11 +182,7 @@ def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
 
 
 def require_layers(layers: Sequence[int], target: LoadedModel) -> None:
-    """Refuse a drafter that needs hidden states of layers that the target does not have.
-
-    Raises:
-        ConfigurationError: the message names the layer.
-    """
+    """Refuse a drafter that needs hidden states of layers that the target does not have."""
     count = target.model.num_layers
     strange = [layer for layer in layers if not -count - 1 <= layer <= count]
     if strange:
@@ -223,11 +195,7 @@ def require_layers(layers: Sequence[int], target: LoadedModel) -> None:
 
 
 def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """Return the given tokenizer, or the one in the model's folder.
-
-    Raises:
-        ConfigurationError: a name was given.
-    """
+    """Return the given tokenizer, or the one in the model's folder."""
     if isinstance(given, str | os.PathLike):
         raise ConfigurationError(
             f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
@@ -248,7 +216,6 @@ def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, .
     Generation and benchmarks use this function, so that they end texts alike.
 
     Args:
-        loaded: the target.
         tokenizer: the target's, if it has one.
     """
     eos = None if tokenizer is None else tokenizer.eos_token_id
@@ -256,11 +223,7 @@ def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, .
 
 
 def require_same_tokenizer(tokenizer: Tokenizer | None, wanted: str) -> None:
-    """Check that a tokenizer is the server's.
-
-    Raises:
-        VocabularyMismatchError: it is another one.
-    """
+    """Check that a tokenizer is the server's."""
     if tokenizer is not None and tokenizer_fingerprint(tokenizer) != wanted:
         raise VocabularyMismatchError(
             f"the tokenizer of {tokenizer.name} is not the one of the verify server: leave the tokenizer out to fetch "

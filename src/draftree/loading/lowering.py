@@ -47,9 +47,7 @@ def lower_model(
     """Convert a transformers model to native kernels and check it. The model's own weights are released.
 
     Args:
-        model: a `…ForCausalLM`.
         folder: folder of its files, if it was loaded from files.
-        name: name in messages.
         quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
         start: keeps what later starts need; None keeps nothing.
 
@@ -105,8 +103,6 @@ def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = N
     """Convert a model, and check it. The weights of its decoder are released.
 
     Args:
-        model: a `…ForConditionalGeneration`.
-        name: name in messages.
         quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's own.
 
     Raises:

@@ -73,11 +73,7 @@ class Record:
 
 
 def parsed_record(found: Mapping[str, Any]) -> Record:
-    """Return a record from its `dataclasses.asdict` form after JSON.
-
-    Raises:
-        KeyError, TypeError: it is malformed.
-    """
+    """Return a record from its `dataclasses.asdict` form after JSON."""
     places = found["places"].items()
     return Record(
         blueprint=_blueprint(found["blueprint"]),
@@ -212,11 +208,7 @@ STABLE = ("folder", "dtype", "quantization", "files", "settings")
 
 
 def keeps_packed() -> bool:
-    """Return whether packed weights are kept in the cache.
-
-    Raises:
-        ConfigurationError: `DRAFTREE_PACKED` is neither 0 nor 1.
-    """
+    """Return whether packed weights are kept in the cache."""
     given = os.environ.get(SWITCH) or "1"
     if given not in ("0", "1"):
         raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
@@ -227,7 +219,6 @@ def copy_name(folder: Path, place: str, kind: str) -> str:
     """Return the name of a folder of packed weights.
 
     Args:
-        folder: folder of the model.
         place: hash that distinguishes it from other folders of the same name.
         kind: name of the dtype of keys and values.
     """
@@ -273,13 +264,7 @@ def _names_of(model: Path) -> set[str]:
 
 
 class PackedCopy:
-    """Packed weights of one model in the cache.
-
-    Args:
-        name: name of the folder.
-        facts: all facts that the weights depend on, which JSON can represent.
-        quantization: name of the kind of weights.
-    """
+    """Packed weights of one model in the cache."""
 
     def __init__(self, name: str, facts: Mapping[str, Any], *, quantization: str) -> None:
         self._place = Cache().root / FOLDER / name
@@ -331,7 +316,6 @@ class PackedStart:
     """Start of a model with native kernels, and what it keeps for later ones.
 
     Args:
-        key: the model and its options.
         memory: memory for its weights, such as "8GB", if passes read the other ones from the cache; None for all
             weights in memory.
 
@@ -352,12 +336,7 @@ class PackedStart:
         self.is_exact = False
 
     def load(self) -> tuple[NativeModel, Record] | None:
-        """Return the model from packed weights or from the record of its first start; None if neither is usable.
-
-        Raises:
-            ConfigurationError: the memory is too small.
-            ModelLoadError: streamed weights are damaged, or cannot be written.
-        """
+        """Return the model from packed weights or from the record of its first start; None if neither is usable."""
         if (found := self._packed_before()) is not None:
             return found
         kept = Store().get(self.key.name, self.key.facts) if Store().is_on else None
@@ -387,9 +366,6 @@ class PackedStart:
         """Return the model of a first start, and set `is_exact` if its weights are streamed.
 
         Passes of many shapes over the first layers decide that: whole passes would read the file some thirty times.
-
-        Raises:
-            DraftreeError: the memory is too small, streamed weights cannot be written, or kernels are unavailable.
         """
         model = self._built(blueprint, weights)
         if self._budget is not None:
@@ -402,7 +378,6 @@ class PackedStart:
         """Record everything that later starts need.
 
         Args:
-            model: the checked model that `build` returned.
             eos_ids: tokens that end a text.
             places: locations of its weights in files; None if the files have other values.
         """

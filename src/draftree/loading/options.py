@@ -17,11 +17,7 @@ KV_DTYPES = ("int8",)
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device; "auto" is CUDA if a GPU is available.
-
-    Raises:
-        ConfigurationError: the device does not exist here.
-    """
+    """Return the torch device; "auto" is CUDA if a GPU is available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -47,11 +43,7 @@ def has_native_bfloat16(device: torch.device) -> bool:
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the torch dtype; "auto" is bfloat16 if the device has native bfloat16, else float32.
-
-    Raises:
-        ConfigurationError: unknown name.
-    """
+    """Return the torch dtype; "auto" is bfloat16 if the device has native bfloat16, else float32."""
     if isinstance(dtype, torch.dtype):
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
@@ -62,11 +54,7 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
 
 
 def require_known(kernels: str, quantization: str | None) -> None:
-    """Raise for unknown or incompatible names.
-
-    Raises:
-        ConfigurationError: unknown kernels or quantization, or they exclude each other.
-    """
+    """Raise for unknown or incompatible names."""
     if kernels not in KERNELS:
         raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")
     if quantization is not None and quantization not in QUANTIZATIONS:
@@ -81,11 +69,6 @@ def require_kv_dtype(kv_dtype: str | None, kernels: str, device: str = "auto") -
 
     Args:
         kv_dtype: "int8" for 8 bits, None for the model's dtype.
-        kernels: kernels of passes.
-        device: device of passes, as the user gave it.
-
-    Raises:
-        ConfigurationError: the format is unknown, or kernels or device exclude it.
     """
     if kv_dtype is None:
         return

@@ -62,9 +62,6 @@ def in_float32(model: Any) -> Iterator[None]:
     Linear layers convert their weights in chunks of `CHUNK_ROWS`, embeddings return float32, and vectors (norms,
     biases) are replaced by float32 copies. Other modules with matrices, such as experts, have float32 copies of them
     while they run, one module at a time. The model is restored after the block. float32 models are unchanged.
-
-    Args:
-        model: a `…ForCausalLM`.
     """
     if all(parameter.dtype == torch.float32 for parameter in model.parameters()):
         yield
@@ -223,7 +220,6 @@ class PackedExperts:
             hidden: inputs, shape (rows, hidden).
             given: experts of each row and their weights, both of shape (rows, experts of a row), in this order; by
                 name in some families.
-            named: as above.
         """
         chosen, scores = (*given, *(named[name] for name in ("router_indices", "routing_weights") if name in named))
         found = torch.zeros(hidden.shape, dtype=torch.float32)
@@ -251,11 +247,7 @@ be rounded up in one and down in the other, which the layers after it amplify: 0
 
 @contextlib.contextmanager
 def with_rounded_inputs(model: nn.Module) -> Iterator[None]:
-    """Round the inputs of all linear layers inside the block.
-
-    Args:
-        model: a `…ForCausalLM` whose forward passes are computed in float32.
-    """
+    """Round the inputs of all linear layers inside the block."""
     with contextlib.ExitStack() as undo:
         for module in model.modules():
             if isinstance(module, nn.Linear):
@@ -271,7 +263,6 @@ def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
     Args:
         model: the `…ForCausalLM` whose weights were packed; unusable afterwards if they were released, otherwise
             unchanged.
-        ours: the native model with these weights.
 
     Returns:
         The reference; None for a model with a projection before its layers, and for one with experts that is streamed.
@@ -291,7 +282,6 @@ def packed_source_reference(model: Any, ours: NativeEncoderDecoder) -> Reference
 
     Args:
         model: the `…ForConditionalGeneration` whose weights were packed and released; unusable afterwards.
-        ours: the native model with these weights.
     """
     hidden = encoded_probe(model)
     with with_packed_weights(model, ours, embedding=model.get_decoder().embed_tokens):
@@ -302,14 +292,6 @@ def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> Refe
     """Return the reference of a model of which each process packs a share; the model keeps its weights.
 
     The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares.
-
-    Args:
-        model: the `…ForCausalLM`.
-        plan: its architecture.
-        rough: logits of its weights before rounding.
-
-    Raises:
-        NativeMismatchError: logits of the packed model differ from these.
     """
     whole = NativeModel(plan, KeptWeights(model), quantization="int4")
     found = check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False)
@@ -325,8 +307,6 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
     """Compute products of forward passes with packed weights and rounded inputs inside the block, in float32.
 
     Args:
-        model: the model whose weights were packed.
-        ours: the native model with these weights.
         embedding: embedding of its decoder; None for its input embedding.
     """
     plan = ours.blueprint
@@ -359,23 +339,14 @@ def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckRe
     """Compare passes over weights of 4 bits with the model's own forward pass over the same weights.
 
     Args:
-        model: the model whose weights were packed and released.
-        ours: the native model.
         rough: result of the comparison with the weights before rounding; returned if there is no other reference.
-
-    Raises:
-        NativeMismatchError: the logits differ.
     """
     reference = packed_reference(model, ours)
     return rough if reference is None else require_packed(ours, reference, rough)
 
 
 def require_packed(ours: NativeModel, reference: ReferenceLogits, rough: CheckResult) -> CheckResult:
-    """Compare passes with a reference over the same weights; the result has the exactness of `rough`.
-
-    Raises:
-        NativeMismatchError: the logits differ.
-    """
+    """Compare passes with a reference over the same weights; the result has the exactness of `rough`."""
     found = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
     if not (found.chains_ok and found.trees_ok):
         error = max(found.chain_error, found.tree_error)

@@ -30,14 +30,8 @@ def load_remote(name: str, options: LoadOptions) -> LoadedModel:
     """Begin a session with a verify server.
 
     Args:
-        name: `remote:URL`, as for `RemoteAddress.parse`.
         options: dtype and device of drafters on this machine; kernels and quantization of its layers, if the address
             has a split, else they must not be chosen.
-
-    Raises:
-        ConfigurationError: a wrong address, or options of the server's model.
-        GenerationError: the server cannot be reached, or refuses.
-        ModelLoadError: its tokenizer cannot be used.
     """
     address = RemoteAddress.parse(name)
     is_chosen = options.kernels != "auto" or options.quantization is not None

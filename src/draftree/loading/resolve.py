@@ -91,11 +91,7 @@ def resolve_model(
 
 
 def require_sound(name: str) -> None:
-    """Raise for a damaged model folder early: before torch is imported, and before another model is fetched.
-
-    Raises:
-        ModelLoadError: the name is a folder without a model, or with a damaged one.
-    """
+    """Raise for a damaged model folder early: before torch is imported, and before another model is fetched."""
     if name.strip() and expanded(name).is_dir():
         check_model_folder(expanded(name))
 
@@ -194,12 +190,7 @@ def gguf_path(name: str | os.PathLike[str]) -> Path | None:
 
 
 def is_block_file(name: str | os.PathLike[str]) -> bool:
-    """Return whether a model's name is a GGUF file all of whose matrices have blocks that native kernels support.
-
-    Raises:
-        ModelLoadError: the file is damaged.
-        WeightsError: the `gguf` package is missing.
-    """
+    """Return whether a model's name is a GGUF file all of whose matrices have blocks that native kernels support."""
     path = gguf_path(name)
     if path is None:
         return False
@@ -220,14 +211,7 @@ def prepared_folder(name: str, *, fetch: bool = True, convert: bool = True, prog
 
 
 def require_extras(name: str | os.PathLike[str]) -> None:
-    """Raise for a model that cannot be converted because the extra `gguf` is not installed.
-
-    Args:
-        name: a model's name, as for `resolve_model`; unknown names are left to `resolve_model`.
-
-    Raises:
-        WeightsError: the package is not installed.
-    """
+    """Raise for a model that cannot be converted because the extra `gguf` is not installed."""
     if isinstance(name, str) and name in CATALOGUE:
         entry = CATALOGUE[name]
         if entry.form == "gguf" and not entry_is_here(entry, Cache()):
@@ -239,11 +223,7 @@ def require_extras(name: str | os.PathLike[str]) -> None:
 
 
 def require_clients(name: str) -> None:
-    """Raise for a model of the catalogue whose registry's client is not installed.
-
-    Raises:
-        WeightsError: the client cannot be run.
-    """
+    """Raise for a model of the catalogue whose registry's client is not installed."""
     if name in CATALOGUE and not entry_is_here(CATALOGUE[name], Cache()):
         for package in CATALOGUE[name].packages:
             require_client(package)

@@ -74,17 +74,10 @@ def read_model(
     """Load the transformers model of a folder.
 
     Args:
-        folder: folder with its files.
         dtype: dtype of its weights; "auto" for that of the files.
-        device: target device.
         trust_remote_code: whether Python code of the folder may run.
         reader: the class of transformers that reads it; None for the one of causal models.
         placement: arguments that place its modules on several devices or in files; None for all on `device`.
-
-    Raises:
-        ModelLoadError: its files are damaged, it does not fit into memory, it needs code of its own, or the folder
-            holds a part of a model and `reader` reads whole ones.
-        UnsupportedModelError: it declares quantized weights, which transformers cannot read here.
     """
     from transformers import AutoModelForCausalLM
 
@@ -129,14 +122,7 @@ def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device
     """Raise before anything is allocated for a configuration that needs more than its files hold, or than is free.
 
     Args:
-        folder: folder of the model.
-        loader: an auto class of transformers.
-        dtype: as for `read_model`.
-        device: likewise.
         trusts: whether Python code of the folder may run.
-
-    Raises:
-        ModelLoadError: the model is larger than its files, or than the free memory.
     """
     from transformers import AutoConfig
 
@@ -218,12 +204,7 @@ def eos_ids_in(model: Any) -> tuple[int, ...]:
 
 
 def eos_ids_from(folder: Path, model: Any) -> tuple[int, ...]:
-    """Return ids of the tokens that end a text, as `eos_ids_in`, for a model built from the configuration of a folder.
-
-    Args:
-        folder: folder with the configuration, whose generation settings come first.
-        model: the model, which does not have them.
-    """
+    """Return `eos_ids_in` of a model built from the configuration of a folder, whose generation settings come first."""
     from transformers import GenerationConfig
 
     # as transformers reads a model: without the file, or with a damaged one, config.json decides
@@ -242,11 +223,7 @@ def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFMo
 
     Args:
         model: a `…ForCausalLM` in evaluation mode; its attention implementation is replaced if ours is used.
-        name: name in messages.
         shapes: fixed shapes of its passes, if our attention is used.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     kind = type(model).__name__
     implementation = model.config._attn_implementation
@@ -308,14 +285,9 @@ def wrap_model(
     """Wrap a transformers model as a `LanguageModel` and check it.
 
     Args:
-        model: a `…ForCausalLM`.
         folder: folder of its files, if it was loaded from files.
-        name: name in messages.
         packed: whether its float32 linear layers may be replaced by packed ones.
         shapes: run passes in these fixed shapes, as CUDA graphs on a GPU; None for exact shapes.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     model.eval().requires_grad_(False)
     if model.config.is_encoder_decoder:
@@ -351,12 +323,8 @@ def wrap_encoder_decoder(
 
     Args:
         model: a `…ForConditionalGeneration` in evaluation mode; its attention implementation is replaced.
-        name: name in messages.
         packed: whether the float32 weights of its decoder may be replaced by packed ones.
         rules: settings of every text; None to read them from its generation configuration.
-
-    Raises:
-        UnsupportedModelError: its architecture is not supported; the message gives the reason.
     """
     kind, implementation = type(model).__name__, model.config._attn_implementation
     try:

@@ -109,14 +109,8 @@ def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = 
     """Compare a folder with its sums; files that are unchanged since the last comparison are not read.
 
     Args:
-        folder: a model folder.
-        root: root of the cache, which holds the records.
         stored: sums from a manifest, which are binding whatever the modification times; None for other folders, whose
             files may be replaced.
-        again: read every file.
-
-    Raises:
-        ModelLoadError: a file is damaged.
     """
     note = _noted(folder, root)
     noted = known_sums(note.get("files"))
@@ -254,9 +248,6 @@ class Cache:
         """Yield an empty folder to fill; on success it becomes the folder of that name, otherwise it is removed.
 
         The caller must hold `locked(name)`.
-
-        Raises:
-            WeightsError: The disk is full.
         """
         with self.scratch(name) as parts:
             fresh = parts / "fresh"
@@ -274,11 +265,7 @@ class Cache:
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """Yield a temporary folder for work on that name; it is always removed.
-
-        Raises:
-            WeightsError: The disk is full.
-        """
+        """Yield a temporary folder for work on that name; it is always removed."""
         self._make_work_folder()
         try:
             folder = Path(tempfile.mkdtemp(prefix=f"{name}.part-", dir=self.work))
@@ -337,11 +324,7 @@ def default_root() -> Path:
 
 
 def private_folder() -> Path:
-    """Return a folder for users without a home, below the temporary folder; no other user can write into it.
-
-    Raises:
-        WeightsError: it belongs to another user, or others can write into it.
-    """
+    """Return a folder for users without a home, below the temporary folder; no other user can write into it."""
     folder = Path(tempfile.gettempdir()) / f"draftree-{os.getuid()}"
     try:
         with contextlib.suppress(FileExistsError):
@@ -357,11 +340,7 @@ def private_folder() -> Path:
 
 
 def require_space(name: str, folder: Path, needed_bytes: int) -> None:
-    """Raise unless `folder`'s disk has enough free space.
-
-    Raises:
-        WeightsError: fewer than `needed_bytes` are free.
-    """
+    """Raise unless `folder`'s disk has enough free space."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -218,12 +218,7 @@ ANSWER_END = "<|return|>"
 
 
 def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Write the file's tokenizer as a transformers tokenizer.
-
-    Raises:
-        ModelLoadError: The file has no vocabulary.
-        UnsupportedModelError: Its kind of tokenizer, or its pre-tokenization rule, is not supported.
-    """
+    """Write the file's tokenizer as a transformers tokenizer."""
     pieces = _spelled_pieces(file)
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     roles = {role: token_id(file, key) for role, key in ROLES.items()}
@@ -256,11 +251,7 @@ def _spelled_pieces(file: GgufFile) -> list[str]:
 
 
 def token_id(file: GgufFile, role: str) -> int | None:
-    """Return the id of the token with a role, such as "bos"; None if the file declares none.
-
-    Raises:
-        ModelLoadError: the vocabulary has no such id.
-    """
+    """Return the id of the token with a role, such as "bos"; None if the file declares none."""
     key = f"tokenizer.ggml.{role}_token_id"
     found = file.metadata.get(key)
     count = len(file.metadata.get("tokenizer.ggml.tokens", ()))
@@ -272,11 +263,7 @@ def token_id(file: GgufFile, role: str) -> int | None:
 
 
 def end_ids(file: GgufFile) -> tuple[int, ...]:
-    """Return the tokens that end a text: those that the file declares, and the `TURN_ENDS` in its vocabulary.
-
-    Raises:
-        ModelLoadError: the file has no vocabulary, or declares an id that is not in it.
-    """
+    """Return the tokens that end a text: those that the file declares, and the `TURN_ENDS` in its vocabulary."""
     pieces = {piece: index for index, piece in enumerate(_spelled_pieces(file))}
     declared = (token_id(file, role) for role in END_ROLES)
     named = TURN_ENDS - ({MESSAGE_END} if ANSWER_END in pieces else set())
@@ -333,12 +320,7 @@ TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 
 def convert_gguf(source: Path, folder: Path, *, dtype: Dtype, progress: Progress) -> None:
-    """Write configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`.
-
-    Raises:
-        ModelLoadError: The file is damaged or incomplete.
-        UnsupportedModelError: Its architecture or tokenizer is not supported.
-    """
+    """Write configuration, weights (rounded to `dtype`) and tokenizer of a GGUF file into the empty `folder`."""
     file = GgufFile(source)
     try:
         with panics_as_errors():

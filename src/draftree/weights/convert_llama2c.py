@@ -84,11 +84,7 @@ class Llama2cHeader:
 
 
 def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
-    """Write configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`.
-
-    Raises:
-        ModelLoadError: The file is damaged or incomplete.
-    """
+    """Write configuration, float32 weights and tokenizer of a checkpoint and its tokenizer into the empty `folder`."""
     content = source.read_bytes()
     header = read_header(source, content)
     tensors, end = read_tensors(source, content, header)

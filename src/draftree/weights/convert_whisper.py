@@ -40,9 +40,6 @@ class Variable:
 class Ctranslate2File:
     """A model file, and what follows it.
 
-    Args:
-        path: the file.
-
     Raises:
         ModelLoadError: it is damaged or truncated.
         UnsupportedModelError: it has another version, or values of another type.
@@ -80,11 +77,7 @@ class Ctranslate2File:
         """The bytes after the model in the file."""
 
     def values(self, name: str) -> np.ndarray:
-        """Return a variable, float32 if it holds floats.
-
-        Raises:
-            ModelLoadError: there is none of this name, or a value is not finite.
-        """
+        """Return a variable, float32 if it holds floats."""
         if name not in self.variables:
             raise self.broken(f"'{name}' is missing")
         found = self.variables[name]
@@ -127,12 +120,7 @@ SYMBOLS = (
 
 
 def convert_whisper(source: Path, folder: Path, *, progress: Progress) -> None:
-    """Write configuration, weights (float32), tokenizer and feature extractor into the empty `folder`.
-
-    Raises:
-        ModelLoadError: the file is damaged.
-        UnsupportedModelError: it holds another kind of model.
-    """
+    """Write configuration, weights (float32), tokenizer and feature extractor into the empty `folder`."""
     file = Ctranslate2File(source)
     if file.kind != "WhisperSpec":
         raise UnsupportedModelError(f"'{source}' holds a model of the kind '{file.kind}': WhisperSpec is read")

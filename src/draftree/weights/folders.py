@@ -38,13 +38,9 @@ def check_sizes(
     """Raise for sizes that are not numbers, are out of range, or do not match the weights.
 
     Args:
-        source: file of the configuration, for the message.
         config: the model's configuration; that of a text model inside it is checked too.
         num_tensors: number of tensors in the weight files; None if unknown.
         num_values: upper bound of the values in all tensors together; None if unknown.
-
-    Raises:
-        ModelLoadError: a size is wrong; the message names it.
     """
     for part in _parts(config):
         for name, (least, greatest) in LIMITS.items():
@@ -102,11 +98,7 @@ OPTIONAL_SETTINGS = ("generation_config.json", "tokenizer_config.json")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Read the settings and the headers of the weights.
-
-    Raises:
-        ModelLoadError: the folder is not a model folder, or a file in it is missing, damaged or truncated.
-    """
+    """Read the settings and the headers of the weights."""
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"the folder '{folder}' is not a model folder: {_why_not(folder)}")
     config = read_settings(folder / "config.json")
@@ -155,11 +147,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def index_files(index: Path) -> list[str]:
-    """Return the names of the weight files, which are in the folder of the index.
-
-    Raises:
-        ModelLoadError: the index names no file, or a file elsewhere.
-    """
+    """Return the names of the weight files, which are in the folder of the index."""
     places = read_settings(index).get("weight_map")
     names = list(places.values()) if isinstance(places, dict) else []
     wrong = [name for name in names if not isinstance(name, str) or Path(name).name != name]
@@ -172,11 +160,7 @@ def index_files(index: Path) -> list[str]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read one of the settings files of a model.
-
-    Raises:
-        ModelLoadError: it is missing, damaged or holds no settings.
-    """
+    """Read one of the settings files of a model."""
     try:
         return read_json(path)
     except FileNotFoundError:

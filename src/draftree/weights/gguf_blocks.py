@@ -32,12 +32,6 @@ __all__ = ["BlockFile", "describe_blocks"]
 class BlockFile:
     """A GGUF file and the parameters of its model.
 
-    Args:
-        file: the file.
-        architecture: layout of its tensors.
-        settings: of the transformers configuration.
-        sources: GGUF tensor of every parameter.
-
     Attributes:
         sources: as above.
     """
@@ -58,11 +52,7 @@ class BlockFile:
         return joined_shape(self._file, self.sources[name])
 
     def values(self, name: str) -> Tensor:
-        """Return a parameter in the layout of transformers, float32.
-
-        Raises:
-            ModelLoadError: its blocks cannot be unpacked.
-        """
+        """Return a parameter in the layout of transformers, float32."""
         found = self._architecture.restore(name, read_joined(self._file, self.sources[name]), self._settings)
         return torch.from_numpy(np.require(found, requirements=["C", "W"]))
 
@@ -93,13 +83,7 @@ class BlockFile:
 
 
 def describe_blocks(path: Path, cache: Cache, *, progress: Progress) -> tuple[Path, BlockFile]:
-    """Return a folder with configuration and tokenizer of a GGUF file, without weights, and the file.
-
-    Raises:
-        ModelLoadError: the file is damaged or incomplete.
-        UnsupportedModelError: its architecture or tokenizer is not supported.
-        WeightsError: the `gguf` package is missing, or the disk is full.
-    """
+    """Return a folder with configuration and tokenizer of a GGUF file, without weights, and the file."""
     file = read_gguf(path)
     sha256 = fingerprint(path, cache, progress=progress)
     name = block_folder_name(path, sha256)

@@ -57,21 +57,12 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def require_gguf() -> None:
-    """Raise unless the package that dequantizes GGUF blocks is installed; imports nothing.
-
-    Raises:
-        WeightsError: The `gguf` package is missing.
-    """
+    """Raise unless the package that dequantizes GGUF blocks is installed; imports nothing."""
     require_extra("gguf", PURPOSE, error=WeightsError)
 
 
 def _kind(number: int) -> tuple[str, int, int]:
-    """Return name, values and bytes of a kind of blocks.
-
-    Raises:
-        KeyError, ValueError: there is no such kind.
-        WeightsError: a kind that is not in `BLOCKS`, and the `gguf` package cannot be imported.
-    """
+    """Return name, values and bytes of a kind of blocks."""
     if number not in BLOCKS:
         gguf = import_extra("gguf", PURPOSE, error=WeightsError)
         kind = gguf.GGMLQuantizationType(number)
@@ -143,11 +134,7 @@ class GgufFile:
         return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
     def tensor(self, name: str) -> GgufTensor:
-        """Return the location of a tensor.
-
-        Raises:
-            ModelLoadError: the file has no such tensor.
-        """
+        """Return the location of a tensor."""
         if name not in self.tensors:
             raise self.broken(f"it lacks the tensor '{name}'")
         return self.tensors[name]
@@ -298,11 +285,7 @@ def forget_gguf() -> None:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Return a file; its header is read again only if the file has changed.
-
-    Raises:
-        ModelLoadError: as for `GgufFile`.
-    """
+    """Return a file; its header is read again only if the file has changed."""
     status = path.stat()
     return _read(path.resolve(), (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
 

@@ -59,12 +59,7 @@ def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
-    """Return the folder of a catalogue model; fetched and converted if it is not in the cache.
-
-    Raises:
-        ModelNotFoundError: it is not in the cache, and `fetch` is False.
-        WeightsError: It could not be fetched, or the disk is full.
-    """
+    """Return the folder of a catalogue model; fetched and converted if it is not in the cache."""
     folder = cache.folder(entry.name)
     if is_whole(folder, cache, here=entry_is_here(entry, cache)):
         return folder
@@ -106,17 +101,9 @@ def install_gguf(
     """Return the folder made from a GGUF file; converted with a warning if its content has not been converted yet.
 
     Args:
-        path: the file.
-        cache: the cache.
         convert: whether it may be converted.
         reason: why the file does not run on its own blocks, for the warning; by default the kinds of its matrices.
         progress: called with the bytes read and converted.
-
-    Raises:
-        ModelNotFoundError: it has not been converted, and `convert` is False.
-        ModelLoadError: The file is damaged.
-        UnsupportedModelError: Its architecture is not supported.
-        WeightsError: The `gguf` package is missing, or the disk is full.
     """
     require_gguf()
     file = GgufFile(path)
@@ -162,10 +149,6 @@ def check_gguf(path: Path, cache: Cache) -> bool:
 
     Returns:
         Whether a checksum of the file was recorded; it is now.
-
-    Raises:
-        ModelLoadError: a file is damaged.
-        WeightsError: the `gguf` package is missing.
     """
     require_gguf()
     GgufFile(path)
@@ -196,16 +179,7 @@ def origin(entry: CatalogueEntry) -> dict[str, object]:
 
 
 def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
-    """Compare a folder, in the cache or elsewhere, with its recorded checksums.
-
-    Args:
-        folder: a model folder.
-        cache: the cache that may contain it.
-        again: read every file, whatever its modification time.
-
-    Raises:
-        ModelLoadError: a file is damaged.
-    """
+    """Compare a folder, in the cache or elsewhere, with its recorded checksums."""
     manifest = manifest_of(folder, cache)
     stored = None if manifest is None else known_sums(manifest.get(SUMS))
     if manifest is not None and not stored:

@@ -53,11 +53,7 @@ class Scheme:
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
-    """Return the quantization that a model folder declares; None for none.
-
-    Raises:
-        ModelLoadError: its configuration cannot be read.
-    """
+    """Return the quantization that a model folder declares; None for none."""
     try:
         config = read_json(folder / "config.json")
     except FileNotFoundError:
@@ -75,7 +71,6 @@ def scheme_refusal(folder: Path, what: str) -> UnsupportedModelError:
     """Return the refusal of a checkpoint.
 
     Args:
-        folder: folder of the model.
         what: kind of its weights, such as "3 bits".
     """
     return UnsupportedModelError(
@@ -85,16 +80,7 @@ def scheme_refusal(folder: Path, what: str) -> UnsupportedModelError:
 
 
 def scheme_of(folder: Path, settings: Mapping[str, Any]) -> Scheme:
-    """Return the scheme that a quantization declares.
-
-    Args:
-        folder: folder of the model.
-        settings: its quantization.
-
-    Raises:
-        UnsupportedModelError: native kernels do not support it; the message has the reason.
-        ModelLoadError: a setting has another type than its method writes.
-    """
+    """Return the scheme that a quantization declares."""
     method = str(settings.get("quant_method"))
     if method not in SUFFIXES:
         raise scheme_refusal(folder, f"the method '{method}'")
@@ -182,14 +168,7 @@ def matrix_shape(
     """Check the tensors of a matrix of 4 bits and return its outputs and inputs.
 
     Args:
-        scheme: the quantization.
-        stem: name of the module and a dot.
-        headers: tensors of the module, by the part of their names after `stem`.
         declared: the content of `weight_shape` of compressed-tensors; empty for none.
-
-    Raises:
-        ModelLoadError: a tensor is missing, or has another type or shape than the others and the groups need.
-        UnsupportedModelError: its bits or groups are not supported.
     """
     return _Matrix(scheme, stem, headers).shape(declared)
 
@@ -330,10 +309,6 @@ class Codes:
 class PackedCheckpoint:
     """Files of a folder whose matrices have 4 bits.
 
-    Args:
-        folder: the folder.
-        settings: the quantization that it declares.
-
     Attributes:
         sources: names of all parameters in the transformers model.
 
@@ -385,11 +360,7 @@ class PackedCheckpoint:
         return ModelLoadError(f"'{self._folder}' is damaged: {what}: {get_again(self._folder)}")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter.
-
-        Raises:
-            ModelLoadError: there is no such parameter.
-        """
+        """Return the shape of a parameter."""
         if name not in self._packed and name not in self._headers:
             raise self._missing(name)
         return self._packed[name] if name in self._packed else self._headers[name].shape

@@ -74,11 +74,7 @@ class WeightsFile:
 
 
 def check_safetensors(path: Path) -> WeightsFile:
-    """Check header and length of a safetensors file: the tensors are contiguous and fill the file.
-
-    Raises:
-        ModelLoadError: the header is damaged, or the length of the file differs from the header.
-    """
+    """Check header and length of a safetensors file: the tensors are contiguous and fill the file."""
     size = path.stat().st_size
     header, start = read_header(path, size)
     places = sorted(place_of(path, name, entry) for name, entry in header.items() if name != "__metadata__")
