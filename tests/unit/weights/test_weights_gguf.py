@@ -146,7 +146,10 @@ def test_a_factor_per_frequency_is_kept(tmp_path: Path, llama_file: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q5_0", "BF16", "F16"])
-def test_quantized_tensors_are_dequantized_to_their_values(kind: str, tmp_path: Path) -> None:
+def test_quantized_tensors_are_dequantized_to_their_values(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.weights.gguf_file.CHUNK_VALUES", 256)  # four of the six rows
     quantisation = gguf.GGMLQuantizationType[kind]
     values = np.random.default_rng(0).normal(size=(6, 64)).astype(np.float32)
     packed = gguf.quants.quantize(values, quantisation)
