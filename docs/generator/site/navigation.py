@@ -19,7 +19,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
                     "playground-page.md", "performance.md", "comparison.md")),
     ("Guides/Models and texts", ("guides/models-in-c.md", "guides/precision.md", "guides/beam-search.md",
                                  "guides/encoder-decoder.md", "guides/traces.md")),
-    ("Guides/Drafters", ("guides/training.md", "guides/drafters-of-others.md", "guides/drafters-for-vllm.md")),
+    ("Guides/Drafters", ("guides/training.md", "guides/third-party-heads.md", "guides/drafters-for-vllm.md")),
     ("Guides/Serving", ("guides/serving.md", "guides/serving-tools.md", "guides/fields.md", "guides/page.md",
                         "guides/operating.md", "guides/replicas.md", "guides/sizing.md")),
     ("Guides/Devices", ("guides/devices.md", "guides/end-and-cloud.md", "guides/larger-than-memory.md",
