@@ -119,7 +119,7 @@ def one_command(model: str, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def peer_of(name: str, kind: str) -> Any:
-    """The model by transformers, which has no weights of 8 bits: None for those."""
+    """The model by transformers, which has no 8-bit weights: None for those."""
     import torch
     from transformers import AutoModelForCausalLM
 

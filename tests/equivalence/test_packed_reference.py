@@ -1,4 +1,4 @@
-"""The self-check of weights of 4 bits: its reference reads the packed weights, so that small mistakes show."""
+"""The self-check of 4-bit weights: its reference reads the packed weights, so that small mistakes show."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_slightly_wrong_pass_is_refused(share: float, monkeypatch: pytest.Monk
     error = check(ours, reference).chain_error
     assert 1e-4 < error < QUANTIZED_TOLERANCE["int4"]
     if share == 5e-1:
-        with pytest.raises(NativeMismatchError, match="those of the same weights of 4 bits"):
+        with pytest.raises(NativeMismatchError, match="those of the same 4-bit weights"):
             lower_model(fresh("llama", **(SIZES | FAMILIES["llama"])), quantization="int4")
 
 
@@ -128,7 +128,7 @@ def test_a_wrong_product_with_sources_is_refused(monkeypatch: pytest.MonkeyPatch
         return own(self, name) * (4 if name.endswith(("out_proj.weight", "fc2.weight")) else 1)
 
     monkeypatch.setattr(references.UnpackedWeights, "get", changed)
-    with pytest.raises(NativeMismatchError, match="those of the same weights of 4 bits"):
+    with pytest.raises(NativeMismatchError, match="those of the same 4-bit weights"):
         lower_encoder_decoder(model_of("bart"), "bart", quantization="int4")
 
 

@@ -336,7 +336,9 @@ def _one(spec: str, target: LanguageModel, tokenizer: Tokenizer | None, load: Lo
     kind, config = DRAFTERS.configure(DRAFTERS.parse(spec)[0])
     if issubclass(kind, ModelDrafter):
         if config != kind.Config(config.name):
-            raise ConfigurationError(f"'{spec}' has options, and the beams of a draft model have none: leave them out")
+            raise ConfigurationError(
+                f"'{spec}' has options, but beam search with a draft model takes none: name only the model"
+            )
         return ModelBeams(_fitting(load(config.name), target))
     return SequenceDrafts(_reader(spec, kind, config, target, tokenizer), target.vocab_size)
 

@@ -307,8 +307,8 @@ class Forest:
         return Tip(tip.trunk, tip.trunk.child(tip.node, token, is_wanted=True))
 
     @staticmethod
-    def graft(tip: Tip, tree: TokenTree, room: int, ends: Sequence[int] = ()) -> int:
-        """Append a drafted tree after a beam, at most `room` new nodes; returns their number.
+    def graft(tip: Tip, tree: TokenTree, max_nodes: int, ends: Sequence[int] = ()) -> int:
+        """Append a drafted tree after a beam, at most `max_nodes` new nodes; returns their number.
 
         No beam contains a token of `ends`: they and what follows them are left out.
         """
@@ -318,7 +318,7 @@ class Forest:
             above = tip.node if parent == ROOT else nodes[parent]
             if above is None or token in ends:
                 nodes.append(None)
-            elif (above, token) in tip.trunk.children or len(tip.trunk.tokens) - before < room:
+            elif (above, token) in tip.trunk.children or len(tip.trunk.tokens) - before < max_nodes:
                 nodes.append(tip.trunk.child(above, token, is_wanted=True))
             else:
                 nodes.append(None)

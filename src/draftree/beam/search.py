@@ -251,12 +251,12 @@ class BeamSearch:
             return
         for search, drafts in zip(depths, drafter.propose(depths), strict=True):
             for place, forest in enumerate(self._forests[search]):
-                room = MAX_NODES
+                remaining = MAX_NODES
                 for beam, tree in drafts:
-                    room -= forest.graft(beam.tips[place], tree, room, search.ends)
+                    remaining -= forest.graft(beam.tips[place], tree, remaining, search.ends)
                 if place == 0:
-                    search.num_drafted += MAX_NODES - room
-                    self._paces[search].is_drafting = room < MAX_NODES
+                    search.num_drafted += MAX_NODES - remaining
+                    self._paces[search].is_drafting = remaining < MAX_NODES
 
     def _advance(self, searches: Sequence[SequenceSearch]) -> list[SequenceSearch]:
         """Make one step of each search of which enough beams are scored; returns those that go on."""

@@ -354,7 +354,7 @@ def load_packed_checkpoint(
         return None
     if plain_reason is not None:
         raise ConfigurationError(
-            f"'{folder}' has weights of few bits by {method}, which run as they are, in native kernels on a CPU: leave "
+            f"'{folder}' has low-bit weights by {method}, which run as they are, in native kernels on a CPU: leave "
             "kernels, quantization and offload out, and use device 'cpu'"
         )
     source = PackedCheckpoint(folder, settings)
@@ -368,6 +368,6 @@ def load_packed_checkpoint(
         )
     except NativeUnavailableError as reason:
         raise UnsupportedModelError(
-            f"'{folder}' has weights of 4 bits by {method}, which run in native kernels only: {reason}"
+            f"'{folder}' has 4-bit weights by {method}, which run in native kernels only: {reason}"
         ) from reason
     return LoadedModel.native(model, folder, eos_ids, name=str(name), quantization=method)

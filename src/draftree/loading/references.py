@@ -3,7 +3,7 @@
 The logits of a model in bfloat16 deviate by the rounding of every layer, up to a tenth of their spread if norms have
 large weights, so they are no reference for passes with less rounding. The same weights in float32 arithmetic are.
 
-Native products over weights of few bits read packed weights, and inputs that are rounded to 8 bits with a scale for
+Native products over low-bit weights read packed weights, and inputs that are rounded to 8 bits with a scale for
 each group of 32. A forward pass with the same weights and the same rounding differs from them by the rounding of
 float32 only, so that a comparison shows small mistakes, which the rounding of the weights would hide.
 """
@@ -336,7 +336,7 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
 
 
 def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckResult:
-    """Compare passes over weights of 4 bits with the model's own forward pass over the same weights.
+    """Compare passes over 4-bit weights with the model's own forward pass over the same weights.
 
     Args:
         rough: result of the comparison with the weights before rounding; returned if there is no other reference.
@@ -350,7 +350,7 @@ def require_packed(ours: NativeModel, reference: ReferenceLogits, rough: CheckRe
     found = check(ours, reference, tolerance=ROUNDED_TOLERANCE, compares_tokens=False)
     if not (found.chains_ok and found.trees_ok):
         error = max(found.chain_error, found.tree_error)
-        raise NativeMismatchError(f"its logits differ there from those of the same weights of 4 bits ({error:.1e})")
+        raise NativeMismatchError(f"its logits differ there from those of the same 4-bit weights ({error:.1e})")
     return replace(found, is_exact=rough.is_exact)
 
 

@@ -156,8 +156,8 @@ class Lifelines:
             if first == CLEAN:
                 return None
             if first:
-                (length,) = LENGTH.unpack(first + _exactly(peer, LENGTH.size - 1))
-                text = _exactly(peer, min(length, MAX_TEXT)).decode("utf-8", "replace")
+                (length,) = LENGTH.unpack(first + _received_exactly(peer, LENGTH.size - 1))
+                text = _received_exactly(peer, min(length, MAX_TEXT)).decode("utf-8", "replace")
                 return f"rank {rank} failed: {text}"
         except OSError:
             pass
@@ -188,16 +188,6 @@ class Lifelines:
 def leave(status: int) -> None:
     """End the process at once; a thread that waits in a collective operation may never end."""
     os._exit(status)
-
-
-def _exactly(peer: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        part = peer.recv(count - len(data))
-        if not part:
-            raise ConnectionError("the connection ended")
-        data += part
-    return data
 
 
 # Messages from rank 0 to the other ranks: operations on slots as flat 64-bit integers.

@@ -108,7 +108,7 @@ def jobs_of(sets: Sequence[PromptSet], *, temperatures: Sequence[float], seed: i
 
 
 def _hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
 # Prompts written by the target itself: a chat model continues its template where the user's message would begin.
@@ -317,7 +317,7 @@ def _prompts(package: Distribution, number: int) -> list[str]:
     made = dict.fromkeys(_of_description(package))
     for path in _sources(package):
         made |= dict.fromkeys(_of_source(path))
-    return sorted(made, key=_text_hash)[:number]
+    return sorted(made, key=_hash)[:number]
 
 
 def _of_description(package: Distribution) -> Iterator[str]:
@@ -343,8 +343,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _sources(package: Distribution) -> list[Path]:
     names = [file for file in package.files or () if file.suffix == ".py" and "test" not in str(file).lower()]
     return [
-        Path(str(package.locate_file(file)))
-        for file in sorted(names, key=lambda file: _text_hash(str(file)))[:MAX_FILES]
+        Path(str(package.locate_file(file))) for file in sorted(names, key=lambda file: _hash(str(file)))[:MAX_FILES]
     ]
 
 
@@ -381,11 +380,7 @@ def _is_data(lines: Sequence[str]) -> bool:
 def _about(texts: Iterable[str], forms: Sequence[str]) -> Iterator[str]:
     """Yield one prompt for each text, with the form that its hash selects."""
     for text in texts:
-        yield forms[_text_hash(text) % len(forms)].replace("{text}", text)
-
-
-def _text_hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
+        yield forms[_hash(text) % len(forms)].replace("{text}", text)
 
 
 # Many prompts from templates with slots: every template in turn, each with a new combination of words.
@@ -436,7 +431,7 @@ class Template:
     def prompts(self) -> Iterator[str]:
         """Yield all prompts, each once."""
         size = self.size
-        start, step = (_name_hash(f"{kind} {self.text}") % size for kind in ("start", "step"))
+        start, step = (_hash(f"{kind} {self.text}") % size for kind in ("start", "step"))
         while math.gcd(step, size) != 1:
             step += 1
         for place in range(size):
@@ -462,10 +457,6 @@ def _in_turn(sources: list[Iterator[str]]) -> Iterator[str]:
             else:
                 yield found
         sources = [source for place, source in enumerate(sources) if place not in ended]
-
-
-def _name_hash(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 SHIPPED, EXPANDED, PACKAGES = "shipped", "expanded", "packages"
