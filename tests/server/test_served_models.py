@@ -57,26 +57,40 @@ def test_two_models_share_one_budget(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "draft")
 
 
-def test_a_prediction_is_drafted_from_beside_any_drafter(tmp_path: Path) -> None:
-    choices = (ModelChoice("one", folder(tmp_path, 1), (), ("ngram",)),)
+@pytest.mark.parametrize(("drafts", "verify"), [(("auto",), "coupled"), (("ngram",), "coupled"), (("ngram",), "block")])
+def test_a_prediction_is_drafted_from_beside_any_drafter(tmp_path: Path, drafts: tuple[str, ...], verify: str) -> None:
+    choices = (ModelChoice("one", folder(tmp_path, 1), (), drafts),)
+    settings = ServerSettings(models=choices, kernels="torch", plan="fixed", verify=verify)
+    body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 24, "temperature": 0}
+    with running_server(load_models(settings)) as running, httpx.Client(base_url=running.url, timeout=60) as http:
+        (plain,) = http.post("/v1/completions", json={**body, "draft": "none"}).json()["choices"]
+        predicted = {"prediction": {"type": "content", "content": plain["text"]}, "draftree": {"rounds": True}}
+        answer = http.post("/v1/completions", json={**body, **predicted})
+    assert "warning" not in answer.headers
+    found = answer.json()
+    assert found["choices"][0]["text"] == plain["text"]
+    assert found["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    sources = [source for row in found["draftree"]["rounds"] for node in row["nodes"] for source in node["sources"]]
+    assert {source.partition(",")[0] for source in sources} == {"prediction"}
+
+
+def test_merged_predictions_with_options_are_counted() -> None:
     body: dict[str, Any] = {"prompt": "The quick brown fox", "max_tokens": 24, "seed": 1}
     with (
-        running_server(load_models(ServerSettings(models=choices, kernels="torch", plan="fixed"))) as running,
+        running_server(draft="prediction,k=8+ngram", plan="fixed") as running,
         httpx.Client(base_url=running.url, timeout=60) as http,
     ):
         (plain,) = http.post("/v1/completions", json={**body, "draft": "none"}).json()["choices"]
-        prediction = {"type": "content", "content": plain["text"]}
-        answer = http.post("/v1/completions", json={**body, "prediction": prediction})
-    assert "warning" not in answer.headers
-    assert answer.json()["choices"][0]["text"] == plain["text"]
-    assert answer.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+        predicted = {"prediction": {"type": "content", "content": plain["text"]}}
+        usage = http.post("/v1/completions", json={**body, **predicted}).json()["usage"]
+    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
 
 
 @pytest.mark.parametrize(
     ("drafts", "options", "loaded"),
     [
         (("prediction+suffix",), {}, ("prediction+suffix",)),
-        (("ngram",), {"verify": "block"}, ("ngram",)),
+        (("ngram",), {"verify": "block"}, ("ngram", "prediction,width=1")),
         (("ngram",), {}, ("ngram", "prediction")),
         ((), {}, ()),
     ],

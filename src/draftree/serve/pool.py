@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import subprocess
 import time
@@ -160,8 +161,8 @@ class ModelPool:
 
 
 logger = logging.getLogger(__name__)
-PREDICTION = "prediction"
-"""The drafter that reads predictions; it has no weights."""
+PREDICTION_DRAFTS = ("prediction", "prediction,width=1")
+"""Drafters that read predictions, without weights; chains are for verifiers and models that take no branches."""
 LOADING = ("dtype", "device", "kernels", "quantization", "offload", "kv_dtype")
 """Options that are used up when a model is loaded."""
 
@@ -229,8 +230,8 @@ def _with_predictions(settings: ServerSettings, choice: ModelChoice, loaded: Loa
     each = [choose_methods(draft, settings.verify, settings.plan) for draft in choice.drafts]
     if not each or any(methods.traits.reads_predictions for methods in each):
         return choice.drafts
-    try:
-        require_fit(choose_methods(PREDICTION, settings.verify, settings.plan), loaded)
-    except ConfigurationError:
-        return choice.drafts
-    return (*choice.drafts, PREDICTION)
+    for draft in PREDICTION_DRAFTS:
+        with contextlib.suppress(ConfigurationError):
+            require_fit(choose_methods(draft, settings.verify, settings.plan), loaded)
+            return (*choice.drafts, draft)
+    return choice.drafts

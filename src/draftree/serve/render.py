@@ -49,7 +49,9 @@ def usage_json(job: Job) -> dict[str, Any]:
 
 def _of_prediction(by_source: Mapping[str, int], total: int) -> int:
     """Return the tokens of the drafter that reads predictions; trees of a single drafter name no sources."""
-    return by_source.get(PREDICTION, 0) if by_source else total
+    if not by_source:
+        return total
+    return sum(count for source, count in by_source.items() if source.partition(",")[0] == PREDICTION)
 
 
 def metrics_json(job: Job) -> dict[str, Any] | None:
