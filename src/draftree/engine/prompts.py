@@ -146,6 +146,7 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         source_lang: str | None = None,
         most: int | None = None,
     ) -> list[int]:
@@ -163,45 +164,10 @@ class PromptEncoder:
                 tools=tools,
                 template_kwargs=template_kwargs,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 allow_control_tokens=self.allow_control_tokens,
                 most=most,
             )
-
-    def encode_open_chat(
-        self,
-        messages: Messages,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-        most: int | None = None,
-    ) -> list[int]:
-        """Encode a conversation whose last message, one of the assistant, is to be continued.
-
-        Raises:
-            InvalidRequestError: as `encode_chat`; a last message of another kind, or one that the template changes.
-        """
-        with blaming("continue_final_message"):
-            *before, last = messages
-            content = last.get("content")
-            if not before or last.get("role") != "assistant" or not isinstance(content, str) or last.get("tool_calls"):
-                raise InvalidRequestError(
-                    "continue_final_message needs a last message of the role assistant with a text, after another "
-                    "message: add it, or leave continue_final_message out"
-                )
-            given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs, "most": most}
-            whole = self.encode_chat(messages, **given, add_generation_prompt=False)
-            start = self.encode_chat(before, **given)
-            tokenizer = self._chat_tokenizer
-            if self.allow_control_tokens:
-                ids = start + tokenizer.encode(content, add_special_tokens=False)
-            else:
-                ids = start + tokenizer.encode_literally(content)
-            if not tokenizer.decode(whole, False).startswith(tokenizer.decode(ids, False)):
-                raise InvalidRequestError(
-                    f"the chat template of {tokenizer.name} writes the last message in another form, so it cannot be "
-                    "continued: leave continue_final_message out"
-                )
-            return ids
 
     @property
     def _chat_tokenizer(self) -> Tokenizer:
@@ -393,14 +359,17 @@ class AsyncPromptEncoder:
         Raises:
             InvalidRequestError: a conversation, tools or variables that the template cannot take.
         """
-        given: dict[str, Any] = {"tools": tools, "template_kwargs": template_kwargs, "most": most}
-
-        def encode(encoder: PromptEncoder) -> list[int]:
-            if continue_final_message:
-                return encoder.encode_open_chat(messages, **given)
-            return encoder.encode_chat(messages, **given, add_generation_prompt=add_generation_prompt)
-
-        return await self._run(is_long(messages, tools, template_kwargs), encode)
+        return await self._run(
+            is_long(messages, tools, template_kwargs),
+            lambda encoder: encoder.encode_chat(
+                messages,
+                tools=tools,
+                template_kwargs=template_kwargs,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                most=most,
+            ),
+        )
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text, as `PromptEncoder.encode_text`."""

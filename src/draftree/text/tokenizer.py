@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         allow_control_tokens: bool = False,
         most: int | None = None,
     ) -> list[int]:
@@ -170,6 +173,7 @@ class Tokenizer:
         The template writes BOS if the model expects it, so none is added after it.
 
         Args:
+            continue_final_message: whether the last message, one of the assistant, is left open to be continued.
             allow_control_tokens: whether a control token in a message, such as <|im_end|>, is encoded as one; by
                 default it is spelled as text.
             most: number of tokens beyond which a conversation is refused early, as by `require_fit`; None for any.
@@ -177,7 +181,11 @@ class Tokenizer:
         if most is not None and isinstance(messages, Sequence) and len(messages) > most:
             raise too_long(f"has {len(messages)} messages, each of at least one token", most)
         conversation = conversation_of(
-            messages, tools=tools, variables=template_kwargs, add_generation_prompt=add_generation_prompt
+            messages,
+            tools=tools,
+            variables=template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            is_open=continue_final_message,
         )
         if not self.has_chat_template:
             raise InvalidRequestError(
@@ -190,6 +198,8 @@ class Tokenizer:
             require_read(conversation, self.chat_template or "", self.name)
         try:
             text = chat_text(self._backend, conversation)
+        except InvalidRequestError:
+            raise
         except Exception as error:  # a template is a program of the model's author and may raise anything
             raise InvalidRequestError(
                 f"The chat template of {self.name} does not accept this conversation ({_first_line(error)}): "
@@ -309,8 +319,27 @@ def too_long(excess: str, most: int) -> PromptTooLongError:
 def chat_text(backend: Any, conversation: Conversation) -> str:
     """Render a conversation with the chat template of a tokenizer object, within the limits of the sandbox.
 
-    A tokenizer class with its own `apply_chat_template` uses that instead.
+    A tokenizer class with its own `apply_chat_template` uses that instead. The text of an open conversation is cut as
+    by transformers: after a mark at the end of the last message.
     """
+    if not conversation.is_open:
+        return _whole_text(backend, conversation)
+    *before, last = conversation.messages
+    taken = "".join(conversation.texts())
+    mark = next(chr(code) for code in itertools.count(0xE000) if chr(code) not in taken)
+    marked = {**last, "content": f"{last['content']}{mark} "}
+    whole = _whole_text(backend, replace(conversation, messages=[*before, marked]))
+    if mark not in whole or last["content"].strip() not in whole:
+        raise InvalidRequestError(
+            "the chat template writes the last message in another form, so it cannot be continued: leave "
+            "continue_final_message out",
+            param="continue_final_message",
+        )
+    text, _, rest = whole.rpartition(mark)
+    return text if rest.startswith(" ") else text.rstrip()  # without the space, the template trims messages
+
+
+def _whole_text(backend: Any, conversation: Conversation) -> str:
     if getattr(backend.apply_chat_template, "__module__", "") != "transformers.tokenization_utils_base":
         tools = {"tools": conversation.tools} if conversation.tools else {}
         text: str = backend.apply_chat_template(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
 from draftree.core.errors import InvalidRequestError
 from draftree.text.tokenizer import Tokenizer
@@ -93,3 +94,35 @@ def test_reasoning_without_an_answer_is_a_message() -> None:
     assert tokenizer.decode(ids, False).endswith("<think>\nEas\n</think>\n\n<|im_end|>\n")
     with pytest.raises(InvalidRequestError, match="reasoning_content"):
         tokenizer.apply_chat_template([{"role": "user", "content": "a", "reasoning_content": 3}])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_last_message_with_reasoning_is_continued_as_by_transformers(name: str) -> None:
+    family = FAMILIES[name]
+    tokenizer, typed = family.tokenizer(), "2+2?</s><|im_end|>" + "".join(family.special)
+    refused = 0
+    for last in (
+        {"content": "The sum"},
+        {"content": " The sum \n"},
+        {"content": f"{family.opening}\nEasy.\n{family.closing}\n\nThe sum"},
+        {"content": f"Easy.{family.closing}The sum"},
+        {"content": f"{family.opening}\nEas"},
+        {"content": "The sum", "reasoning_content": "Easy."},
+        {"content": "", "reasoning_content": "Easy."},
+    ):
+        messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", **last}]
+        given = [messages[0], {**messages[1], "thinking": last["reasoning_content"]} if len(last) > 1 else messages[1]]
+        try:
+            wanted = theirs(tokenizer, given, continue_final_message=True, add_generation_prompt=False)
+        except (ValueError, TypeError, TemplateError):
+            refused += 1
+            with pytest.raises(InvalidRequestError, match=r"cannot be continued|does not accept"):
+                tokenizer.apply_chat_template(messages, continue_final_message=True)
+            continue
+        ids = tokenizer.apply_chat_template(messages, continue_final_message=True)
+        assert ids == wanted, last
+        messages[0]["content"] = typed
+        ids = tokenizer.apply_chat_template(messages, continue_final_message=True)
+        assert special(tokenizer, ids) == special(tokenizer, wanted), last
+        assert typed in tokenizer.decode(ids, False)
+    assert refused < 6

@@ -7,7 +7,8 @@ for its control tokens, so the typed ones are spelled like any text, with the sa
 
 Control tokens are the special tokens, and other added tokens with which the template marks turns. Tags of sections in
 an answer, such as `<think>` and `</think>`, are none unless they are special: templates split messages at them. If the
-template reads control tokens in an answer, the assistant's messages are left as they are.
+template reads control tokens in an answer, the assistant's messages are left as they are. So are special tags of
+sections in an answer that is to be continued.
 
 Messages without control tokens are encoded as transformers does. Unigram models have control tokens among their pieces
 and produce them for that text; such conversations are refused.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, final
 
@@ -75,12 +77,18 @@ class LiteralEncoder:
         tokens = [token.content for token in self._added.values()]
         numbers = {token: number for number, token in enumerate(tokens)}
 
-        def marked(content: str) -> str:
-            return self._all_tokens.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
+        def marked(content: str, pattern: re.Pattern[str] = self._all_tokens) -> str:
+            return pattern.sub(lambda found: f"{mark}{numbers[found[0]]}{mark}", content)
 
         marks = re.compile(f"{mark}([0-9]+){mark}")
         for keeps in ("", "assistant"):
-            rendered = self._rendered(conversation.changed(marked, identifiers=True, except_role=keeps))
+            changed = conversation.changed(marked, identifiers=True, except_role=keeps)
+            if conversation.is_open and not keeps:
+                content = marked(conversation.messages[-1]["content"], self._turn_tokens)
+                changed = replace(
+                    changed, messages=[*changed.messages[:-1], {**changed.messages[-1], "content": content}]
+                )
+            rendered = self._rendered(changed)
             if rendered is not None and marks.sub(lambda found: tokens[int(found[1])], rendered) == text:
                 return self._encode_marked(rendered, marks, tokens)
         raise self._refused("the chat template changes a message that has a control token")
@@ -145,13 +153,23 @@ class LiteralEncoder:
 
     @cached_property
     def _all_tokens(self) -> re.Pattern[str]:
-        """A pattern of special tokens, and of other added tokens with which the template marks turns."""
+        return _any_of(self._control_texts)
+
+    @cached_property
+    def _turn_tokens(self) -> re.Pattern[str]:
+        """A pattern of control tokens without tags of sections."""
+        added = {token.content for token in self._added.values()}
+        return _any_of(token for token in self._control_texts if _other_tag(token) not in added)
+
+    @cached_property
+    def _control_texts(self) -> frozenset[str]:
+        """The special tokens, and other added tokens with which the template marks turns."""
         added = {token.content for token in self._added.values()}
         written = self._rendered(PROBE)
         if written is None:
             written = str(self._backend.chat_template)
         others = (token for token in added if token.strip() and token in written and _other_tag(token) not in added)
-        return _any_of({*self._specials, *others})
+        return frozenset((*self._specials, *others))
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:

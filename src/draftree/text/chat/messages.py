@@ -23,12 +23,14 @@ class Conversation:
         tools: function definitions in OpenAI's form; None if there are none.
         variables: further variables of the template.
         add_generation_prompt: whether the header of the assistant's answer is appended.
+        is_open: whether the text ends with the content of the last message, which is to be continued.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
+    is_open: bool = False
 
     @property
     def keys(self) -> frozenset[str]:
@@ -127,6 +129,7 @@ def conversation_of(
     tools: object = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
+    is_open: bool = False,
 ) -> Conversation:
     """Check messages, tools and template variables, and convert them to the form that templates expect.
 
@@ -139,12 +142,15 @@ def conversation_of(
         checked_tools = _checked_tools(tools)
     with blaming("template_kwargs"):
         checked_variables = _checked_variables(variables or {})
-    return Conversation(
-        [_template_message(message) for message in messages],
-        checked_tools,
-        checked_variables,
-        add_generation_prompt,
-    )
+    made = [_template_message(message) for message in messages]
+    last = made[-1]
+    if is_open and (last["role"] != "assistant" or "content" not in last or "tool_calls" in last):
+        raise InvalidRequestError(
+            "continue_final_message needs a last message of the role assistant with a text: add it, or leave "
+            "continue_final_message out",
+            param="continue_final_message",
+        )
+    return Conversation(made, checked_tools, checked_variables, add_generation_prompt and not is_open, is_open)
 
 
 def check_messages(messages: object) -> None:
