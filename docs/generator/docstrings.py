@@ -11,7 +11,7 @@ from dataclasses import dataclass
 __all__ = ["Attribute", "Doc", "attributes", "members", "option_texts", "parse"]
 
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Example")
-ENTRY = re.compile(r"^(\w+): +(.*)$")
+ENTRY = re.compile(r"^((?:\*\*)?\w+): +(.*)$")
 OPTION_HEAD = re.compile(r"(?:`[^`]+`(?:, | and )?)+: ")
 CODE = re.compile(r"`([^`]+)`")
 

@@ -8,15 +8,16 @@ import enum
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import draftree
+from draftree import options
 from draftree.async_llm import AsyncLLM, Submission
 from draftree.cli import main
-from draftree.cli.commands import COMMANDS
+from draftree.cli.commands import COMMANDS, Entry
 from draftree.core import errors
 from draftree.core.types import RoundRecord, SequenceRecord
-from draftree.engine import requests
 from draftree.engine.prefix_cache import PrefixStats
 from draftree.engine.prompts import AsyncPromptEncoder
 from draftree.engine.sequence import Piece, TokenLogprob, Update
@@ -24,7 +25,7 @@ from draftree.llm import LLM
 from draftree.outputs import Completion, CompletionStats
 from draftree.sampling.params import SamplingParams
 from generator.docstrings import attributes, parse
-from generator.markdown import code, fence, page, table
+from generator.markdown import code, fence, listed, page, table
 
 __all__ = ["make"]
 
@@ -40,6 +41,8 @@ RESULTS = (
 )
 ALIASES = ("Prompt", "Messages", "Params")
 TREE_INDENT = "    "
+SAMPLING = {field.name: field.metadata["help"] for field in dataclasses.fields(SamplingParams)}
+"""Meanings of the sampling parameters by name."""
 
 
 def make() -> str:
@@ -79,7 +82,7 @@ def async_language_model() -> Iterator[str]:
     yield "## AsyncLLM"
     yield doc.text
     yield fence(signature(AsyncLLM.__init__, "AsyncLLM"), "python")
-    yield entries_table("argument", doc.entries("Args"))
+    yield from arguments_of(doc.entries("Args"))
     yield from methods_of(AsyncLLM, ASYNC_METHODS)
     properties = {n: parse(value.__doc__).text for n, value in vars(AsyncLLM).items() if isinstance(value, property)}
     yield "### Properties of AsyncLLM"
@@ -94,10 +97,20 @@ def methods_of(cls: type, names: Iterable[str]) -> Iterator[str]:
         yield f"### {cls.__name__}.{name}"
         yield fence(signature(method, name), "python")
         yield described.text
-        yield entries_table("argument", described.entries("Args"))
+        yield from arguments_of(described.entries("Args"))
         returned = described.sections.get("Returns", "")
         yield f"Returns: {' '.join(returned.split())}" if returned else ""
         yield raises(described.entries("Raises"))
+
+
+def arguments_of(entries: dict[str, str]) -> Iterator[str]:
+    """A table of arguments, and one line for those that another method describes."""
+    same: dict[str, list[str]] = {}
+    for name, text in entries.items():
+        if text.startswith("as for `"):
+            same.setdefault(text.rstrip("."), []).append(name)
+    yield entries_table("argument", {n: text for n, text in entries.items() if not text.startswith("as for `")})
+    yield ". ".join(f"{listed(names, none='')}: {text}" for text, names in same.items()) + "." if same else ""
 
 
 def signature(function: Callable[..., Any], name: str) -> str:
@@ -129,7 +142,7 @@ def with_default(argument: ast.arg, default: ast.expr | None) -> str:
 
 
 def aliases() -> Iterator[str]:
-    for line in ast.parse(inspect.getsource(requests)).body:
+    for line in ast.parse(inspect.getsource(options)).body:
         if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) in ALIASES:
             yield ast.unparse(line)
 
@@ -180,25 +193,117 @@ def error_tree() -> Iterator[str]:
             yield entries_table(f"attribute of {error.__name__}", parse(error.__doc__).entries("Attributes"))
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command or subcommand, as typed after `draftree`."""
+
+    name: str
+    click: Any
+    about: str
+
+    @property
+    def group(self) -> str:
+        return self.name.partition(" ")[0]
+
+
 def command_line() -> Iterator[str]:
     yield "## Commands"
-    exits = next(line for line in (main.main.__doc__ or "").splitlines() if "Exit status" in line)
-    yield exits.strip()
-    for name, entry in COMMANDS.items():
-        command = entry.load()
-        yield f"### draftree {name}"
-        yield command.help or entry.summary
-        yield parameters(command)
-        for below, sub in getattr(command, "commands", {}).items():
-            yield f"#### draftree {name} {below}"
-            yield sub.help or ""
-            yield parameters(sub)
-        yield fence("\n".join(entry.examples), "sh")
+    yield next(
+        part for part in inspect.cleandoc(main.main.__doc__ or "").split("\n\n") if part.startswith("Exit status")
+    )
+    commands = [command for name, entry in COMMANDS.items() for command in with_subcommands(name, entry)]
+    users: dict[tuple[str, ...], list[Command]] = {}
+    for command in commands:
+        for option in command.click.params:
+            users.setdefault(key_of(option), []).append(command)
+    homes = {key: home_of(names) for key, names in users.items()}
+    yield from shared_options(commands, homes)
+    for command in commands:
+        yield f"{'####' if ' ' in command.name else '###'} draftree {command.name}"
+        yield command.about
+        yield from options_of(command, homes)
+        if command.name in COMMANDS:
+            yield fence("\n".join(COMMANDS[command.name].examples), "sh")
 
 
-def parameters(command: Any) -> str:
-    rows = [(code(typed(p)), default_of(p), p.help or "") for p in command.params]
-    return table(("", "default", "meaning"), rows) if rows else ""
+def with_subcommands(name: str, entry: Entry) -> Iterator[Command]:
+    command = entry.load()
+    yield Command(name, command, command.help or entry.summary)
+    for below, sub in getattr(command, "commands", {}).items():
+        yield Command(f"{name} {below}", sub, sub.help or "")
+
+
+def key_of(option: Any) -> tuple[str, ...]:
+    """Equal for options of several commands that one row can describe."""
+    return (*option.opts, *option.secondary_opts, option.help or "")
+
+
+def home_of(users: list[Command]) -> str:
+    """The command whose table describes an option; empty for the table of shared options."""
+    return "" if len({command.group for command in users}) > 2 else users[0].name
+
+
+def sampling_field(option: Any) -> str | None:
+    """What an option adds to the meaning of the sampling parameter that it sets; None if it sets none."""
+    field = SAMPLING.get(option.name)
+    text = (option.help or "").partition("; the default is reduced")[0]
+    if field is None or not text.startswith(field):
+        return None
+    return text.removeprefix(field).removeprefix("; ").removesuffix("in a file")
+
+
+SHARED = "Shared options"
+
+
+def shared_options(commands: list[Command], homes: dict[tuple[str, ...], str]) -> Iterator[str]:
+    rows: dict[tuple[str, ...], tuple[str, str, str]] = {}
+    sampling: dict[str, str] = {}
+    for option in (option for command in commands for option in command.click.params):
+        extra = sampling_field(option)
+        if extra is not None:
+            sampling.setdefault(option.name, code(typed(option)) + (f" ({extra})" if extra else ""))
+        elif not homes[key_of(option)]:
+            rows.setdefault(key_of(option), (code(typed(option)), default_of(option), option.help or ""))
+    yield f"### {SHARED}"
+    yield table(("", "default", "meaning"), rows.values())
+    yield "### Sampling options"
+    yield (
+        "These have the meanings and defaults of [SamplingParams](#samplingparams): "
+        f"{', '.join(sampling.values())}. A limit of tokens is reduced to fit the context."
+    )
+
+
+def options_of(command: Command, homes: dict[tuple[str, ...], str]) -> Iterator[str]:
+    """Options that only this command describes, and the names of those that are described elsewhere."""
+    rows: list[tuple[str, str, str]] = []
+    elsewhere: dict[str, list[Any]] = {}
+    missing = [*SAMPLING]
+    others: list[str] = []
+    for option in command.click.params:
+        home = homes[key_of(option)]
+        if option.name in missing:
+            missing.remove(option.name)
+        if sampling_field(option) is not None:
+            if option.default not in (None, [], getattr(SamplingParams(), option.name)):
+                others.append(f"`{option.opts[0]}` is {default_of(option)}")
+        elif home == command.name:
+            rows.append((code(typed(option)), default_of(option), option.help or ""))
+        else:
+            elsewhere.setdefault(home, []).append(option)
+    yield table(("", "default", "meaning"), rows) if rows else ""
+    for home, options_there in elsewhere.items():
+        title = f"draftree {home}" if home else SHARED
+        link = f"[{title}](#{title.lower().replace(' ', '-')})"
+        yield f"{link}: {listed([name_of(option) for option in options_there], none='')}."
+    if len(missing) < len(SAMPLING) // 2:
+        without = f", except {listed(missing, none='')}" if missing else ""
+        default = f"; {', '.join(others)} by default" if others else ""
+        yield f"[Sampling options](#sampling-options){without}{default}."
+
+
+def name_of(option: Any) -> str:
+    is_argument = option.param_type_name == "argument"
+    return typed(option) if is_argument else "/".join([option.opts[0], *option.secondary_opts])
 
 
 def typed(parameter: Any) -> str:
