@@ -1,4 +1,4 @@
-"""Links, files and decisions that the documents name exist."""
+"""Links and files that the documents name exist."""
 
 from __future__ import annotations
 
@@ -91,26 +91,6 @@ def test_every_result_is_cited_by_a_page() -> None:
     results = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
     assert len(results) > 10
     assert [path.name for path in results if path.name not in cited] == []
-
-
-def test_every_decision_is_listed() -> None:
-    listed = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
-    records = sorted(path.name for path in (DOCS / "decisions").glob("[0-9]*.md"))
-    assert [name for name in records if f"({name})" not in listed] == []
-    assert [int(name[:4]) for name in records] == list(range(1, len(records) + 1))
-
-
-def test_superseded_decisions_name_a_later_one_and_are_marked() -> None:
-    index = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
-    marked = set(re.findall(r"^\* \[(\d+)\](?:(?!^\*).)*?superseded by (\d+)", index, re.MULTILINE | re.DOTALL))
-    records = {path.name[:4]: path.read_text(encoding="utf-8") for path in (DOCS / "decisions").glob("[0-9]*.md")}
-    named = {
-        (number, later)
-        for number, text in records.items()
-        for later in re.findall(r"^Superseded(?: in part)? by \[(\d+)\]", text, re.MULTILINE)
-    }
-    assert marked == named
-    assert all(number < later for number, later in named)
 
 
 def test_every_page_is_reached_from_another() -> None:
