@@ -78,15 +78,8 @@ def blocks(seam: str, name: str) -> Iterator[str]:
     yield "## Measured"
     rows = [row for file in FILES.get(key, ()) for row in rows_of(file, seam, name)]
     if rows:
-        yield (
-            "Batch 1, two threads unless named; decoding relative to plain decoding of the same run. Files are in "
-            "[benchmarks/results](../../benchmarks/results), conditions and spread in the "
-            "[lab notes](../lab/README.md). Rows of other machines cannot be compared; a few percent are within "
-            "the spread."
-        )
-        if seam == "verifier":
-            yield "Equal texts are promised by `coupled` and `match` only ([guarantees](../lossless.md#guarantees))."
-        yield table(HEAD, rows)
+        yield "Conditions: [index](README.md#measured)."
+        yield table(HEAD, without_repeats(rows))
     swept = sweep(name) if seam == "verifier" else []
     if swept:
         yield (
@@ -99,6 +92,14 @@ def blocks(seam: str, name: str) -> Iterator[str]:
         yield NOTES[key]
     elif not rows and not swept:
         yield "Not measured: no results file has this method."
+
+
+def without_repeats(rows: list[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The rows, with the run named once."""
+    last = ""
+    for run, *rest in rows:
+        yield "" if run == last else run, *rest
+        last = run
 
 
 def sweep(rule: str) -> list[tuple[str, ...]]:

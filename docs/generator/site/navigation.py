@@ -38,8 +38,8 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Project/Files", ("source/*",)),
 )  # fmt: skip
 """Path of a group, and the pages in it; patterns take pages that are named nowhere else."""
-KIND = re.compile(r": an? (?:drafter|verifier|planner)$")
-"""End of a method's title, which its group says."""
+KIND = re.compile(r"^([\w-]+) (?:drafter|verifier|planner)$")
+"""A method's title, of which the group says the kind."""
 NAMED = {pattern for _, patterns in GROUPS for pattern in patterns if "*" not in pattern}
 
 
@@ -84,4 +84,4 @@ def title_of(text: str) -> str:
     """The first heading of a page, without marks."""
     heading = re.search(r"^# +(.*)$", text, re.MULTILINE)
     words = re.sub(r"[`*]", "", heading[1]).strip() if heading else "Untitled"
-    return KIND.sub("", words)
+    return KIND.sub(r"\1", words)
