@@ -356,6 +356,8 @@ class SlotAllocator:
 
     def leave(self, sequence: WritingSequence, *, may_keep: bool) -> None:
         """Take a sequence's slot and drafter state from it."""
+        # an idle engine would keep the last batch alive
+        self._running = [other for other in self._running if other is not sequence]
         slot, sequence.slot = sequence.slot, None
         draft_state, sequence.draft_state = sequence.draft_state, None
         if slot is not None and may_keep and sequence.opens is None:

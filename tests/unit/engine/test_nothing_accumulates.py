@@ -65,4 +65,5 @@ async def test_requests_with_drafts_leave_nothing_but_bounded_tables() -> None:
     for name, limit in TABLES.items():
         assert max(count.pop(name, 0) for count in counts) <= limit
     assert counts[0]["AdaptivePlanner"]
+    assert not counts[0]["WritingSequence"]
     assert counts[1] == counts[2]
