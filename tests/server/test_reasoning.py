@@ -40,6 +40,10 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
+OTHER: Any = {"type": "function", "function": {"name": "stop"}}
+STRICT: Any = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+CONSTANT = {"type": "object", "properties": {"b": {"const": 3}}, "required": ["b"], "additionalProperties": False}
+TWO: Any = {"type": "function", "function": {"name": "add", "parameters": CONSTANT, "strict": True}}
 
 
 @pytest.fixture(scope="module")
@@ -216,13 +220,31 @@ def test_calls_of_channels(client: openai.OpenAI) -> None:
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 2}')
 
 
-def test_a_forced_call_comes_after_the_reasoning(client: openai.OpenAI) -> None:
-    (choice,) = client.chat.completions.create(
-        model="block", messages=ASK, tools=[TOOL], tool_choice="required", temperature=0
+@pytest.mark.parametrize("model", ["block", "channels"])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_forced_call_comes_after_the_reasoning(client: openai.OpenAI, model: str, choice: Any) -> None:
+    (found,) = client.chat.completions.create(
+        model=model, messages=ASK, tools=[TOOL, OTHER], tool_choice=choice, temperature=0
     ).choices
-    message: Any = choice.message
-    assert message.reasoning == THOUGHTS
-    assert message.tool_calls[0].function.name == "add"
+    message: Any = found.message
+    assert (message.reasoning, message.content) == (THOUGHTS, None)
+    assert message.tool_calls[0].function.name == "add" or choice == "required"
+
+
+@pytest.mark.parametrize("format_", [None, FORMAT])
+def test_strict_calls_of_channels_leave_the_answer_free(client: openai.OpenAI, format_: Any) -> None:
+    fields: Any = {"messages": ASK, "tools": [STRICT, OTHER], "temperature": 0}
+    if format_ is not None:
+        fields["response_format"] = format_
+    answer = client.chat.completions.with_raw_response.create(model="channels", **fields)
+    assert "warning" not in answer.headers
+    assert answer.parse().choices[0].message.content == ANSWER
+    (choice,) = client.chat.completions.create(model="calling", **fields).choices
+    (call,) = choice.message.tool_calls or ()
+    assert call.function.arguments == '{"a": 2}'  # type: ignore[union-attr]
+    (choice,) = client.chat.completions.create(model="calling", **{**fields, "tools": [TWO]}).choices
+    (call,) = choice.message.tool_calls or ()
+    assert json.loads(call.function.arguments) == {"b": 3}  # type: ignore[union-attr]
 
 
 def test_the_grammar_prefix_of_the_library() -> None:

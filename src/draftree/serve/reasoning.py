@@ -193,13 +193,24 @@ class Harmony(ReasoningFormat):
 
     def grammar(self, stage: Stage, specials: Mapping[str, int]) -> str | None:
         """Return messages of reasoning, and the header of the answer."""
-        start, channel, constrain, message, end = (_terminal(one, specials) for one in self.markers[:5])
-        excluded = ", ".join(str(specials[one]) for one in self.markers if one in specials)
+        _, channel, constrain, message, _ = self.terminals(specials)
+        return self.thoughts(specials, f'{channel} "final" (" "? {constrain} "json")? {message}')
+
+    def thoughts(self, specials: Mapping[str, int], header: str = "") -> str:
+        """Return EBNF of messages of reasoning, and of a header after them."""
+        start, channel, _, message, end = self.terminals(specials)
         return (
-            f'root ::= ({channel} "analysis" {message} reasoning {end} {start} "assistant")* '
-            f'{channel} "final" (" "? {constrain} "json")? {message}\n'
-            f'reasoning ::= "" | ExcludeToken({excluded}) reasoning\n'
+            f'root ::= ({channel} "analysis" {message} reasoning {end} {start} "assistant")* {header}\n'
+            f'reasoning ::= "" | {self.sign(specials)} reasoning\n'
         )
+
+    def terminals(self, specials: Mapping[str, int]) -> list[str]:
+        """Return EBNF of the markers <|start|>, <|channel|>, <|constrain|>, <|message|> and <|end|>."""
+        return [_terminal(one, specials) for one in self.markers[:5]]
+
+    def sign(self, specials: Mapping[str, int]) -> str:
+        """Return EBNF of a token inside a message."""
+        return f"ExcludeToken({', '.join(str(specials[one]) for one in self.markers if one in specials)})"
 
     def splitter(self, stage: Stage, functions: Collection[str]) -> Splitter:
         """Return a splitter of messages."""
@@ -281,8 +292,9 @@ class HarmonySplitter(Splitter):
         return found
 
 
+HARMONY = Harmony()
 FORMATS: tuple[tuple[str, ReasoningFormat], ...] = (
-    ("<|channel|>", Harmony()),
+    ("<|channel|>", HARMONY),
     ("</think>", Tags("<think>", "</think>")),
     ("</seed:think>", Tags("<seed:think>", "</seed:think>")),
     ("[/THINK]", Tags("[THINK]", "[/THINK]")),
@@ -371,7 +383,7 @@ class Reasoning:
         """Return sampling parameters whose text has the markers, and whose grammar begins after the reasoning."""
         if not self.specials.keys().isdisjoint(self.form.markers):
             params = replace(params, skip_special_tokens=False)
-        if params.constraint is None:
+        if params.constraint is None or params.grammar_prefix is not None:
             return params
         return replace(params, grammar_prefix=self.form.grammar(self.stage, self.specials))
 

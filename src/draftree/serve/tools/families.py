@@ -19,6 +19,7 @@ from draftree.sampling.grammar.languages import complement, ranges_of
 from draftree.sampling.grammar.schema import SchemaError, schema_text
 from draftree.sampling.grammar.schema_grammar import ARGUMENTS, PLAIN, SchemaCompiler
 from draftree.serve.errors import invalid
+from draftree.serve.reasoning import HARMONY
 from draftree.serve.tools.parser import SPACE, CallFormat, NamedReader, ObjectReader, XmlReader
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
@@ -192,7 +193,7 @@ class Family:
     @property
     def has_bare_grammar(self) -> bool:
         """Whether a forced call has no marker: a JSON list, or a JSON object if a call may stand without a marker."""
-        return not self.closing
+        return bool(self.opening) and not self.closing
 
     # grammars: the parts of rules around the arguments of a call
 
@@ -282,7 +283,7 @@ FAMILIES = (
         arguments_key="parameters",
         is_bare=True,
     ),
-    # its calls are messages, which are split from the text together with the reasoning
+    # its calls are messages, which are split from the text together with the reasoning; an answer has one call
     Family("harmony", ("<|channel|>", "functions."), ()),
 )
 """The known families; the first whose marks are in a template is used."""
@@ -354,10 +355,12 @@ class CallGrammar:
 
     Attributes:
         ebnf: the grammar.
+        prefix: EBNF of the reasoning before it; None for that of the model's format of reasoning.
         unenforced: what narrows the arguments and is not in the grammar, by place in the body.
     """
 
     ebnf: str
+    prefix: str | None
     unenforced: Mapping[str, str]
 
 
@@ -389,6 +392,9 @@ def call_grammar(
         )
         for number, function in functions.items()
     }
+    if not family.opening:
+        root = _message(rules, arguments, answer, is_forced=is_forced, specials=specials)
+        return CallGrammar(_text_of(rules, root), HARMONY.thoughts(specials), unenforced)
     marker = specials.get(family.opening[0], family.opening[0])
     call = rules.add(*(family.call(name, part) for name, part in arguments.items()))
     arguments_mark = f"({terminal(specials.get('[ARGS]', '[ARGS]'))})?"
@@ -398,12 +404,34 @@ def call_grammar(
     elif answer is None:
         root = rules.add(*family.free(rules, call, named, marker=marker, is_parallel=is_parallel))
     else:
-        compiler = SchemaCompiler(rules)
-        text = compiler.add(answer)
+        text = SchemaCompiler(rules).add(answer)
         root = rules.add([text], *family.marked(rules, call, named, marker=marker, is_parallel=is_parallel))
+    return CallGrammar(_text_of(rules, root), None, unenforced)
+
+
+def _text_of(rules: Rules, root: Ref) -> str:
     ebnf = rules.text(root)
     assert ebnf is not None, "each function has arguments"
-    return CallGrammar(ebnf, unenforced)
+    return ebnf
+
+
+def _message(
+    rules: Rules, arguments: Mapping[str, Part], answer: str | None, *, is_forced: bool, specials: Mapping[str, int]
+) -> Ref:
+    """Return the rule of the last message in harmony: a call, or an answer if no call is forced."""
+    start, channel, constrain, message, end = HARMONY.terminals(specials)
+    to = ((f"commentary to=functions.{name} ", part) for name, part in arguments.items())
+    call: list[Part] = [
+        channel,
+        rules.add(*([literal(header), constrain, '"json"', message, part] for header, part in to)),
+    ]
+    if is_forced:
+        return rules.add(call)
+    text = rules.reserve()
+    rules.define(text, [[], [HARMONY.sign(specials), Ref(text)]])
+    body = Ref(text) if answer is None else SchemaCompiler(rules).add(answer)
+    preamble: list[Part] = [channel, '"commentary"', message, Ref(text), end, start, '"assistant"']
+    return rules.add([channel, '"final"', f'(" "? {constrain} "json")?', message, body], call, [*preamble, *call])
 
 
 def _arguments(

@@ -81,10 +81,7 @@ class ToolPlan:
         assert tokenizer is not None
         forced = is_forced(tool_choice)
         grammar = None
-        if forced and not family.opening:
-            message = f"a call cannot be forced in the format '{family.name}': use tool_choice \"auto\""
-            raise invalid(message, "tool_choice", code="unsupported_parameter")
-        if family.opening and (forced or answer is not None or any(function.is_strict for function in functions)):
+        if forced or answer is not None or any(function.is_strict for function in functions):
             chosen = {place: function for place, function in enumerate(functions) if name in (None, function.name)}
             grammar = call_grammar(
                 family,
@@ -103,11 +100,6 @@ class ToolPlan:
         """Return `of` these arguments without blocking the event loop: schemas of many tools take a while."""
         make = partial(cls.of, tokenizer, tools, **options)
         plan = await asyncio.to_thread(make) if tools else make()
-        if plan.family is not None and not plan.family.opening:
-            for number, function in enumerate(plan.functions):
-                if function.is_strict:
-                    reason = f"is not enforced: calls in the format '{plan.family.name}' are free"
-                    note(f"tools[{number}].function.strict", reason)
         if plan.grammar is not None:
             for place, parts in plan.grammar.unenforced.items():
                 note(place, f"is not enforced in part: {parts}")
@@ -148,7 +140,7 @@ class ToolPlan:
                 )
             params = replace(params, json_schema=None)
         try:
-            return replace(params, grammar=self.grammar.ebnf)
+            return replace(params, grammar=self.grammar.ebnf, grammar_prefix=self.grammar.prefix)
         except InvalidRequestError as error:
             raise invalid(f"the tools are too large for a grammar: {error}", "tools") from error
 
