@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.bench import PROMPTS, Category, Limit, MaxTokens, Prompts, Seed
+from draftree.cli.layout import argument, option
 from draftree.cli.options import OUTPUT, SPECULATION, Execution, complete_draft, complete_model, execution_of, takes
 from draftree.cli.render import note
 from draftree.core.errors import ConfigurationError, require_extra
@@ -21,66 +22,41 @@ __all__ = ["analyse"]
 
 Model = Annotated[
     str | None,
-    typer.Argument(
-        help="A model as for 'draftree generate'; not needed for figures of --trace and --results alone.",
-        metavar="MODEL",
-        autocompletion=complete_model,
-        rich_help_panel="Arguments",
+    argument(
+        "A model as for 'draftree generate'; not needed for figures of --trace and --results alone.",
+        "MODEL",
+        complete=complete_model,
     ),
 ]
-Draft = Annotated[
-    str | None,
-    typer.Option(
-        help="The drafter; needed with a model.",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SPECULATION,
-    ),
-]
+Draft = Annotated[str | None, option("The drafter; needed with a model.", "SPEC", SPECULATION, complete=complete_draft)]
 Tree = Annotated[
     str,
-    typer.Option(
-        help="Shape of the wide tree that is recorded at every position, for drafters with shapes.",
-        metavar="SHAPE",
-        rich_help_panel=SPECULATION,
+    option(
+        "Shape of the wide tree that is recorded at every position, for drafters with shapes.", "SHAPE", SPECULATION
     ),
 ]
 Merge = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A drafter that is merged with --draft for the figures of merged trees; repeatable. If not given: suffix, "
+    option(
+        "A drafter that is merged with --draft for the figures of merged trees; repeatable. If not given: suffix, "
         "ngram, lookahead and model:stories15m.",
-        metavar="SPEC",
-        rich_help_panel=SPECULATION,
+        "SPEC",
+        SPECULATION,
     ),
 ]
 Figures = Annotated[
     str | None,
-    typer.Option(
-        help="Names of figures, separated by commas; all that there are data for if not given.",
-        metavar="NAME,...",
-        rich_help_panel=OUTPUT,
-    ),
+    option("Names of figures, separated by commas; all that there are data for if not given.", "NAME,...", OUTPUT),
 ]
-Remark = Annotated[
-    str | None,
-    typer.Option(
-        "--note", help="A fact about the runs for the figures' notes.", metavar="TEXT", rich_help_panel=OUTPUT
-    ),
-]
+Remark = Annotated[str | None, option("A fact about the runs for the figures' notes.", "TEXT", OUTPUT, names="--note")]
 Traces = Annotated[
-    list[Path] | None,
-    typer.Option("--trace", help="A trace of --record; repeatable.", metavar="FILE", rich_help_panel="Recorded data"),
+    list[Path] | None, option("A trace of --record; repeatable.", "FILE", "Recorded data", names="--trace")
 ]
 ResultsFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--results", help="A results file; repeatable.", metavar="FILE", rich_help_panel="Recorded data"),
+    list[Path] | None, option("A results file; repeatable.", "FILE", "Recorded data", names="--results")
 ]
-Listing = Annotated[bool, typer.Option("--list", help="List all figures and end.", rich_help_panel=OUTPUT)]
-Folder = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the figures, and of the recorded traces.", metavar="DIR", rich_help_panel=OUTPUT),
-]
+Listing = Annotated[bool, option("List all figures and end.", panel=OUTPUT, names="--list")]
+Folder = Annotated[Path | None, option("Folder of the figures, and of the recorded traces.", "DIR", OUTPUT)]
 
 
 @takes("execution", execution_of)
@@ -94,9 +70,7 @@ def analyse(
     category: Category = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 48,
-    temperature: Annotated[
-        float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=PROMPTS)
-    ] = 0.0,
+    temperature: Annotated[float, option("0 takes the most likely token.", "X", PROMPTS)] = 0.0,
     seed: Seed = 0,
     remark: Remark = None,
     execution: Execution,

@@ -18,6 +18,7 @@ from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.beam.trie import TokenTrie
 from draftree.cli.flags import sampling_flags
+from draftree.cli.layout import option
 from draftree.cli.options import (
     AsJson,
     Chat,
@@ -44,40 +45,26 @@ if TYPE_CHECKING:
 PANEL = "Search"
 Phrases = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A phrase that every text contains, in the tokenizer's own split of it; repeatable.",
-        metavar="TEXT",
-        rich_help_panel=PANEL,
-    ),
+    option("A phrase that every text contains, in the tokenizer's own split of it; repeatable.", "TEXT", PANEL),
 ]
 AllowedTexts = Annotated[
     Path | None,
-    typer.Option(
-        help="A file with a text in each line: the result is one of them. Blank lines are left out.",
-        metavar="FILE",
-        rich_help_panel=PANEL,
-    ),
+    option("A file with a text in each line: the result is one of them. Blank lines are left out.", "FILE", PANEL),
 ]
 Ensemble = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A further model of the same vocabulary, whose probabilities are averaged; repeatable.",
-        metavar="MODEL",
-        rich_help_panel=PANEL,
-    ),
+    option("A further model of the same vocabulary, whose probabilities are averaged; repeatable.", "MODEL", PANEL),
 ]
 LanguageModelName = Annotated[
     str | None,
-    typer.Option(
-        "--lm-model",
-        help="A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).",
-        metavar="MODEL",
-        rich_help_panel=PANEL,
+    option(
+        "A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).",
+        "MODEL",
+        PANEL,
+        names="--lm-model",
     ),
 ]
-Weight = Annotated[
-    float, typer.Option(help="Weight of the log-probabilities of --lm-model.", metavar="NUMBER", rich_help_panel=PANEL)
-]
+Weight = Annotated[float, option("Weight of the log-probabilities of --lm-model.", "NUMBER", PANEL)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,47 +146,32 @@ WITHOUT = frozenset(
 )
 """Functions are for the library; the others have options of their own."""
 STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
-Preset = Annotated[
-    str, typer.Option(help=f"Rules of another library: {', '.join(PRESETS)}.", metavar="NAME", rich_help_panel=PANEL)
-]
+Preset = Annotated[str, option(f"Rules of another library: {', '.join(PRESETS)}.", "NAME", PANEL)]
 Stopping = Annotated[
-    str | None,
-    typer.Option(
-        help="When a search with enough finished texts ends: true, false, never or fcfs.",
-        metavar="RULE",
-        rich_help_panel=PANEL,
-    ),
+    str | None, option("When a search with enough finished texts ends: true, false, never or fcfs.", "RULE", PANEL)
 ]
 Bounds = Annotated[
     str | None,
-    typer.Option(
-        help="Four numbers min_a,min_b,max_a,max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for n prompt "
+    option(
+        "Four numbers min_a,min_b,max_a,max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for n prompt "
         "tokens.",
-        metavar="NUMBERS",
-        rich_help_panel=PANEL,
+        "NUMBERS",
+        PANEL,
     ),
 ]
-Svg = Annotated[
-    Path | None,
-    typer.Option(help="Write the tree of the search as SVG.", metavar="FILE", rich_help_panel=PANEL),
-]
+Svg = Annotated[Path | None, option("Write the tree of the search as SVG.", "FILE", PANEL)]
 SvgStep = Annotated[
     int | None,
-    typer.Option(
-        help="With --svg: draw the state after this many steps; the end of the search if not given.",
-        metavar="N",
-        min=1,
-        rich_help_panel=PANEL,
-    ),
+    option("With --svg: draw the state after this many steps; the end of the search if not given.", "N", PANEL, min=1),
 ]
 
 Draft = Annotated[
     str | None,
-    typer.Option(
-        help="Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
+    option(
+        "Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
         "runners-up, model:NAME, or several joined by '+'.",
-        metavar="METHOD",
-        rich_help_panel=PANEL,
+        "METHOD",
+        PANEL,
     ),
 ]
 

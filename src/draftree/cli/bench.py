@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
 from draftree.cli.options import (
     OUTPUT,
     Device,
@@ -62,60 +62,42 @@ class BenchGroup(PlainGroup):
         return super().parse_args(ctx, args)
 
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        help="Results file, JSON lines: provenance, then every measurement.", metavar="FILE", rich_help_panel=HOW
-    ),
-]
+Output = Annotated[Path | None, option("Results file, JSON lines: provenance, then every measurement.", "FILE", HOW)]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
-        help="JSON lines with 'prompt' or 'messages' and 'category', Spec-Bench or HumanEval; "
+    option(
+        "JSON lines with 'prompt' or 'messages' and 'category', Spec-Bench or HumanEval; "
         "a small built-in set if not given.",
-        metavar="FILE",
-        rich_help_panel=PROMPTS,
+        "FILE",
+        PROMPTS,
     ),
 ]
-Category = Annotated[
-    list[str] | None,
-    typer.Option(help="Only prompts of this category; repeatable.", metavar="NAME", rich_help_panel=PROMPTS),
-]
-Limit = Annotated[
-    int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=PROMPTS)
-]
-MaxTokens = Annotated[int, typer.Option(help="Maximum number of tokens per text.", metavar="N", rich_help_panel=HOW)]
-Seed = Annotated[int, typer.Option(help="Seed of every text.", metavar="N", rich_help_panel=HOW)]
-Temperature = Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X", rich_help_panel=HOW)]
-Repeats = Annotated[int, typer.Option(help="Number of repetitions of each text.", metavar="N", rich_help_panel=HOW)]
+Category = Annotated[list[str] | None, option("Only prompts of this category; repeatable.", "NAME", PROMPTS)]
+Limit = Annotated[int | None, option("Maximum number of prompts per category.", "N", PROMPTS)]
+MaxTokens = Annotated[int, option("Maximum number of tokens per text.", "N", HOW)]
+Seed = Annotated[int, option("Seed of every text.", "N", HOW)]
+Temperature = Annotated[float, option("0 takes the most likely token.", "X", HOW)]
+Repeats = Annotated[int, option("Number of repetitions of each text.", "N", HOW)]
 Drafts = Annotated[
     list[str] | None,
-    typer.Option(
-        help="A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
+    option(
+        "A method besides plain decoding: ngram, model:NAME,k=4; its own planner or verifier after @ "
         "(ngram@heuristic, model:NAME@fixed:4@token); repeatable.",
-        metavar="SPEC[@PLAN][@VERIFY]",
-        autocompletion=complete_draft,
-        rich_help_panel=COMPARED,
+        "SPEC[@PLAN][@VERIFY]",
+        COMPARED,
+        complete=complete_draft,
     ),
 ]
 Plans = Annotated[
     list[str] | None,
-    typer.Option(
-        help="Planner of every method without its own; repeatable, one method per planner.",
-        metavar="POLICY",
-        autocompletion=complete_plan,
-        rich_help_panel=COMPARED,
+    option(
+        "Planner of every method without its own; repeatable, one method per planner.",
+        "POLICY",
+        COMPARED,
+        complete=complete_plan,
     ),
 ]
-Verify = Annotated[
-    str,
-    typer.Option(
-        help="Verifier of every method without its own.",
-        metavar="RULE",
-        autocompletion=complete_verify,
-        rich_help_panel=COMPARED,
-    ),
-]
+Verify = Annotated[str, option("Verifier of every method without its own.", "RULE", COMPARED, complete=complete_verify)]
 
 
 def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
@@ -170,17 +152,11 @@ def record_file(output: Path | None) -> Iterator[RecordFile]:
 INTERRUPTED = 130
 
 Peer = Annotated[
-    bool,
-    typer.Option(
-        "--peer/--no-peer", help="Run the same jobs with transformers, interleaved.", rich_help_panel=COMPARED
-    ),
+    bool, option("Run the same jobs with transformers, interleaved.", panel=COMPARED, names="--peer/--no-peer")
 ]
-Batch = Annotated[int, typer.Option(help="Number of concurrent prompts.", metavar="N", rich_help_panel=HOW)]
+Batch = Annotated[int, option("Number of concurrent prompts.", "N", HOW)]
 Record = Annotated[
-    Path | None,
-    typer.Option(
-        help="A folder for a trace of each drafting method, for 'bench simulate'.", metavar="DIR", rich_help_panel=HOW
-    ),
+    Path | None, option("A folder for a trace of each drafting method, for 'bench simulate'.", "DIR", HOW)
 ]
 
 
@@ -283,18 +259,12 @@ def write_all(
 def passes(
     model: Model,
     *,
-    rows: Annotated[
-        str, typer.Option(help="Numbers of tokens per pass.", metavar="N,N,...", rich_help_panel=COMPARED)
-    ] = "1,2,4,8,16,32,64",
+    rows: Annotated[str, option("Numbers of tokens per pass.", "N,N,...", COMPARED)] = "1,2,4,8,16,32,64",
     prefix: Annotated[
         int | None,
-        typer.Option(
-            help="Tokens before the pass; if not given, 256, or as many as fit into a shorter context.",
-            metavar="N",
-            rich_help_panel=COMPARED,
-        ),
+        option("Tokens before the pass; if not given, 256, or as many as fit into a shorter context.", "N", COMPARED),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Passes of each kind.", metavar="N", rich_help_panel=HOW)] = 20,
+    repeats: Annotated[int, option("Passes of each kind.", "N", HOW)] = 20,
     execution: Execution,
     output: Output = None,
 ) -> None:
@@ -318,25 +288,18 @@ def passes(
 def perplexity(
     model: Model,
     *,
-    text: Annotated[Path, typer.Option(help="A file of UTF-8 text.", metavar="FILE", rich_help_panel=PROMPTS)],
+    text: Annotated[Path, option("A file of UTF-8 text.", "FILE", PROMPTS)],
     weights: Annotated[
         list[str] | None,
-        typer.Option(
-            help="auto, float32, bfloat16, float16, float64, int8, int4; repeatable, each is compared with the first.",
-            metavar="KIND",
-            rich_help_panel=COMPARED,
+        option(
+            "auto, float32, bfloat16, float16, float64, int8, int4; repeatable, each is compared with the first.",
+            "KIND",
+            COMPARED,
         ),
     ] = None,
-    window: Annotated[
-        int, typer.Option(help="Maximum number of tokens per pass.", metavar="N", rich_help_panel=HOW)
-    ] = 1024,
-    limit: Annotated[
-        int | None, typer.Option(help="Maximum number of tokens of the text.", metavar="N", rich_help_panel=PROMPTS)
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Dtype of keys and values with int8 or int4 weights.", metavar="NAME", rich_help_panel=HOW),
-    ] = "auto",
+    window: Annotated[int, option("Maximum number of tokens per pass.", "N", HOW)] = 1024,
+    limit: Annotated[int | None, option("Maximum number of tokens of the text.", "N", PROMPTS)] = None,
+    dtype: Annotated[str, option("Dtype of keys and values with int8 or int4 weights.", "NAME", HOW)] = "auto",
     device: Device = "auto",
     kernels: Kernels = "auto",
     threads: Threads = None,
@@ -371,26 +334,21 @@ def noted(record: PerplexityRecord, device: str) -> PerplexityRecord:
 
 
 def simulate(
-    trace: Annotated[
-        Path,
-        typer.Argument(help="A trace from --record.", metavar="TRACE", rich_help_panel="Arguments"),
-    ],
+    trace: Annotated[Path, argument("A trace from --record.", "TRACE")],
     *,
     plan: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A planner to simulate; repeatable. Plain decoding is always included.",
-            metavar="POLICY",
-            autocompletion=complete_plan,
-            rich_help_panel=COMPARED,
+        option(
+            "A planner to simulate; repeatable. Plain decoding is always included.",
+            "POLICY",
+            COMPARED,
+            complete=complete_plan,
         ),
     ] = None,
     sizes: Annotated[
         str,
-        typer.Option(
-            help="Nodes per round for the bounds, which assume a planner with knowledge of the text.",
-            metavar="N,N,...",
-            rich_help_panel=COMPARED,
+        option(
+            "Nodes per round for the bounds, which assume a planner with knowledge of the text.", "N,N,...", COMPARED
         ),
     ] = "1,2,4,8,16",
 ) -> None:
@@ -403,24 +361,15 @@ def simulate(
 
 
 def report(
-    files: Annotated[
-        list[Path],
-        typer.Argument(help="Results files from --output.", metavar="FILE...", rich_help_panel="Arguments"),
-    ],
+    files: Annotated[list[Path], argument("Results files from --output.", "FILE...")],
     *,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Tables for a document.", rich_help_panel="Output")
-    ] = False,
+    markdown: Annotated[bool, option("Tables for a document.", panel="Output", names="--markdown")] = False,
     together: Annotated[
-        bool, typer.Option("--together", help="One table with all runs side by side.", rich_help_panel="Output")
+        bool, option("One table with all runs side by side.", panel="Output", names="--together")
     ] = False,
     plots: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder for figures (SVG, PNG, PDF) instead of tables; needs the extra 'plots'.",
-            metavar="DIR",
-            rich_help_panel="Output",
-        ),
+        option("A folder for figures (SVG, PNG, PDF) instead of tables; needs the extra 'plots'.", "DIR", "Output"),
     ] = None,
 ) -> None:
     """Print the tables of results files, or plot them."""
@@ -453,42 +402,24 @@ WORSE = 1
 """Exit status if something is worse than the baseline, or a submission is not valid."""
 BASELINE = "Baseline"
 
-SpecBench = Annotated[
-    Path | None,
-    typer.Option(help="Questions of Spec-Bench, JSON lines.", metavar="FILE", rich_help_panel=PROMPTS),
-]
-HumanEval = Annotated[
-    Path | None, typer.Option(help="Tasks of HumanEval, JSON lines.", metavar="FILE", rich_help_panel=PROMPTS)
-]
-Shipped = Annotated[
-    bool, typer.Option("--shipped/--no-shipped", help="Use the prompts of the package.", rich_help_panel=PROMPTS)
-]
+SpecBench = Annotated[Path | None, option("Questions of Spec-Bench, JSON lines.", "FILE", PROMPTS)]
+HumanEval = Annotated[Path | None, option("Tasks of HumanEval, JSON lines.", "FILE", PROMPTS)]
+Shipped = Annotated[bool, option("Use the prompts of the package.", panel=PROMPTS, names="--shipped/--no-shipped")]
 Submission = Annotated[
     Path | None,
-    typer.Option(
-        help="Submission, JSON. Measurements are kept beside it in a file .jsonl, and the same command continues an "
+    option(
+        "Submission, JSON. Measurements are kept beside it in a file .jsonl, and the same command continues an "
         "interrupted run.",
-        metavar="FILE",
-        rich_help_panel=OUTPUT,
+        "FILE",
+        OUTPUT,
     ),
 ]
 Baseline = Annotated[
-    Path | None,
-    typer.Option(
-        help="A stored submission; the exit status is 1 if a method is worse now.",
-        metavar="FILE",
-        rich_help_panel=BASELINE,
-    ),
+    Path | None, option("A stored submission; the exit status is 1 if a method is worse now.", "FILE", BASELINE)
 ]
-TokensTolerance = Annotated[
-    float,
-    typer.Option(help="Share by which tokens per pass may be lower.", metavar="X", rich_help_panel=BASELINE),
-]
-ScoreTolerance = Annotated[
-    float,
-    typer.Option(help="Share by which the speed over plain may be lower.", metavar="X", rich_help_panel=BASELINE),
-]
-Files = Annotated[list[Path], typer.Argument(help="Submissions.", metavar="FILE...", rich_help_panel="Arguments")]
+TokensTolerance = Annotated[float, option("Share by which tokens per pass may be lower.", "X", BASELINE)]
+ScoreTolerance = Annotated[float, option("Share by which the speed over plain may be lower.", "X", BASELINE)]
+Files = Annotated[list[Path], argument("Submissions.", "FILE...")]
 
 
 @takes("execution", execution_of)
@@ -573,9 +504,7 @@ def suite_check(files: Files) -> None:
 def suite_table(
     files: Files,
     *,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="One line per submission, method and category.", rich_help_panel=OUTPUT)
-    ] = False,
+    csv: Annotated[bool, option("One line per submission, method and category.", panel=OUTPUT, names="--csv")] = False,
 ) -> None:
     """Print a table of submissions as Markdown or CSV; submissions of other prompts or arguments are refused."""
     from draftree.lab.bench.suite.comparison import comparison, names_of, to_csv

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from draftree.cli.layout import option
 from draftree.cli.options import Device, Dtype, TrustRemoteCode, When, complete_draft, complete_model
 from draftree.cli.render import Colour, Style, say, waiting
 from draftree.core.errors import ConfigurationError
@@ -73,12 +74,8 @@ DEMO_PROMPTS = (
 
 def demo(
     *,
-    model: Annotated[
-        str, typer.Option(help="A model with a chat template.", metavar="NAME", autocompletion=complete_model)
-    ] = MODEL,
-    draft: Annotated[
-        str, typer.Option(help="The drafter.", metavar="SPEC", autocompletion=complete_draft)
-    ] = AUTO_DRAFT,
+    model: Annotated[str, option("A model with a chat template.", "NAME", complete=complete_model)] = MODEL,
+    draft: Annotated[str, option("The drafter.", "SPEC", complete=complete_draft)] = AUTO_DRAFT,
     dtype: Dtype = "auto",
     device: Device = "auto",
     trust_remote_code: TrustRemoteCode = False,

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftree.cli.layout import argument, option
 from draftree.cli.options import (
     OUTPUT,
     RUNNING,
@@ -40,37 +41,21 @@ Lines = Iterator[tuple[str, str]]
 
 Subject = Annotated[
     str | None,
-    typer.Argument(
-        help="A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
-        metavar="MODEL",
-        autocompletion=complete_model,
-        rich_help_panel="Arguments",
+    argument(
+        "A name of 'draftree models', a folder, a GGUF file or a hub id; without one, the machine alone.",
+        "MODEL",
+        complete=complete_model,
     ),
 ]
 Draft = Annotated[
-    str | None,
-    typer.Option(
-        help="A drafter, as for 'draftree generate'.",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SPECULATION,
-    ),
+    str | None, option("A drafter, as for 'draftree generate'.", "SPEC", SPECULATION, complete=complete_draft)
 ]
 Length = Annotated[
-    int | None,
-    typer.Option(
-        help="Tokens per slot, prompt and text; 2048 or the context length if not given.",
-        metavar="N",
-        rich_help_panel=RUNNING,
-    ),
+    int | None, option("Tokens per slot, prompt and text; 2048 or the context length if not given.", "N", RUNNING)
 ]
 Measure = Annotated[
     bool,
-    typer.Option(
-        "--measure",
-        help="Measure memory bandwidth, matrix products and passes, and compare them.",
-        rich_help_panel=OUTPUT,
-    ),
+    option("Measure memory bandwidth, matrix products and passes, and compare them.", panel=OUTPUT, names="--measure"),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.generate import check_material
+from draftree.cli.layout import argument, option
 from draftree.cli.options import Chat, How, Model, System, how_of, takes
 from draftree.cli.prompt import Task
 from draftree.cli.render import Colour, Style, say
@@ -28,13 +29,13 @@ NOISE = 1.05
 @takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False, "exact": False})
 def explain(
     model: Model,
-    prompt: Annotated[str, typer.Argument(help="The prompt.", metavar="PROMPT", rich_help_panel="Arguments")] = PROMPT,
+    prompt: Annotated[str, argument("The prompt.", "PROMPT")] = PROMPT,
     *,
     how: How,
     chat: Chat = None,
     system: System = None,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens.", metavar="N")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.", metavar="X")] = 0.0,
+    max_tokens: Annotated[int, option("Maximum number of tokens.", "N")] = 128,
+    temperature: Annotated[float, option("0 takes the most likely token.", "X")] = 0.0,
 ) -> None:
     """Generate a text plainly and with the drafter, and explain the planner's decisions."""
     if chat is False and system is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from draftree.cli.flags import takes_sampling
+from draftree.cli.layout import option
 from draftree.cli.options import (
     OUTPUT,
     TEXT,
@@ -42,35 +43,26 @@ __all__ = ["generate"]
 
 Stream = Annotated[
     bool | None,
-    typer.Option(
-        "--stream/--no-stream",
-        help="Show the text while it is generated; default: only on a terminal.",
-        rich_help_panel=OUTPUT,
+    option(
+        "Show the text while it is generated; default: only on a terminal.", panel=OUTPUT, names="--stream/--no-stream"
     ),
 ]
 Compare = Annotated[
     bool,
-    typer.Option(
-        "--compare",
-        help="Also decode plainly with the same seed; exit status 1 if the texts differ.",
-        rich_help_panel=OUTPUT,
+    option(
+        "Also decode plainly with the same seed; exit status 1 if the texts differ.", panel=OUTPUT, names="--compare"
     ),
 ]
 Record = Annotated[
-    Path | None,
-    typer.Option(
-        help="A trace of all rounds, for 'draftree trace' and 'draftree analyse'.",
-        metavar="FILE",
-        rich_help_panel=OUTPUT,
-    ),
+    Path | None, option("A trace of all rounds, for 'draftree trace' and 'draftree analyse'.", "FILE", OUTPUT)
 ]
 Prompts = Annotated[
     str | None,
-    typer.Option(
-        help="File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
+    option(
+        "File of prompts that run concurrently: one per line, or JSON lines with 'prompt' or 'messages', and "
         "optionally 'id'; '-' is standard input. With --json one object per line.",
-        metavar="FILE",
-        rich_help_panel=TEXT,
+        "FILE",
+        TEXT,
     ),
 ]
 

@@ -38,6 +38,21 @@ SHOWS_ALL = "draftree.cli.layout.shows_all"
 """Key of a context's data: whether its help shows all options."""
 
 
+def option(text: str, metavar: str | None = None, panel: str | None = None, *, names: str = "", **settings: Any) -> Any:
+    """Return an option of a command.
+
+    `panel` is its title in --help-all, `names` its names if they do not follow from the parameter's, with spaces
+    between them; `complete` and typer's other settings are keywords.
+    """
+    settings["autocompletion"] = settings.pop("complete", None)
+    return typer.Option(*names.split(), help=text, metavar=metavar, rich_help_panel=panel, **settings)
+
+
+def argument(text: str, metavar: str | None = None, *, complete: Callable[..., Any] | None = None) -> Any:
+    """Return a positional argument of a command."""
+    return typer.Argument(help=text, metavar=metavar, autocompletion=complete, rich_help_panel="Arguments")
+
+
 class PlainCommand(TyperCommand):
     """A command whose help fits a screen; --help-all lists all options under their titles."""
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from draftree.cli.layout import PlainCommand
+from draftree.cli.layout import PlainCommand, argument, option
 from draftree.cli.options import AsJson, complete_cached, complete_model
 from draftree.cli.render import resolve_with_bar, short_bytes, short_count
 from draftree.core.errors import ModelNotFoundError, harmless, suggestion
@@ -34,8 +34,7 @@ from draftree.weights.install import check_gguf, check_sums, entry_is_here, has_
 
 def show_cache(
     clear: Annotated[
-        bool,
-        typer.Option("--clear", help="Remove all records and packed weights; the next starts take longer."),
+        bool, option("Remove all records and packed weights; the next starts take longer.", names="--clear")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -85,8 +84,8 @@ def show_cache(
 
 
 def write_part(
-    name: Annotated[str, typer.Argument(help="A name, folder or hub id.", autocompletion=complete_model)],
-    split: Annotated[int, typer.Option(help="First layers to keep, as for the verify server's --split.", metavar="N")],
+    name: Annotated[str, argument("A name, folder or hub id.", complete=complete_model)],
+    split: Annotated[int, option("First layers to keep, as for the verify server's --split.", "N")],
     to: Annotated[Path, typer.Option(help="New folder for the part.", metavar="FOLDER", file_okay=False)],
 ) -> None:
     """Write the first layers of a model, with embedding, final norm and output head, for a device.
@@ -105,8 +104,8 @@ app = typer.Typer(help="List, fetch, find, cut and remove model weights.", no_ar
 app.command("part", cls=PlainCommand)(write_part)
 
 NAMES_HELP = "Names of the list, or 'all'."
-Names = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_model)]
-CachedNames = Annotated[list[str], typer.Argument(metavar="NAME...", help=NAMES_HELP, autocompletion=complete_cached)]
+Names = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_model)]
+CachedNames = Annotated[list[str], argument(NAMES_HELP, "NAME...", complete=complete_cached)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,7 @@ def list_models(as_json: AsJson = False) -> None:
 
 @app.command("path", cls=PlainCommand)
 def print_path(
-    name: Annotated[str, typer.Argument(help="A name, folder, GGUF file or hub id.", autocompletion=complete_model)],
+    name: Annotated[str, argument("A name, folder, GGUF file or hub id.", complete=complete_model)],
 ) -> None:
     """Print the folder of a model that is on this machine; of a GGUF file, that of its configuration and tokenizer."""
     typer.echo(prepared_folder(name, fetch=False, convert=False))

@@ -13,8 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from draftree.cli.layout import argument, option
 from draftree.cli.render import Colour, waiting
 from draftree.core.errors import ConfigurationError
 from draftree.core.host import spare_collection, without_collection
@@ -84,152 +83,113 @@ SPECULATION = "Speculation"
 OUTPUT = "Output"
 
 Model = Annotated[
-    str,
-    typer.Argument(
-        help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-        metavar="MODEL",
-        autocompletion=complete_model,
-        rich_help_panel="Arguments",
-    ),
+    str, argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model)
 ]
 Prompt = Annotated[
-    str | None,
-    typer.Argument(
-        help="The prompt; '-', or none with a pipe: standard input without its final line break.",
-        metavar="PROMPT",
-        rich_help_panel="Arguments",
-    ),
+    str | None, argument("The prompt; '-', or none with a pipe: standard input without its final line break.", "PROMPT")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.", metavar="NAME", rich_help_panel=RUNNING)]
-Dtype = Annotated[
-    str, typer.Option(help="auto, float32, bfloat16, float16 or float64.", metavar="NAME", rich_help_panel=RUNNING)
-]
-Kernels = Annotated[
-    str,
-    typer.Option(
-        help="Implementation of passes: auto, native, torch or graphs.", metavar="NAME", rich_help_panel=RUNNING
-    ),
-]
+Device = Annotated[str, option("auto, cpu, cuda or cuda:N.", "NAME", RUNNING)]
+Dtype = Annotated[str, option("auto, float32, bfloat16, float16 or float64.", "NAME", RUNNING)]
+Kernels = Annotated[str, option("Implementation of passes: auto, native, torch or graphs.", "NAME", RUNNING)]
 Quantization = Annotated[
     str | None,
-    typer.Option(
-        help="int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
-        metavar="NAME",
-        rich_help_panel=RUNNING,
+    option(
+        "int8 or int4 for weights of 8 or 4 bits: faster, but a different model; unquantized if not given.",
+        "NAME",
+        RUNNING,
     ),
 ]
 Offload = Annotated[
     str | None,
-    typer.Option(
-        help="Memory for weights, such as 8GB: other layers are read from a file in every pass.",
-        metavar="SIZE",
-        rich_help_panel=RUNNING,
-    ),
+    option("Memory for weights, such as 8GB: other layers are read from a file in every pass.", "SIZE", RUNNING),
 ]
 KvDtype = Annotated[
     str | None,
-    typer.Option(
-        help="int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
-        metavar="NAME",
-        rich_help_panel=RUNNING,
+    option(
+        "int8 for keys and values of 8 bits: half the memory, but other texts; the model's dtype if not given.",
+        "NAME",
+        RUNNING,
     ),
 ]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Allow Python code from the model's folder, for models that need it.",
-        rich_help_panel=RUNNING,
+    option(
+        "Allow Python code from the model's folder, for models that need it.",
+        panel=RUNNING,
+        names="--trust-remote-code",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(
-        help="CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.",
-        metavar="N",
-        rich_help_panel=RUNNING,
+    option(
+        "CPU threads of passes; if not given, one for each fast core of a memory node, within the quota.", "N", RUNNING
     ),
 ]
 Affinity = Annotated[
     str | None,
-    typer.Option(
-        help="Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
+    option(
+        "Processors of all threads: auto (those that 'draftree doctor' shows), none, or a list such as 0-3,8. If "
         "not given: auto on machines with several memory nodes or kinds of cores.",
-        metavar="LIST",
-        rich_help_panel=RUNNING,
+        "LIST",
+        RUNNING,
     ),
 ]
-Verify = Annotated[
-    str,
-    typer.Option(
-        help="The verifier.",
-        metavar="RULE",
-        autocompletion=complete_verify,
-        rich_help_panel=SPECULATION,
-    ),
-]
+Verify = Annotated[str, option("The verifier.", "RULE", SPECULATION, complete=complete_verify)]
 Draft = Annotated[
     str,
-    typer.Option(
-        help="The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
+    option(
+        "The drafter: auto (chosen for the model), none, ngram, suffix, prediction, model:NAME, head:NAME; "
         "options after commas (ngram,k=4).",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SPECULATION,
+        "SPEC",
+        SPECULATION,
+        complete=complete_draft,
     ),
 ]
 Plan = Annotated[
     str | None,
-    typer.Option(
-        help="The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.",
-        metavar="POLICY",
-        autocompletion=complete_plan,
-        rich_help_panel=SPECULATION,
+    option(
+        "The planner of draft sizes, such as fixed:4 or heuristic; auto if not given.",
+        "POLICY",
+        SPECULATION,
+        complete=complete_plan,
     ),
 ]
 Learn = Annotated[
     str | None,
-    typer.Option(
-        help="Drafters learn from verified texts: server; server,folder=PATH keeps what was learned for later runs.",
-        metavar="SCOPE",
-        rich_help_panel=SPECULATION,
+    option(
+        "Drafters learn from verified texts: server; server,folder=PATH keeps what was learned for later runs.",
+        "SCOPE",
+        SPECULATION,
     ),
 ]
 Chat = Annotated[
     bool | None,
-    typer.Option(
-        "--chat/--no-chat",
-        help="Treat the prompt as a message or as plain text; default: a message if the model has a chat template.",
-        rich_help_panel=TEXT,
+    option(
+        "Treat the prompt as a message or as plain text; default: a message if the model has a chat template.",
+        panel=TEXT,
+        names="--chat/--no-chat",
     ),
 ]
-System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT", rich_help_panel=TEXT)]
+System = Annotated[str | None, option("System message of the chat.", "TEXT", TEXT)]
 AllowControlTokens = Annotated[
     bool,
-    typer.Option(
-        "--allow-control-tokens",
-        help="Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
-        rich_help_panel=TEXT,
+    option(
+        "Encode control tokens such as <|im_end|> in a chat prompt as such; spelled as text if not given.",
+        panel=TEXT,
+        names="--allow-control-tokens",
     ),
 ]
 GenerationConfig = Annotated[
     str,
-    typer.Option(
-        help="auto: sampling defaults of the model, in its generation_config.json; none: no defaults of the model.",
-        metavar="auto|none",
-        rich_help_panel=SAMPLING,
+    option(
+        "auto: sampling defaults of the model, in its generation_config.json; none: no defaults of the model.",
+        "auto|none",
+        SAMPLING,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)]
+AsJson = Annotated[bool, option("Print one JSON object and nothing else.", panel=OUTPUT, names="--json")]
 When = Annotated[
-    Colour,
-    typer.Option(
-        "--colour",
-        "--color",
-        help="Colour accepted tokens: auto, always or never.",
-        metavar="WHEN",
-        rich_help_panel=OUTPUT,
-    ),
+    Colour, option("Colour accepted tokens: auto, always or never.", "WHEN", OUTPUT, names="--colour --color")
 ]
 
 
@@ -299,11 +259,7 @@ LOADING = ("dtype", "device", "kernels", "quantization", "kv_dtype", "trust_remo
 
 Exact = Annotated[
     bool,
-    typer.Option(
-        "--exact",
-        help="Refuse to run unless logits are bit-identical in every batch and tree.",
-        rich_help_panel=RUNNING,
-    ),
+    option("Refuse to run unless logits are bit-identical in every batch and tree.", panel=RUNNING, names="--exact"),
 ]
 
 
@@ -413,27 +369,16 @@ def how_of(
 
 DecoderPrompt = Annotated[
     str | None,
-    typer.Option(
-        help="Encoder-decoder models: what the decoder continues; its tokens are not part of the text.",
-        metavar="TEXT",
-        rich_help_panel=TEXT,
-    ),
+    option("Encoder-decoder models: what the decoder continues; its tokens are not part of the text.", "TEXT", TEXT),
 ]
 SourceLang = Annotated[
     str | None,
-    typer.Option(
-        help="Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).",
-        metavar="CODE",
-        rich_help_panel=TEXT,
+    option(
+        "Multilingual models: language of the prompt, as the tokenizer writes it (en, en_XX, eng_Latn).", "CODE", TEXT
     ),
 ]
 TargetLang = Annotated[
-    str | None,
-    typer.Option(
-        help="Multilingual models: language of the text, as the tokenizer writes it.",
-        metavar="CODE",
-        rich_help_panel=TEXT,
-    ),
+    str | None, option("Multilingual models: language of the text, as the tokenizer writes it.", "CODE", TEXT)
 ]
 
 
@@ -445,29 +390,17 @@ def decoder_of(
 
 
 TensorParallel = Annotated[
-    int,
-    typer.Option(
-        "--tp",
-        help="Processes of torchrun that share each layer (tensor parallel).",
-        metavar="N",
-        rich_help_panel=RUNNING,
-    ),
+    int, option("Processes of torchrun that share each layer (tensor parallel).", "N", RUNNING, names="--tp")
 ]
 PipelineParallel = Annotated[
-    int,
-    typer.Option(
-        "--pp",
-        help="Stages of layers (pipeline parallel); each has --tp processes.",
-        metavar="N",
-        rich_help_panel=RUNNING,
-    ),
+    int, option("Stages of layers (pipeline parallel); each has --tp processes.", "N", RUNNING, names="--pp")
 ]
 StrictSums = Annotated[
     bool,
-    typer.Option(
-        "--strict-sums",
-        help="Add the partial sums of processes in one order, whatever else is in a pass.",
-        rich_help_panel=RUNNING,
+    option(
+        "Add the partial sums of processes in one order, whatever else is in a pass.",
+        panel=RUNNING,
+        names="--strict-sums",
     ),
 ]
 

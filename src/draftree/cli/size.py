@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from draftree.cli.layout import option
 from draftree.core.errors import ConfigurationError
 from draftree.core.files import MALFORMED, read_json_lines
 from draftree.engine.trace import read_trace
@@ -36,58 +37,39 @@ HEADINGS = (
 
 def size(
     *,
-    model_size: Annotated[str, typer.Option(help="Weights of the target, such as 8B.", rich_help_panel=DEMAND)],
-    rate: Annotated[float, typer.Option(help="Requests per second.", rich_help_panel=DEMAND)],
-    bits: Annotated[float, typer.Option(help="Bits of a weight.", rich_help_panel=DEMAND)] = 16,
-    prompt: Annotated[int, typer.Option(help="Mean tokens of a prompt.", rich_help_panel=DEMAND)] = 512,
-    output: Annotated[int, typer.Option(help="Mean tokens of an answer.", rich_help_panel=DEMAND)] = 256,
+    model_size: Annotated[str, option("Weights of the target, such as 8B.", panel=DEMAND)],
+    rate: Annotated[float, option("Requests per second.", panel=DEMAND)],
+    bits: Annotated[float, option("Bits of a weight.", panel=DEMAND)] = 16,
+    prompt: Annotated[int, option("Mean tokens of a prompt.", panel=DEMAND)] = 512,
+    output: Annotated[int, option("Mean tokens of an answer.", panel=DEMAND)] = 256,
     tokens_per_round: Annotated[
-        float, typer.Option(help="Tokens per round with the drafter; 1 is plain decoding.", rich_help_panel=DEMAND)
+        float, option("Tokens per round with the drafter; 1 is plain decoding.", panel=DEMAND)
     ] = 1.0,
-    nodes: Annotated[int, typer.Option(help="Drafted tokens per round.", rich_help_panel=DEMAND)] = 0,
-    draft_ms: Annotated[float, typer.Option(help="Milliseconds of drafting per round.", rich_help_panel=DEMAND)] = 0.0,
-    draft: Annotated[
-        str | None,
-        typer.Option(help="Replay the rounds that --measured has of this drafter.", rich_help_panel=DEMAND),
-    ] = None,
+    nodes: Annotated[int, option("Drafted tokens per round.", panel=DEMAND)] = 0,
+    draft_ms: Annotated[float, option("Milliseconds of drafting per round.", panel=DEMAND)] = 0.0,
+    draft: Annotated[str | None, option("Replay the rounds that --measured has of this drafter.", panel=DEMAND)] = None,
     trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Replay the rounds of a run: 'draftree generate --record FILE --draft SPEC'.", rich_help_panel=DEMAND
-        ),
+        Path | None, option("Replay the rounds of a run: 'draftree generate --record FILE --draft SPEC'.", panel=DEMAND)
     ] = None,
     round_trip_ms: Annotated[
-        float | None, typer.Option(help="Clients draft, with this round trip in each round.", rich_help_panel=DEMAND)
+        float | None, option("Clients draft, with this round trip in each round.", panel=DEMAND)
     ] = None,
-    first_token_ms: Annotated[
-        float, typer.Option(help="Largest time to the first token (p95).", rich_help_panel=DEMAND)
-    ] = 2000.0,
-    per_token_ms: Annotated[
-        float | None, typer.Option(help="Largest time per token (p95).", rich_help_panel=DEMAND)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(DEVICES)}; default {DEVICE}.", rich_help_panel=FLEET)
-    ] = None,
-    devices: Annotated[int, typer.Option(help="Devices at most.", rich_help_panel=FLEET)] = 8,
+    first_token_ms: Annotated[float, option("Largest time to the first token (p95).", panel=DEMAND)] = 2000.0,
+    per_token_ms: Annotated[float | None, option("Largest time per token (p95).", panel=DEMAND)] = None,
+    device: Annotated[str | None, option(f"One of {', '.join(DEVICES)}; default {DEVICE}.", panel=FLEET)] = None,
+    devices: Annotated[int, option("Devices at most.", panel=FLEET)] = 8,
     measured: Annotated[
         Path | None,
-        typer.Option(
-            help="Passes and rounds measured by benchmarks/scale/fleet.py, in place of a data sheet.",
-            rich_help_panel=FLEET,
-        ),
+        option("Passes and rounds measured by benchmarks/scale/fleet.py, in place of a data sheet.", panel=FLEET),
     ] = None,
     host: Annotated[
         Path | None,
-        typer.Option(
-            help="Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.",
-            rich_help_panel=FLEET,
-        ),
+        option("Costs of steps and messages from benchmarks/scale/equal_latency.py --calibrate.", panel=FLEET),
     ] = None,
     max_batch: Annotated[
-        int | None,
-        typer.Option(help=f"Sequences of a batch, with --measured; default {MAX_BATCH}.", rich_help_panel=FLEET),
+        int | None, option(f"Sequences of a batch, with --measured; default {MAX_BATCH}.", panel=FLEET)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, option("Print JSON.", names="--json")] = False,
 ) -> None:
     """Estimate the devices that serve a rate of requests, from data sheets or measured passes."""
     rounds = [tokens_per_round != 1.0 or nodes != 0 or draft_ms != 0.0, draft is not None, trace is not None]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
 from draftree.cli.options import require_new
 from draftree.core.errors import ConfigurationError
 
@@ -25,8 +25,8 @@ class To(StrEnum):
     CSV = "csv"
 
 
-TraceFile = Annotated[Path, typer.Argument(help="A trace from --record.", metavar="TRACE", rich_help_panel="Arguments")]
-Output = Annotated[Path, typer.Option(help="The file to write.", metavar="FILE", rich_help_panel="Output")]
+TraceFile = Annotated[Path, argument("A trace from --record.", "TRACE")]
+Output = Annotated[Path, option("The file to write.", "FILE", "Output")]
 
 
 @trace.callback()
@@ -38,9 +38,7 @@ def about() -> None:
 def show(
     file: TraceFile,
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel="Output")
-    ] = False,
+    as_json: Annotated[bool, option("Print one JSON object and nothing else.", panel="Output", names="--json")] = False,
 ) -> None:
     """Print what a trace holds: the run, its rounds, tokens per round and seconds by phase."""
     from draftree.engine.trace import read_trace
@@ -60,19 +58,14 @@ def export(
     file: TraceFile,
     *,
     to: Annotated[
-        To,
-        typer.Option(
-            help="chrome: trace events for Perfetto and chrome://tracing; csv: a table.",
-            metavar="FORMAT",
-            rich_help_panel="Output",
-        ),
+        To, option("chrome: trace events for Perfetto and chrome://tracing; csv: a table.", "FORMAT", "Output")
     ] = To.CHROME,
     table: Annotated[
         str | None,
-        typer.Option(
-            help="Table of a CSV file: rounds, steps (per sequence and round) or nodes (per drafted token).",
-            metavar="NAME",
-            rich_help_panel="Output",
+        option(
+            "Table of a CSV file: rounds, steps (per sequence and round) or nodes (per drafted token).",
+            "NAME",
+            "Output",
         ),
     ] = None,
     output: Output,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
 from draftree.cli.options import Device, Model, Threads, TrustRemoteCode, takes
 from draftree.cli.render import note, say
 from draftree.cli.train_data import data, prompts
@@ -29,115 +29,59 @@ if TYPE_CHECKING:
 FILES, BUDGET, RECIPE, EVALUATION = "Files", "Budget", "Recipe", "Evaluation"
 
 Data = Annotated[
-    list[Path],
-    typer.Option(
-        help="Folder of 'draftree train data'; repeatable for data of one target.",
-        metavar="FOLDER",
-        rich_help_panel=FILES,
-    ),
+    list[Path], option("Folder of 'draftree train data'; repeatable for data of one target.", "FOLDER", FILES)
 ]
-Output = Annotated[Path, typer.Option(help="New folder of the result.", metavar="FOLDER", rich_help_panel=FILES)]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in the output folder.", rich_help_panel=FILES)]
+Output = Annotated[Path, option("New folder of the result.", "FOLDER", FILES)]
+Resume = Annotated[bool, option("Continue the run in the output folder.", panel=FILES, names="--resume")]
 Minutes = Annotated[
-    float | None,
-    typer.Option(
-        help="Minutes of training; 60 if neither --steps nor --tokens is given.", metavar="X", rich_help_panel=BUDGET
-    ),
+    float | None, option("Minutes of training; 60 if neither --steps nor --tokens is given.", "X", BUDGET)
 ]
-Steps = Annotated[int | None, typer.Option(help="Maximum number of updates.", metavar="N", rich_help_panel=BUDGET)]
-Tokens = Annotated[
-    int | None,
-    typer.Option(
-        help="Maximum number of trained predictions, repeated ones included.", metavar="N", rich_help_panel=BUDGET
-    ),
-]
+Steps = Annotated[int | None, option("Maximum number of updates.", "N", BUDGET)]
+Tokens = Annotated[int | None, option("Maximum number of trained predictions, repeated ones included.", "N", BUDGET)]
 Loss = Annotated[
     str,
-    typer.Option(
-        help="Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
-        metavar="NAME",
-        rich_help_panel=RECIPE,
+    option(
+        "Loss of the later part: coupled, coupled_miss, lk, lk_hybrid, tv, kl, reverse_kl or cross_entropy.",
+        "NAME",
+        RECIPE,
     ),
 ]
-FirstLoss = Annotated[str, typer.Option(help="Loss of the first part.", metavar="NAME", rich_help_panel=RECIPE)]
-FirstShare = Annotated[
-    float, typer.Option(help="Share of the budget of the first part.", metavar="X", rich_help_panel=RECIPE)
-]
-Temperature = Annotated[
-    float,
-    typer.Option(help="Temperature at which target and drafter are compared.", metavar="X", rich_help_panel=RECIPE),
-]
-Levels = Annotated[
-    int, typer.Option(help="Levels of training on the drafter's own states.", metavar="N", rich_help_panel=RECIPE)
-]
-LevelsFrom = Annotated[
-    float,
-    typer.Option(help="Share of the budget that trains the first level only.", metavar="X", rich_help_panel=RECIPE),
-]
+FirstLoss = Annotated[str, option("Loss of the first part.", "NAME", RECIPE)]
+FirstShare = Annotated[float, option("Share of the budget of the first part.", "X", RECIPE)]
+Temperature = Annotated[float, option("Temperature at which target and drafter are compared.", "X", RECIPE)]
+Levels = Annotated[int, option("Levels of training on the drafter's own states.", "N", RECIPE)]
+LevelsFrom = Annotated[float, option("Share of the budget that trains the first level only.", "X", RECIPE)]
 Decay = Annotated[
     float | None,
-    typer.Option(
-        "--level-decay",
-        help="Weight of each level relative to the one before; by survival of the drafts if not given.",
-        metavar="X",
-        rich_help_panel=RECIPE,
+    option(
+        "Weight of each level relative to the one before; by survival of the drafts if not given.",
+        "X",
+        RECIPE,
+        names="--level-decay",
     ),
 ]
-Optimizer = Annotated[
-    str,
-    typer.Option(
-        help="muon (matrices of layers; adamw for the rest) or adamw.", metavar="NAME", rich_help_panel=RECIPE
-    ),
-]
-LearningRate = Annotated[float, typer.Option(help="Highest learning rate.", metavar="X", rich_help_panel=RECIPE)]
-WarmUp = Annotated[
-    int, typer.Option(help="Updates until the highest learning rate.", metavar="N", rich_help_panel=RECIPE)
-]
-BatchTokens = Annotated[int, typer.Option(help="Tokens of a batch.", metavar="N", rich_help_panel=RECIPE)]
-MaxLength = Annotated[
-    int | None, typer.Option(help="Cut longer texts; no limit if not given.", metavar="N", rich_help_panel=RECIPE)
-]
-Seed = Annotated[
-    int, typer.Option(help="Seed of first weights and of the order of texts.", metavar="N", rich_help_panel=RECIPE)
-]
+Optimizer = Annotated[str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)]
+LearningRate = Annotated[float, option("Highest learning rate.", "X", RECIPE)]
+WarmUp = Annotated[int, option("Updates until the highest learning rate.", "N", RECIPE)]
+BatchTokens = Annotated[int, option("Tokens of a batch.", "N", RECIPE)]
+MaxLength = Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)]
+Seed = Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)]
 Dtype = Annotated[
-    str,
-    typer.Option(
-        help="Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.",
-        metavar="NAME",
-        rich_help_panel="Execution",
-    ),
+    str, option("Dtype of computation: auto, float32 or bfloat16; weights are updated in float32.", "NAME", "Execution")
 ]
-Depth = Annotated[
-    int,
-    typer.Option(
-        help="Levels of drafts in evaluations, and by default later.", metavar="N", rich_help_panel=EVALUATION
-    ),
-]
-EvaluateEvery = Annotated[
-    int,
-    typer.Option(help="Updates between evaluations on unseen texts.", metavar="N", rich_help_panel=EVALUATION),
-]
+Depth = Annotated[int, option("Levels of drafts in evaluations, and by default later.", "N", EVALUATION)]
+EvaluateEvery = Annotated[int, option("Updates between evaluations on unseen texts.", "N", EVALUATION)]
 Patience = Annotated[
     int,
-    typer.Option(
-        help="End after so many evaluations without a better acceptance length; 0 for no early end.",
-        metavar="N",
-        rich_help_panel=EVALUATION,
-    ),
+    option("End after so many evaluations without a better acceptance length; 0 for no early end.", "N", EVALUATION),
 ]
 DataTokens = Annotated[
     int | None,
-    typer.Option(
-        help="Train on the first texts with so many tokens only, prompts included; on all texts if not given.",
-        metavar="N",
-        rich_help_panel=FILES,
+    option(
+        "Train on the first texts with so many tokens only, prompts included; on all texts if not given.", "N", FILES
     ),
 ]
-UnseenShare = Annotated[
-    float,
-    typer.Option(help="Share of the prompts that are kept for evaluations.", metavar="X", rich_help_panel=EVALUATION),
-]
+UnseenShare = Annotated[float, option("Share of the prompts that are kept for evaluations.", "X", EVALUATION)]
 
 
 LINE_SECONDS = 60.0
@@ -295,47 +239,27 @@ def run_of(
 def head_of(
     *,
     start: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Start from this head; a new one if not given.", metavar="FOLDER", rich_help_panel=FILES
-        ),
+        Path | None, option("Start from this head; a new one if not given.", "FOLDER", FILES, names="--from")
     ] = None,
     draft_vocab: Annotated[
-        int | None,
-        typer.Option(
-            help="Tokens that it can propose, by counts in the answers; 8192 if not given.",
-            metavar="N",
-            rich_help_panel=HEAD,
-        ),
+        int | None, option("Tokens that it can propose, by counts in the answers; 8192 if not given.", "N", HEAD)
     ] = None,
     features: Annotated[
-        str | None,
-        typer.Option(
-            help="Layers that it reads, such as 2,15,27; all of the data if not given.",
-            metavar="LAYERS",
-            rich_help_panel=HEAD,
-        ),
+        str | None, option("Layers that it reads, such as 2,15,27; all of the data if not given.", "LAYERS", HEAD)
     ] = None,
-    layers: Annotated[int, typer.Option(help="Decoder layers.", metavar="N", rich_help_panel=HEAD)] = 1,
+    layers: Annotated[int, option("Decoder layers.", "N", HEAD)] = 1,
     intermediate: Annotated[
-        int | None,
-        typer.Option(
-            help="Inner width of the perceptron; the target's if not given.", metavar="N", rich_help_panel=HEAD
-        ),
+        int | None, option("Inner width of the perceptron; the target's if not given.", "N", HEAD)
     ] = None,
     fc_norm: Annotated[
-        bool, typer.Option("--fc-norm", help="A norm for each hidden state (EAGLE-3.1).", rich_help_panel=HEAD)
+        bool, option("A norm for each hidden state (EAGLE-3.1).", panel=HEAD, names="--fc-norm")
     ] = False,
     norm_output: Annotated[
-        bool, typer.Option("--norm-output", help="Recycle states after the norm (EAGLE-3.1).", rich_help_panel=HEAD)
+        bool, option("Recycle states after the norm (EAGLE-3.1).", panel=HEAD, names="--norm-output")
     ] = False,
     train_output: Annotated[
         bool,
-        typer.Option(
-            "--train-output",
-            help="Train the output head too; it stays the target's if not given.",
-            rich_help_panel=HEAD,
-        ),
+        option("Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"),
     ] = False,
 ) -> HeadOptions:
     """Return what the head of the options looks like."""
@@ -448,11 +372,7 @@ def block(
     chosen: HeadOptions,
     markov_rank: Annotated[
         int | None,
-        typer.Option(
-            help="Rank of the bias by the token before, 0 for none; 64 for a new head if not given.",
-            metavar="N",
-            rich_help_panel=HEAD,
-        ),
+        option("Rank of the bias by the token before, 0 for none; 64 for a new head if not given.", "N", HEAD),
     ] = None,
 ) -> None:
     """Train a DSpark-type head, whose blocks have as many tokens as --depth; '--draft head:FOLDER' uses it.
@@ -476,22 +396,10 @@ def boost(
     *,
     run: Run,
     earlier: Annotated[
-        list[Path],
-        typer.Option(
-            help="Folder of an earlier head; repeatable, the best one first.",
-            metavar="FOLDER",
-            rich_help_panel=BOOSTING,
-        ),
+        list[Path], option("Folder of an earlier head; repeatable, the best one first.", "FOLDER", BOOSTING)
     ],
-    strength: Annotated[
-        float,
-        typer.Option(
-            help="Exponent of the probability that earlier heads miss.", metavar="X", rich_help_panel=BOOSTING
-        ),
-    ] = 1.0,
-    floor: Annotated[
-        float, typer.Option(help="Least weight of a prediction.", metavar="X", rich_help_panel=BOOSTING)
-    ] = 0.05,
+    strength: Annotated[float, option("Exponent of the probability that earlier heads miss.", "X", BOOSTING)] = 1.0,
+    floor: Annotated[float, option("Least weight of a prediction.", "X", BOOSTING)] = 0.05,
     chosen: HeadOptions,
 ) -> None:
     """Train a second head on what the first misses, and compare both with the best two tokens of the first.
@@ -521,33 +429,23 @@ def distill(
     run: Run,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from",
-            help="Start from this model; other tokens become the target's. A new one if not given.",
-            metavar="MODEL",
-            rich_help_panel=STUDENT,
+        option(
+            "Start from this model; other tokens become the target's. A new one if not given.",
+            "MODEL",
+            STUDENT,
+            names="--from",
         ),
     ] = None,
-    hidden: Annotated[int, typer.Option(help="Width of a new one.", metavar="N", rich_help_panel=STUDENT)] = 256,
-    layers: Annotated[int, typer.Option(help="Layers of a new one.", metavar="N", rich_help_panel=STUDENT)] = 4,
-    heads: Annotated[int, typer.Option(help="Attention heads of a new one.", metavar="N", rich_help_panel=STUDENT)] = 4,
+    hidden: Annotated[int, option("Width of a new one.", "N", STUDENT)] = 256,
+    layers: Annotated[int, option("Layers of a new one.", "N", STUDENT)] = 4,
+    heads: Annotated[int, option("Attention heads of a new one.", "N", STUDENT)] = 4,
     intermediate: Annotated[
-        int | None,
-        typer.Option(
-            help="Inner width of its perceptrons; 8/3 of the width if not given.", metavar="N", rich_help_panel=STUDENT
-        ),
+        int | None, option("Inner width of its perceptrons; 8/3 of the width if not given.", "N", STUDENT)
     ] = None,
     kept_layers: Annotated[
-        int | None,
-        typer.Option(
-            help="Layers of the given model that stay, evenly spaced; all if not given.",
-            metavar="N",
-            rich_help_panel=STUDENT,
-        ),
+        int | None, option("Layers of the given model that stay, evenly spaced; all if not given.", "N", STUDENT)
     ] = None,
-    weight_decay: Annotated[
-        float, typer.Option(help="Weight decay of matrices.", metavar="X", rich_help_panel=RECIPE)
-    ] = 0.1,
+    weight_decay: Annotated[float, option("Weight decay of matrices.", "X", RECIPE)] = 0.1,
 ) -> None:
     """Train a small model on the target's own texts; 'draftree generate MODEL --draft model:FOLDER' uses it.
 
@@ -568,36 +466,27 @@ SERVERS = ("speculators", "sglang", PACKAGE)
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder of a head, or of a small whole model.", metavar="FOLDER")],
+    folder: Annotated[Path, argument("Folder of a head, or of a small whole model.", "FOLDER")],
     *,
     to: Annotated[
         str,
-        typer.Option(
-            "--to",
-            help="speculators (for vLLM), sglang, or package: the small folder in which this package ships a head.",
-            metavar="|".join(SERVERS),
+        option(
+            "speculators (for vLLM), sglang, or package: the small folder in which this package ships a head.",
+            "|".join(SERVERS),
+            names="--to",
             show_default=False,
         ),
     ],
-    target: Annotated[
-        str,
-        typer.Option(help="The target: a name of 'draftree models', a folder or a hub id.", metavar="MODEL"),
-    ],
-    output: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")],
+    target: Annotated[str, option("The target: a name of 'draftree models', a folder or a hub id.", "MODEL")],
+    output: Annotated[Path, option("New folder.", "FOLDER")],
     served_as: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the target in the files, such as a hub id; its folder if not given.", metavar="NAME"
-        ),
+        str | None, option("Name of the target in the files, such as a hub id; its folder if not given.", "NAME")
     ] = None,
     licence: Annotated[
         str | None,
-        typer.Option(
-            help="With --to package: licence of the weights; the target's in 'draftree models' if not given.",
-            metavar="NAME",
-        ),
+        option("With --to package: licence of the weights; the target's in 'draftree models' if not given.", "NAME"),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="With --to package: store matrices in 8 bits.")] = False,
+    int8: Annotated[bool, option("With --to package: store matrices in 8 bits.", names="--int8")] = False,
 ) -> None:
     """Write a drafter for vLLM or SGLang and print how to serve it, or write the folder of a head of this package."""
     if to not in SERVERS:

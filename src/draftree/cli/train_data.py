@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftree.cli.layout import option
 from draftree.cli.options import RUNNING, SPECULATION, Execution, Model, execution_of, takes
 from draftree.cli.prompt import FilePrompt, read_prompts
 from draftree.cli.render import note, say
@@ -31,15 +32,13 @@ PROGRESS = 1000
 def prompts(
     model: Model,
     *,
-    output: Annotated[Path, typer.Option(help="New file of JSON lines.", metavar="FILE")],
-    number: Annotated[int, typer.Option(help="Number of messages.", metavar="N")] = 2000,
-    temperature: Annotated[float, typer.Option(help="Temperature of sampling.", metavar="X")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Probability mass that is sampled from.", metavar="X")] = 0.95,
-    max_tokens: Annotated[int, typer.Option(help="Longer messages are dropped.", metavar="N")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the first message.", metavar="N")] = 0,
-    batch: Annotated[
-        int, typer.Option(help="Messages that are drawn at a time.", metavar="N", rich_help_panel=RUNNING)
-    ] = 64,
+    output: Annotated[Path, option("New file of JSON lines.", "FILE")],
+    number: Annotated[int, option("Number of messages.", "N")] = 2000,
+    temperature: Annotated[float, option("Temperature of sampling.", "X")] = 1.0,
+    top_p: Annotated[float, option("Probability mass that is sampled from.", "X")] = 0.95,
+    max_tokens: Annotated[int, option("Longer messages are dropped.", "N")] = 200,
+    seed: Annotated[int, option("Seed of the first message.", "N")] = 0,
+    batch: Annotated[int, option("Messages that are drawn at a time.", "N", RUNNING)] = 64,
     execution: Execution,
 ) -> None:
     """Let a chat model write messages of users, as prompts for 'draftree train data' (Magpie).
@@ -83,79 +82,56 @@ LINE_SECONDS = 60.0
 """Seconds between lines of progress without a terminal."""
 
 
-Output = Annotated[
-    Path,
-    typer.Option(
-        help="Folder of the data; one of an interrupted run is continued.", metavar="FOLDER", rich_help_panel=STORED
-    ),
-]
+Output = Annotated[Path, option("Folder of the data; one of an interrupted run is continued.", "FOLDER", STORED)]
 PromptNames = Annotated[
     list[str] | None,
-    typer.Option(
-        help="shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
+    option(
+        "shipped, expanded:N (from templates), packages:N (from installed packages), or a file as for "
         "'draftree generate'; repeatable, used in turn; shipped and expanded if not given.",
-        metavar="NAME|FILE",
-        rich_help_panel=PROMPTS,
+        "NAME|FILE",
+        PROMPTS,
     ),
 ]
 Chat = Annotated[
     bool | None,
-    typer.Option(
-        "--chat/--raw",
-        help="Prompts as messages or as plain text; default: messages if the model has a chat template.",
-        rich_help_panel=PROMPTS,
+    option(
+        "Prompts as messages or as plain text; default: messages if the model has a chat template.",
+        panel=PROMPTS,
+        names="--chat/--raw",
     ),
 ]
-MaxPromptTokens = Annotated[int, typer.Option(help="Longer prompts are skipped.", metavar="N", rich_help_panel=PROMPTS)]
+MaxPromptTokens = Annotated[int, option("Longer prompts are skipped.", "N", PROMPTS)]
 Temperatures = Annotated[
     list[float] | None,
-    typer.Option(
-        help="Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.",
-        metavar="X",
-        rich_help_panel=TEXTS,
-    ),
+    option("Temperature of the texts; repeatable, each for an equal share; 0 and 0.8 if not given.", "X", TEXTS),
 ]
-MaxTokens = Annotated[
-    int, typer.Option(help="Maximum number of new tokens of a text.", metavar="N", rich_help_panel=TEXTS)
-]
+MaxTokens = Annotated[int, option("Maximum number of new tokens of a text.", "N", TEXTS)]
 LimitTokens = Annotated[
-    int | None,
-    typer.Option(
-        help="End when so many tokens are stored, prompts included; all prompts if not given.",
-        metavar="N",
-        rich_help_panel=TEXTS,
-    ),
+    int | None, option("End when so many tokens are stored, prompts included; all prompts if not given.", "N", TEXTS)
 ]
-Seed = Annotated[
-    int, typer.Option(help="Seed of the order of prompts and of all texts.", metavar="N", rich_help_panel=TEXTS)
-]
+Seed = Annotated[int, option("Seed of the order of prompts and of all texts.", "N", TEXTS)]
 Features = Annotated[
     str,
-    typer.Option(
-        help="Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
+    option(
+        "Captured layers, such as 2,15,27: the input of a layer, or the output of the last one (-1); auto is "
         "2, n/2 and n-3 of n layers; none is enough for 'draftree train distill'.",
-        metavar="LAYERS",
-        rich_help_panel=STORED,
+        "LAYERS",
+        STORED,
     ),
 ]
 Teacher = Annotated[
     str,
-    typer.Option(
-        help="hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
-        metavar="KIND",
-        rich_help_panel=STORED,
+    option(
+        "hidden stores the last hidden state, from which all logits follow; top-k:64 the 64 most likely tokens.",
+        "KIND",
+        STORED,
     ),
 ]
-ShardMegabytes = Annotated[int, typer.Option(help="Size of a file.", metavar="N", rich_help_panel=STORED)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the estimated size and end.", rich_help_panel=STORED)]
-Batch = Annotated[int, typer.Option(help="Texts that are generated at a time.", metavar="N", rich_help_panel=RUNNING)]
+ShardMegabytes = Annotated[int, option("Size of a file.", "N", STORED)]
+DryRun = Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")]
+Batch = Annotated[int, option("Texts that are generated at a time.", "N", RUNNING)]
 Draft = Annotated[
-    str,
-    typer.Option(
-        help="A drafter, which changes the speed and never the data; useful for small batches.",
-        metavar="SPEC",
-        rich_help_panel=SPECULATION,
-    ),
+    str, option("A drafter, which changes the speed and never the data; useful for small batches.", "SPEC", SPECULATION)
 ]
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from draftree.cli.flags import takes_sampling
 from draftree.cli.generate import check_material
+from draftree.cli.layout import argument, option
 from draftree.cli.options import OUTPUT, TEXT, How, Model, how_of, import_engine, takes
 from draftree.cli.render import note, say
 from draftree.core.errors import InvalidRequestError
@@ -37,36 +36,24 @@ class Format(enum.StrEnum):
 
 
 Files = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.",
-        metavar="FILE...",
-        rich_help_panel="Arguments",
-    ),
+    list[Path], argument("Sound files: WAV; FLAC, OGG and MP3 if the package soundfile is installed.", "FILE...")
 ]
 Language = Annotated[
-    str | None,
-    typer.Option(help="The spoken language, such as en or English; detected if not given.", rich_help_panel=TEXT),
+    str | None, option("The spoken language, such as en or English; detected if not given.", panel=TEXT)
 ]
-Translate = Annotated[bool, typer.Option("--translate", help="Write English.", rich_help_panel=TEXT)]
+Translate = Annotated[bool, option("Write English.", panel=TEXT, names="--translate")]
 Before = Annotated[
-    str | None,
-    typer.Option("--prompt", help="Text before the sound, whose words and style go on.", rich_help_panel=TEXT),
+    str | None, option("Text before the sound, whose words and style go on.", panel=TEXT, names="--prompt")
 ]
 Continues = Annotated[
     bool,
-    typer.Option(
-        "--condition-on-previous",
-        help="For sounds longer than the model reads at once: each part continues the text of those before.",
-        rich_help_panel=TEXT,
+    option(
+        "For sounds longer than the model reads at once: each part continues the text of those before.",
+        panel=TEXT,
+        names="--condition-on-previous",
     ),
 ]
-Form = Annotated[
-    Format,
-    typer.Option(
-        "--format", help="text, json (segments with timestamps), srt or vtt.", metavar="NAME", rich_help_panel=OUTPUT
-    ),
-]
+Form = Annotated[Format, option("text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format")]
 WITHOUT = ("n", "prompt_logprobs", "truncate_prompt_tokens", "prediction", "detokenize", "logprobs")
 DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from draftree.cli.layout import PlainCommand, PlainGroup
+from draftree.cli.layout import PlainCommand, PlainGroup, argument, option
 from draftree.cli.options import Execution, Model, complete_draft, complete_model, execution_of, takes
 from draftree.cli.render import is_terminal, note, say
 from draftree.core.errors import ConfigurationError
@@ -84,69 +84,44 @@ CLEAR = "\r\x1b[K"
 
 TunedModel = Annotated[
     str | None,
-    typer.Argument(
-        help="A name of 'draftree models', a folder, a GGUF file or a hub id.",
-        metavar="MODEL",
-        autocompletion=complete_model,
-        rich_help_panel="Arguments",
-    ),
+    argument("A name of 'draftree models', a folder, a GGUF file or a hub id.", "MODEL", complete=complete_model),
 ]
 
 
 Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON lines as for 'draftree bench'; the prompts of the package if not given.",
-        metavar="FILE",
-        rich_help_panel=SEARCH,
-    ),
+    Path | None, option("JSON lines as for 'draftree bench'; the prompts of the package if not given.", "FILE", SEARCH)
 ]
 Drafts = Annotated[
     list[str],
-    typer.Option(
-        "--draft",
-        help="Measure this drafter too, alone and merged with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; "
-        "repeatable.",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SEARCH,
+    option(
+        "Measure this drafter too, alone and merged with suffix: head:FOLDER, model:NAME, or DRAFT@PLAN; repeatable.",
+        "SPEC",
+        SEARCH,
+        names="--draft",
+        complete=complete_draft,
     ),
 ]
-Minutes = Annotated[float, typer.Option(help="Begin no new text after so long.", metavar="X", rich_help_panel=SEARCH)]
+Minutes = Annotated[float, option("Begin no new text after so long.", "X", SEARCH)]
 Temperatures = Annotated[
-    list[float],
-    typer.Option(
-        help="Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.",
-        metavar="X",
-        rich_help_panel=SEARCH,
-    ),
+    list[float], option("Temperatures of the texts, in turn; repeatable; 0 and 0.8 if not given.", "X", SEARCH)
 ]
-MaxTokens = Annotated[int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)]
-Limit = Annotated[
-    int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
-]
-Seed = Annotated[int, typer.Option(help="Seed of sampled texts.", metavar="N", rich_help_panel=SEARCH)]
+MaxTokens = Annotated[int, option("Number of tokens per text.", "N", SEARCH)]
+Limit = Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)]
+Seed = Annotated[int, option("Seed of sampled texts.", "N", SEARCH)]
 Replay = Annotated[
     bool,
-    typer.Option(
-        "--replay/--no-replay",
-        help="First replay all drafters on recorded texts of the model, and measure the best three for real; or "
+    option(
+        "First replay all drafters on recorded texts of the model, and measure the best three for real; or "
         "measure all for real.",
-        rich_help_panel=SEARCH,
+        panel=SEARCH,
+        names="--replay/--no-replay",
     ),
 ]
 Save = Annotated[
-    bool,
-    typer.Option(
-        "--save/--dry-run",
-        help="Keep the fastest drafter for '--draft auto', or only show it.",
-        rich_help_panel=KEPT,
-    ),
+    bool, option("Keep the fastest drafter for '--draft auto', or only show it.", panel=KEPT, names="--save/--dry-run")
 ]
-Show = Annotated[
-    bool, typer.Option("--show", help="Show the kept results, of MODEL or of all models.", rich_help_panel=KEPT)
-]
-Forget = Annotated[bool, typer.Option("--forget", help="Remove the kept results of MODEL.", rich_help_panel=KEPT)]
+Show = Annotated[bool, option("Show the kept results, of MODEL or of all models.", panel=KEPT, names="--show")]
+Forget = Annotated[bool, option("Remove the kept results of MODEL.", panel=KEPT, names="--forget")]
 
 
 @takes("execution", execution_of)
@@ -328,32 +303,15 @@ def layers(
     model: Model,
     *,
     prompts: Annotated[
-        Path,
-        typer.Option(
-            help="JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.",
-            metavar="FILE",
-            rich_help_panel=SEARCH,
-        ),
+        Path, option("JSON lines as for 'draftree bench'; every fourth prompt is kept for the report.", "FILE", SEARCH)
     ],
-    limit: Annotated[
-        int | None, typer.Option(help="Maximum number of prompts per category.", metavar="N", rich_help_panel=SEARCH)
-    ] = None,
-    trials: Annotated[
-        int,
-        typer.Option(help="Number of sets to measure, including earlier runs.", metavar="N", rich_help_panel=SEARCH),
-    ] = 60,
-    max_tokens: Annotated[
-        int, typer.Option(help="Number of tokens per text.", metavar="N", rich_help_panel=SEARCH)
-    ] = 48,
-    k: Annotated[
-        int | None, typer.Option("--k", help="Tokens drafted ahead.", metavar="N", rich_help_panel=SEARCH)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.", metavar="N", rich_help_panel=SEARCH)] = 0,
+    limit: Annotated[int | None, option("Maximum number of prompts per category.", "N", SEARCH)] = None,
+    trials: Annotated[int, option("Number of sets to measure, including earlier runs.", "N", SEARCH)] = 60,
+    max_tokens: Annotated[int, option("Number of tokens per text.", "N", SEARCH)] = 48,
+    k: Annotated[int | None, option("Tokens drafted ahead.", "N", SEARCH, names="--k")] = None,
+    seed: Annotated[int, option("Seed of the search.", "N", SEARCH)] = 0,
     keep_anyway: Annotated[
-        bool,
-        typer.Option(
-            "--keep-anyway", help="Store the best set even if plain decoding is faster.", rich_help_panel=SEARCH
-        ),
+        bool, option("Store the best set even if plain decoding is faster.", panel=SEARCH, names="--keep-anyway")
     ] = False,
     execution: Execution,
 ) -> None:

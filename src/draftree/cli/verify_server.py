@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from draftree.cli.layout import option
 from draftree.cli.options import import_engine
 from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys, takes_settings
 from draftree.core.errors import ConfigurationError, require_extra
@@ -22,44 +23,26 @@ if TYPE_CHECKING:
 __all__ = ["device_address", "verify_server"]
 
 LIMITS = str(Group.LIMITS)
-MaxSessions = Annotated[
-    int, typer.Option(help="Devices at the same time; others retry later.", metavar="N", rich_help_panel=LIMITS)
-]
-MaxTexts = Annotated[int, typer.Option(help="Open texts of one device.", metavar="N", rich_help_panel=LIMITS)]
-MaxNodes = Annotated[
-    int,
-    typer.Option(
-        help=f"Drafted tokens of a text in one round, at most {MAX_NODES}.", metavar="N", rich_help_panel=LIMITS
-    ),
-]
+MaxSessions = Annotated[int, option("Devices at the same time; others retry later.", "N", LIMITS)]
+MaxTexts = Annotated[int, option("Open texts of one device.", "N", LIMITS)]
+MaxNodes = Annotated[int, option(f"Drafted tokens of a text in one round, at most {MAX_NODES}.", "N", LIMITS)]
 MaxRows = Annotated[
     int,
-    typer.Option(
-        help="Drafted tokens of all texts in one pass; with many texts, devices are told to draft fewer.",
-        metavar="N",
-        rich_help_panel=LIMITS,
-    ),
+    option("Drafted tokens of all texts in one pass; with many texts, devices are told to draft fewer.", "N", LIMITS),
 ]
 Lease = Annotated[
     float,
-    typer.Option(
-        help="Seconds without a request after which a device's session ends; it resumes with the same text.",
-        metavar="S",
-        rich_help_panel=LIMITS,
+    option(
+        "Seconds without a request after which a device's session ends; it resumes with the same text.", "S", LIMITS
     ),
 ]
-Park = Annotated[
-    float,
-    typer.Option(
-        help="Seconds without a draft after which the memory of a text is freed.", metavar="S", rich_help_panel=LIMITS
-    ),
-]
+Park = Annotated[float, option("Seconds without a draft after which the memory of a text is freed.", "S", LIMITS)]
 Split = Annotated[
     int,
-    typer.Option(
-        help="First layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.",
-        metavar="N",
-        rich_help_panel=LIMITS,
+    option(
+        "First layers that devices may run themselves, to send hidden states in place of tokens; 0 for none.",
+        "N",
+        LIMITS,
     ),
 ]
 

@@ -23,6 +23,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from draftree.cli.layout import argument, option
 from draftree.cli.options import OUTPUT
 from draftree.cli.render import is_terminal, say
 from draftree.core.errors import ConfigurationError, DraftreeError, harmless
@@ -631,26 +632,15 @@ KEY_VARIABLE = "DRAFTREE_API_KEY"
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 3600.0
 ONCE_HEIGHT = 30
 
-Url = Annotated[
-    str,
-    typer.Argument(
-        help="Address of the server, such as http://127.0.0.1:8000.", metavar="URL", rich_help_panel="Arguments"
-    ),
-]
+Url = Annotated[str, argument("Address of the server, such as http://127.0.0.1:8000.", "URL")]
 Key = Annotated[
-    str | None,
-    typer.Option(
-        help=f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", metavar="KEY"
-    ),
+    str | None, option(f"API key; other users of this machine can see it, the variable {KEY_VARIABLE} is safer.", "KEY")
 ]
-Interval = Annotated[float, typer.Option(help="Seconds between two readings of the status.", metavar="SECONDS")]
+Interval = Annotated[float, option("Seconds between two readings of the status.", "SECONDS")]
 Once = Annotated[
-    bool,
-    typer.Option(
-        "--once", help="Print one snapshot with the rounds of one interval, and exit.", rich_help_panel=OUTPUT
-    ),
+    bool, option("Print one snapshot with the rounds of one interval, and exit.", panel=OUTPUT, names="--once")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print the snapshot as one JSON object.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, option("Print the snapshot as one JSON object.", panel=OUTPUT, names="--json")]
 
 
 def watch(url: Url, *, key: Key = None, interval: Interval = 1.0, once: Once = False, as_json: Json = False) -> None:
