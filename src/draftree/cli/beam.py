@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
+import json
 import time
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +14,6 @@ import typer
 from draftree.beam.params import PRESETS, BeamSearchParams
 from draftree.beam.trace import BeamTrace, tree_svg
 from draftree.beam.trie import TokenTrie
-from draftree.cli.flags import sampling_flags
 from draftree.cli.layout import option
 from draftree.cli.options import (
     AsJson,
@@ -43,80 +39,6 @@ if TYPE_CHECKING:
     from draftree.text.tokenizer import Tokenizer
 
 PANEL = "Search"
-Phrases = Annotated[
-    list[str] | None,
-    option("A phrase that every text contains, in the tokenizer's own split of it; repeatable.", "TEXT", PANEL),
-]
-AllowedTexts = Annotated[
-    Path | None,
-    option("A file with a text in each line: the result is one of them. Blank lines are left out.", "FILE", PANEL),
-]
-Ensemble = Annotated[
-    list[str] | None,
-    option("A further model of the same vocabulary, whose probabilities are averaged; repeatable.", "MODEL", PANEL),
-]
-LanguageModelName = Annotated[
-    str | None,
-    option(
-        "A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).",
-        "MODEL",
-        PANEL,
-        names="--lm-model",
-    ),
-]
-Weight = Annotated[float, option("Weight of the log-probabilities of --lm-model.", "NUMBER", PANEL)]
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """Texts and models of a search.
-
-    Attributes:
-        phrases: texts that every result contains.
-        allowed: texts that a result may be; empty for any.
-        ensemble: names of further models.
-        lm_model: name of the language model; None for none.
-        lm_weight: its weight.
-    """
-
-    phrases: Sequence[str]
-    allowed: Sequence[str]
-    ensemble: Sequence[str]
-    lm_model: str | None
-    lm_weight: float
-
-    @property
-    def checked_as(self) -> dict[str, Any]:
-        """Parameters that stand for the texts, so that conflicts are found before a model is loaded."""
-        if self.lm_weight != 1.0 and self.lm_model is None:
-            raise typer.BadParameter("it needs --lm-model", param_hint="--lm-weight")
-        phrases = {"force_words_ids": [[0]]} if self.phrases else {}
-        return phrases | ({"allowed_trie": TokenTrie([[0]])} if self.allowed else {})
-
-    @property
-    def model_names(self) -> list[str]:
-        """Names of all further models."""
-        return [*self.ensemble, *([] if self.lm_model is None else [self.lm_model])]
-
-    def loaded(self, params: BeamSearchParams, llm: LLM) -> BeamSearchParams:
-        """Return the parameters with token ids and loaded models."""
-        found: dict[str, Any] = {}
-        if self.phrases:
-            found["force_words_ids"] = [_ids(llm, text) for text in self.phrases]
-        if self.allowed:
-            found["allowed_trie"] = TokenTrie([_ids(llm, text) for text in self.allowed])
-        if self.ensemble:
-            found["models"] = [llm.companion(name) for name in self.ensemble]
-        if self.lm_model is not None:
-            found |= {"lm_model": llm.companion(self.lm_model), "lm_weight": self.lm_weight}
-        return dataclasses.replace(params, **found)
-
-
-def _ids(llm: LLM, text: str) -> list[int]:
-    ids = llm.prompts.encode_text(text, add_special_tokens=False)
-    if not ids:
-        raise InvalidRequestError(f"{text!r} has no tokens: leave it out", param="prompt")
-    return ids
 
 
 def read_texts(path: Path | None) -> list[str]:
@@ -132,109 +54,116 @@ def read_texts(path: Path | None) -> list[str]:
     return lines
 
 
-WITHOUT = frozenset(
-    {
-        "prefix_allowed_tokens_fn",
-        "allowed_trie",
-        "force_words_ids",
-        "length_bounds",
-        "early_stopping",
-        "models",
-        "lm_model",
-        "lm_weight",
-    }
-)
-"""Functions are for the library; the others have options of their own."""
-STOP_RULES: dict[str, bool | str] = {"true": True, "false": False, "never": "never", "fcfs": "fcfs"}
-Preset = Annotated[str, option(f"Rules of another library: {', '.join(PRESETS)}.", "NAME", PANEL)]
-Stopping = Annotated[
-    str | None, option("When a search with enough finished texts ends: true, false, never or fcfs.", "RULE", PANEL)
-]
-Bounds = Annotated[
-    str | None,
-    option(
-        "Four numbers min_a,min_b,max_a,max_b: a text has from min_a*n+min_b to max_a*n+max_b tokens for n prompt "
-        "tokens.",
-        "NUMBERS",
-        PANEL,
-    ),
-]
-Svg = Annotated[Path | None, option("Write the tree of the search as SVG.", "FILE", PANEL)]
-SvgStep = Annotated[
-    int | None,
-    option("With --svg: draw the state after this many steps; the end of the search if not given.", "N", PANEL, min=1),
-]
-
-Draft = Annotated[
-    str | None,
-    option(
-        "Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
-        "runners-up, model:NAME, or several joined by '+'.",
-        "METHOD",
-        PANEL,
-    ),
-]
+def read_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of --set by name; a value that is not JSON is a string."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise typer.BadParameter(f"'{text}' is not of the form NAME=VALUE, such as strict=true", param_hint="--set")
+        if name in changes:
+            raise typer.BadParameter(f"{name} is set twice: set it once", param_hint="--set")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError:
+            changes[name] = value
+    return changes
 
 
-def takes_search(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the keyword `given` of a typer function by the flags of `BeamSearchParams` that the user gave."""
-    flags = list(sampling_flags({}, kind=BeamSearchParams, without=WITHOUT))
-    for flag in flags:
-        typing.get_args(flag.annotation)[1].rich_help_panel = PANEL
-    own = inspect.signature(command, eval_str=True)
-    kept = [parameter for parameter in own.parameters.values() if parameter.name != "given"]
-    parameters = [*kept, *(flag.parameter() for flag in flags)]
-
-    @functools.wraps(command)
-    def with_flags(context: typer.Context, **values: Any) -> None:
-        given = {}
-        for flag in flags:
-            value, source = values.pop(flag.name), context.get_parameter_source(flag.name)
-            if source is not None and source.name != "DEFAULT":
-                given[flag.name] = flag.value(value)
-        command(context=context, **values, given=given)
-
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags
-
-
-@takes_search
 @takes("execution", execution_of)
 @takes("decoder", decoder_of)
 def beam(
-    context: typer.Context,
     model: Model,
     prompt: Prompt = None,
     *,
-    preset: Preset = "hf",
-    early_stopping: Stopping = None,
-    force_phrase: Phrases = None,
-    length_bounds: Bounds = None,
-    allowed_texts: AllowedTexts = None,
-    ensemble: Ensemble = None,
-    lm_model: LanguageModelName = None,
-    lm_weight: Weight = 1.0,
-    svg: Svg = None,
-    svg_step: SvgStep = None,
-    draft: Draft = None,
+    beam_width: Annotated[int | None, option("Number of beams; 4 if not given.", "N", PANEL)] = None,
+    num_return_sequences: Annotated[
+        int | None, option("Number of texts, at most --beam-width; 1 if not given.", "N", PANEL)
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, option("Maximum number of generated tokens; 64 if not given.", "N", PANEL)
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        option("A score is the log-probability over length**X; 0 is the sum, and 1 if not given.", "X", PANEL),
+    ] = None,
+    preset: Annotated[str, option(f"Rules of another library: {', '.join(PRESETS)}.", "NAME", PANEL)] = "hf",
+    changes: Annotated[
+        list[str] | None,
+        option(
+            "Another parameter of BeamSearchParams, such as early_stopping=never or stop='[\"END\"]'; repeatable.",
+            "NAME=VALUE",
+            PANEL,
+            names="--set",
+        ),
+    ] = None,
+    force_phrase: Annotated[
+        list[str] | None,
+        option("A phrase that every text contains, in the tokenizer's own split of it; repeatable.", "TEXT", PANEL),
+    ] = None,
+    allowed_texts: Annotated[
+        Path | None,
+        option("A file with a text in each line: the result is one of them. Blank lines are skipped.", "FILE", PANEL),
+    ] = None,
+    ensemble: Annotated[
+        list[str] | None,
+        option("A further model of the same vocabulary, whose probabilities are averaged; repeatable.", "MODEL", PANEL),
+    ] = None,
+    lm_model: Annotated[
+        str | None,
+        option(
+            "A causal model of the same vocabulary, whose log-probabilities are added (shallow fusion).", "MODEL", PANEL
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None,
+        option(
+            "Drafter of the next beams, which changes the number of passes and not the result: ngram, suffix, "
+            "runners-up, model:NAME, or several joined by '+'.",
+            "METHOD",
+            PANEL,
+        ),
+    ] = None,
+    svg: Annotated[Path | None, option("Write the tree of the search as SVG.", "FILE", PANEL)] = None,
+    svg_step: Annotated[
+        int | None,
+        option(
+            "With --svg: draw the state after this many steps; the end of the search if not given.", "N", PANEL, min=1
+        ),
+    ] = None,
     decoder: DecoderOptions,
     chat: Chat = None,
     system: System = None,
     execution: Execution,
     as_json: AsJson = False,
-    given: dict[str, Any],
 ) -> None:
     """Search the most likely texts with beams. They go to standard output, best first; scores to standard error."""
-    given |= read_options(early_stopping, length_bounds)
     if svg_step is not None and svg is None:
         raise typer.BadParameter("it needs --svg FILE", param_hint="--svg-step")
-    material = Material(force_phrase or [], read_texts(allowed_texts), ensemble or [], lm_model, lm_weight)
-    params = BeamSearchParams.preset(preset, **given, **material.checked_as)
     if chat is False and system is not None:
         raise typer.BadParameter("--no-chat has no system message: leave one of them out", param_hint="--system")
+    named = {
+        "beam_width": beam_width,
+        "num_return_sequences": num_return_sequences,
+        "max_new_tokens": max_new_tokens,
+        "length_penalty": length_penalty,
+    }
+    named = {name: value for name, value in named.items() if value is not None}
+    given = read_changes(changes or ())
+    twice = next((name for name in named if name in given), None)
+    if twice is not None:
+        raise typer.BadParameter(f"{twice} has an option of its own, which is given: set it once", param_hint="--set")
+    # refused without a language model, which is loaded later
+    weight = {} if lm_model is None or "lm_weight" not in given else {"lm_weight": given.pop("lm_weight")}
+    allowed = read_texts(allowed_texts)
+    # these stand for the texts, so that conflicts are found before a model is loaded
+    stand_ins: dict[str, Any] = {"force_words_ids": [[0]]} if force_phrase else {}
+    if allowed:
+        stand_ins["allowed_trie"] = TokenTrie([[0]])
+    params = BeamSearchParams.preset(preset, **named, **given, **stand_ins)
     task = Task(read_prompt(prompt), system, chat, decoder)
-    for name in (model, *material.model_names):
+    for name in (model, *(ensemble or ()), *([] if lm_model is None else [lm_model])):
         require_sound(name)
     import_engine()
     from draftree.cli.runs import dump, fetch_and_load
@@ -242,7 +171,16 @@ def beam(
     setup = execution.setup(model)
     llm = setup.over(fetch_and_load(setup))
     task = task.decided(llm)
-    params = material.loaded(params, llm)
+    loaded: dict[str, Any] = {}
+    if force_phrase:
+        loaded["force_words_ids"] = [_ids(llm, text) for text in force_phrase]
+    if allowed:
+        loaded["allowed_trie"] = TokenTrie([_ids(llm, text) for text in allowed])
+    if ensemble:
+        loaded["models"] = [llm.companion(name) for name in ensemble]
+    if lm_model is not None:
+        loaded |= {"lm_model": llm.companion(lm_model)} | weight
+    params = dataclasses.replace(params, **loaded)
     trace = BeamTrace()
     start = time.perf_counter()
     (result,) = llm.beam_search(
@@ -257,6 +195,13 @@ def beam(
         show(result, seconds)
 
 
+def _ids(llm: LLM, text: str) -> list[int]:
+    ids = llm.prompts.encode_text(text, add_special_tokens=False)
+    if not ids:
+        raise InvalidRequestError(f"{text!r} has no tokens: leave it out", param="prompt")
+    return ids
+
+
 def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
     """Write the picture of a search."""
     text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
@@ -264,25 +209,6 @@ def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt:
         path.write_text(tree_svg(trace, text_of, prompt=prompt, step=step), "utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}", param_hint="--svg") from error
-
-
-def read_options(early_stopping: str | None, length_bounds: str | None) -> dict[str, Any]:
-    """Return the values of the options that are not plain fields."""
-    found: dict[str, Any] = {}
-    if early_stopping is not None:
-        if early_stopping not in STOP_RULES:
-            raise typer.BadParameter(
-                f"'{early_stopping}' is none of {', '.join(STOP_RULES)}", param_hint="--early-stopping"
-            )
-        found["early_stopping"] = STOP_RULES[early_stopping]
-    if length_bounds is not None:
-        try:
-            found["length_bounds"] = [float(part) for part in length_bounds.split(",")]
-        except ValueError:
-            raise typer.BadParameter(
-                f"'{length_bounds}' is not of the form 0,1,2,10", param_hint="--length-bounds"
-            ) from None
-    return found
 
 
 def to_json(result: BeamResult) -> dict[str, Any]:
@@ -299,10 +225,11 @@ def to_json(result: BeamResult) -> dict[str, Any]:
 
 def show(result: BeamResult, seconds: float) -> None:
     """Print the texts, and their scores to standard error."""
-    for number, found in enumerate(result.hypotheses, 1):
-        lacks = "" if found.constraints_met else ", phrases missing"
-        note(f"--- {number}: score {found.score:.4f}, {len(found.tokens)} tokens, {found.finish_reason}{lacks} ---")
-        text = " ".join(map(str, found.tokens)) if found.text is None else found.text
+    for number, hypothesis in enumerate(result.hypotheses, 1):
+        lacks = "" if hypothesis.constraints_met else ", phrases missing"
+        length, reason = len(hypothesis.tokens), hypothesis.finish_reason
+        note(f"--- {number}: score {hypothesis.score:.4f}, {length} tokens, {reason}{lacks} ---")
+        text = " ".join(map(str, hypothesis.tokens)) if hypothesis.text is None else hypothesis.text
         say(text if text.endswith("\n") else text + "\n")
     drafts = f" ({result.num_used} of {result.num_drafted} drafted nodes used)" if result.num_drafted else ""
     note(f"{result.num_steps} steps in {result.num_passes} passes{drafts}, {seconds:.2f} s")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING
 
 import typer
 
-from draftree.cli.flags import takes_sampling
+from draftree.cli.flags import sampling_of
 from draftree.cli.generate import Stream
 from draftree.cli.options import AsJson, How, Model, System, When, how_of, import_engine, takes
 from draftree.cli.render import Colour, Style, is_terminal, note, say
@@ -23,11 +22,11 @@ __all__ = ["chat"]
 MAX_TOKENS = 1024
 """Default maximum length of an answer."""
 DEFAULTS = {"max_tokens": MAX_TOKENS}
-NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "detokenize", "truncate_prompt_tokens", "prediction"})
+NOT_OF_CHATS = frozenset({"n", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "prediction"})
 """Sampling parameters that a conversation has no use for."""
 
 
-@functools.partial(takes_sampling, without=NOT_OF_CHATS, defaults=DEFAULTS)
+@takes("params", sampling_of(without=NOT_OF_CHATS, defaults=DEFAULTS))
 @takes("how", how_of, fixed={"learn": None})
 def chat(
     context: typer.Context,

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from draftree.cli.layout import option
 from draftree.cli.options import SAMPLING
 from draftree.sampling.params import SamplingParams
 
-__all__ = ["Flag", "sampling_flags", "takes_sampling"]
+T = TypeVar("T")
 
 DEFAULTS: dict[str, Any] = {"max_tokens": 256}
 """Defaults that differ from the library's."""
@@ -26,6 +26,7 @@ FILES = frozenset({"prediction", "grammar", "grammar_prefix"})
 """Long texts, which are read from a file."""
 TEXTS_OR_FILES = frozenset({"json_schema"})
 """JSON on the command line, or a file of it."""
+LIBRARY_ONLY = frozenset({"detokenize", "spaces_between_special_tokens"})
 NO_VALUE = "none"
 WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
@@ -33,13 +34,10 @@ ITEM_WORDS: dict[Any, str] = {int: "ID", str: "TEXT"}
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field of the dataclass as a command-line flag.
+    """A field of a dataclass as an option.
 
     Attributes:
-        name: name of the field.
-        option: the flag on the command line.
-        annotation: annotation for typer.
-        default: default for typer.
+        option: its name on the command line.
         read: converts typer's value to the field's; raises ValueError with the expected form.
     """
 
@@ -47,81 +45,81 @@ class Flag:
     option: str
     annotation: Any
     default: Any
-    read: Callable[[Any], Any]
+    read: Callable[[Any], Any] = lambda value: value
 
     def parameter(self) -> inspect.Parameter:
         """Return the flag as a parameter of a typer function."""
-        return inspect.Parameter(
-            self.name, inspect.Parameter.KEYWORD_ONLY, default=self.default, annotation=self.annotation
-        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
 
-    def value(self, given: Any) -> Any:
+    def value(self, value: Any) -> Any:
         """Return the value of the field."""
         try:
-            return self.read(given)
+            return self.read(value)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=self.option) from error
 
 
-def sampling_flags(
-    defaults: Mapping[str, Any] = DEFAULTS, *, kind: type = SamplingParams, without: Collection[str] = ()
-) -> Iterator[Flag]:
-    """Yield one flag for each field of `SamplingParams` or of another dataclass of parameters."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        if field.name in without:
-            continue
-        default = defaults.get(field.name, field.default)
-        text = "; ".join(filter(None, (field.metadata["help"], REMARKS.get(field.name))))
-        yield flag_for(field.name, hints[field.name], default, text)
+def made_of(flags: Sequence[Flag], build: Callable[..., T]) -> Callable[..., T]:
+    """Return a function for `takes` that builds an object from the values of flags."""
+
+    def make(**values: Any) -> T:
+        return build(**{flag.name: flag.value(values[flag.name]) for flag in flags})
+
+    make.__signature__ = inspect.Signature([flag.parameter() for flag in flags])  # type: ignore[attr-defined]
+    return make
+
+
+def sampling_of(
+    *, without: Collection[str] = (), defaults: Mapping[str, Any] = DEFAULTS
+) -> Callable[..., SamplingParams]:
+    """Return a function for `takes` that makes `SamplingParams` of their flags."""
+    return made_of([flag for flag in sampling_flags(defaults) if flag.name not in without], SamplingParams)
+
+
+def sampling_flags(defaults: Mapping[str, Any] = DEFAULTS) -> Iterator[Flag]:
+    """Yield a flag for each field of `SamplingParams` that is of use on the command line."""
+    hints = typing.get_type_hints(SamplingParams)
+    for field in dataclasses.fields(SamplingParams):
+        if field.name not in LIBRARY_ONLY:
+            default = defaults.get(field.name, field.default)
+            text = "; ".join(filter(None, (field.metadata["help"], REMARKS.get(field.name))))
+            yield flag_for(field.name, hints[field.name], default, text)
 
 
 def flag_for(name: str, hint: Any, default: Any, text: str) -> Flag:
-    """Return the flag of a field, by the field's type."""
-    option = "--" + name.replace("_", "-")
+    """Return the flag of a sampling parameter, by its type."""
+    names = "--" + name.replace("_", "-")
+
+    def flag(kind: Any, text: str, word: str | None, default: Any, *read: Callable[[Any], Any]) -> Flag:
+        shown = f"{names}/--no-{names[2:]}" if kind is bool else names
+        return Flag(name, names, Annotated[kind, option(text, word, SAMPLING, names=shown)], default, *read)
+
     if name in FILES:
-        return Flag(name, option, option_of(Path | None, option, f"{text}; in a file", "FILE"), default, read_file)
+        return flag(Path | None, f"{text}; in a file", "FILE", default, read_file)
     if name in TEXTS_OR_FILES:
-        own = f"{text.split(':')[0]}, as JSON or in a file"
-        return Flag(name, option, option_of(str | None, option, own, "FILE|JSON"), default, read_json_or_file)
+        return flag(str | None, f"{text.split(':')[0]}, as JSON or in a file", "FILE|JSON", default, read_json_or_file)
     parts = [part for part in union_parts(hint) if part is not types.NoneType]
     optional = len(parts) < len(union_parts(hint))
     container = next((part for part in parts if typing.get_origin(part) is not None), None)
     if container is not None:
-        several, item = f"{text}; repeatable", typing.get_args(container)[0]
+        item = typing.get_args(container)[0]
         if typing.get_origin(container) is Mapping:
-            return Flag(name, option, option_of(list[str], option, several, "ID=VALUE"), [], read_pairs)
-        return Flag(
-            name,
-            option,
-            option_of(types.GenericAlias(list, (item,)), option, several, ITEM_WORDS[item]),
-            [],
-            none_if_empty,
-        )
+            return flag(list[str], f"{text}; repeatable", "ID=VALUE", [], read_pairs)
+        kind = types.GenericAlias(list, (item,))
+        return flag(kind, f"{text}; repeatable", ITEM_WORDS[item], [], lambda items: items or None)
     kind = parts[0]
     if kind is bool:
-        return Flag(name, option, option_of(bool, f"{option}/--no-{option[2:]}", text, None), default, same)
+        return flag(bool, text, None, default)
     word = WORDS[kind]
     if optional and default is not None:
-        return Flag(name, option, option_of(str, option, text, f"{word}|{NO_VALUE}"), str(default), read_optional(kind))
-    return Flag(name, option, option_of(kind | None if optional else kind, option, text, word), default, same)
+        return flag(str, text, f"{word}|{NO_VALUE}", str(default), read_optional(kind))
+    return flag(kind | None if optional else kind, text, word, default)
 
 
 def union_parts(hint: Any) -> tuple[Any, ...]:
     is_union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     return typing.get_args(hint) if is_union else (hint,)
-
-
-def option_of(kind: Any, option: str, text: str, word: str | None) -> Any:
-    return Annotated[kind, typer.Option(option, help=text, metavar=word, rich_help_panel=SAMPLING)]
-
-
-def none_if_empty(given: Any) -> Any:
-    return given or None
-
-
-def same(given: Any) -> Any:
-    return given
 
 
 def read_optional(kind: type) -> Callable[[Any], Any]:
@@ -163,22 +161,3 @@ def read_pairs(given: Sequence[str]) -> dict[int, float] | None:
             raise ValueError(f"token {token} is given twice")
         pairs[token] = number
     return pairs or None
-
-
-def takes_sampling(
-    command: Callable[..., None], *, without: Collection[str] = (), defaults: Mapping[str, Any] = DEFAULTS
-) -> Callable[..., None]:
-    """Replace the keyword `params: SamplingParams` of a typer function by the flags of its fields."""
-    flags = [flag for flag in sampling_flags(defaults) if flag.name not in without]
-    own = inspect.signature(command, eval_str=True)
-    kept = [parameter for parameter in own.parameters.values() if parameter.name != "params"]
-    parameters = [*kept, *(flag.parameter() for flag in flags)]
-
-    @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
-        values = {flag.name: flag.value(given.pop(flag.name)) for flag in flags}
-        command(**given, params=SamplingParams(**values))
-
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftree.cli.flags import takes_sampling
+from draftree.cli.flags import sampling_of
 from draftree.cli.layout import option
 from draftree.cli.options import (
     OUTPUT,
@@ -79,7 +79,7 @@ def require_alone(prompt: str | None, *, stream: bool | None, compare: bool) -> 
         )
 
 
-@takes_sampling
+@takes("params", sampling_of())
 @takes("how", how_of)
 @takes("parallel", parallel_of)
 @takes("decoder", decoder_of)
@@ -149,8 +149,6 @@ def check_output(params: SamplingParams, *, as_json: bool, stream: bool | None, 
     for name, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
         if count is not None and not as_json:
             raise typer.BadParameter("log-probabilities are shown in the object of --json: add it", param_hint=name)
-    if not params.detokenize and not as_json:
-        raise typer.BadParameter("token ids are shown in the object of --json: add it", param_hint="--no-detokenize")
 
 
 def check_beside(setup: Setup, *, compare: bool, record: Path | None) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.cli.flags import Flag
-from draftree.cli.options import SPECULATION, complete_draft, complete_model, import_engine, require_new
+from draftree.cli.flags import WORDS, Flag, made_of
+from draftree.cli.layout import argument, option
+from draftree.cli.options import SPECULATION, complete_draft, complete_model, import_engine, require_new, takes
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.parallel.entry import leave_to_rank_zero
@@ -23,12 +22,11 @@ if TYPE_CHECKING:
     from draftree.serve.access import KeyRing
     from draftree.serve.pool import ServedModel
 
-WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
 HINTS: dict[str, Any] = typing.get_type_hints(ServerSettings)
 
 
 def serving_flags() -> Iterator[Flag]:
-    """Yield one flag for each field of `ServerSettings` that has help."""
+    """Yield a flag for each field of `ServerSettings` that has help."""
     for field in dataclasses.fields(ServerSettings):
         if "help" in field.metadata:
             yield flag_for(field, HINTS[field.name])
@@ -36,94 +34,65 @@ def serving_flags() -> Iterator[Flag]:
 
 def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
     """Return the flag of a field, by the field's type."""
-    option = "--" + field.name.replace("_", "-")
-    parts = [part for part in typing.get_args(hint) if part is not types.NoneType]
-    is_tuple = typing.get_origin(hint) is tuple
-    kind = parts[0] if parts else hint
-    if field.metadata["word"] == BYTES_WORD:
-        default: Any = field.default
-        shown = None if default is None else f"{default >> 20}MiB"
-        return Flag(field.name, option, annotated(str | None, field, option), shown, read_size)
-    if is_tuple:
-        singular = option.removesuffix("s")
-        return Flag(field.name, singular, annotated(list[str], field, singular, "; repeatable"), [], tuple)
-    if kind is bool:
-        names = f"{option}/--no-{option[2:]}" if field.default else option
-        return Flag(field.name, option, annotated(bool, field, names), field.default, same)
+    text, word, name = field.metadata["help"], field.metadata["word"], "--" + field.name.replace("_", "-")
+
+    def flag(kind: Any, default: Any, *read: Callable[[Any], Any], names: str = name, word: str | None = word) -> Flag:
+        shown = option(text, word, str(field.metadata["group"]), names=names)
+        return Flag(field.name, names.split("/")[0], Annotated[kind, shown], default, *read)
+
+    if word == BYTES_WORD:
+        size: Any = field.default
+        return flag(
+            str | None,
+            None if size is None else f"{size >> 20}MiB",
+            lambda size: None if size is None else read_bytes(size),
+        )
+    if typing.get_origin(hint) is tuple:
+        text = text.rstrip(".") + "; repeatable."
+        return flag(list[str], [], tuple, names=name.removesuffix("s"))
+    if hint is bool:
+        return flag(bool, field.default, names=f"{name}/--no-{name[2:]}" if field.default else name, word=None)
     # the dataclass writes `X | None` with X among int, float and str
-    return Flag(field.name, option, annotated(hint, field, option, word=WORDS[kind]), field.default, same)
+    (kind,) = [part for part in typing.get_args(hint) or (hint,) if part is not types.NoneType]
+    return flag(hint, field.default, word=word or WORDS[kind])
 
 
-def annotated(
-    hint: Any, field: dataclasses.Field[Any], names: str, remark: str = "", *, word: str | None = None
-) -> Any:
-    text, group = field.metadata["help"], str(field.metadata["group"])
-    text = text if not remark else text.rstrip(".") + remark + "."
-    shown = None if hint is bool else field.metadata["word"] or word
-    return Annotated[hint, typer.Option(names, help=text, metavar=shown, rich_help_panel=group)]
-
-
-def read_size(given: str | None) -> int | None:
-    return None if given is None else read_bytes(given)
-
-
-def same(given: Any) -> Any:
-    return given
-
-
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the keyword `options` of a typer function by the flags of the settings, which it gets as a mapping."""
-    flags = list(serving_flags())
-    own = inspect.signature(command, eval_str=True)
-    kept = [parameter for parameter in own.parameters.values() if parameter.name != "options"]
-    parameters = [*kept, *(flag.parameter() for flag in flags)]
-
-    @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
-        values = {flag.name: flag.value(given.pop(flag.name)) for flag in flags}
-        command(**given, options=values)
-
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_flags
-
+settings_of: Callable[..., dict[str, Any]] = made_of(list(serving_flags()), dict)
+"""Function for `takes` that makes the values of `ServerSettings`, by name."""
 
 Models = Annotated[
     list[str],
-    typer.Argument(
-        help="Models to serve: a name of 'draftree models', a folder, a GGUF file or a hub id; NAME=MODEL or "
+    argument(
+        "Models to serve: a name of 'draftree models', a folder, a GGUF file or a hub id; NAME=MODEL or "
         "NAME,ALIAS=MODEL serves it under other names.",
-        metavar="MODEL",
-        autocompletion=complete_model,
-        rich_help_panel="Arguments",
+        "MODEL",
+        complete=complete_model,
     ),
 ]
 Drafts = Annotated[
     list[str],
-    typer.Option(
-        "--draft",
-        help="A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
+    option(
+        "A drafter, as for 'draftree generate'; repeatable. The first is the default, and requests may choose "
         "another one, or none. NAME=SPEC is for one model. If not given: auto, which is chosen for each model when "
         "it is loaded, and drafts only where the planner finds that it saves time. none for plain decoding.",
-        metavar="SPEC",
-        autocompletion=complete_draft,
-        rich_help_panel=SPECULATION,
+        "SPEC",
+        SPECULATION,
+        complete=complete_draft,
     ),
 ]
 Replicas = Annotated[
     str | None,
-    typer.Option(
-        "--replicas",
-        help="Number of engines on this machine, each with the weights of its own, or a range such as 1-4 for as many "
-        "as the load needs. A request whose replica fails continues on another one. Needs the extra ray; the limits "
-        "of running and waiting requests are those of one replica.",
-        metavar="N",
-        rich_help_panel=str(Group.EXECUTION),
+    option(
+        "Number of engines on this machine, each with its own weights, or a range such as 1-4 for as many as the load "
+        "needs. A request whose replica fails continues on another one. Needs the extra ray; the limits of running and "
+        "waiting requests are those of one replica.",
+        "N",
+        str(Group.EXECUTION),
     ),
 ]
 
 
-@takes_settings
+@takes("options", settings_of)
 def serve(
     models: Models,
     *,

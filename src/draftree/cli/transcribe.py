@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from draftree.cli.flags import takes_sampling
+from draftree.cli.flags import sampling_of
 from draftree.cli.generate import check_material
 from draftree.cli.layout import argument, option
 from draftree.cli.options import OUTPUT, TEXT, How, Model, how_of, import_engine, takes
@@ -54,11 +53,11 @@ Continues = Annotated[
     ),
 ]
 Form = Annotated[Format, option("text, json (segments with timestamps), srt or vtt.", "NAME", OUTPUT, names="--format")]
-WITHOUT = ("n", "prompt_logprobs", "truncate_prompt_tokens", "prediction", "detokenize", "logprobs")
+WITHOUT = ("n", "prompt_logprobs", "truncate_prompt_tokens", "prediction", "logprobs")
 DEFAULTS: dict[str, Any] = {"max_tokens": None, "temperature": 0.0}
 
 
-@functools.partial(takes_sampling, without=WITHOUT, defaults=DEFAULTS)
+@takes("params", sampling_of(without=WITHOUT, defaults=DEFAULTS))
 @takes("how", how_of, fixed={"learn": None, "allow_control_tokens": False})
 def transcribe(
     model: Model,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftree.cli.layout import option
-from draftree.cli.options import import_engine
-from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys, takes_settings
+from draftree.cli.options import import_engine, takes
+from draftree.cli.serve import Drafts, Models, model_names, ready_line, require_keys, settings_of
 from draftree.core.errors import ConfigurationError, require_extra
 from draftree.loading.resolve import require_sound
 from draftree.remote.address import PREFIX, is_remote
@@ -47,7 +47,7 @@ Split = Annotated[
 ]
 
 
-@takes_settings
+@takes("options", settings_of)
 def verify_server(
     models: Models,
     *,

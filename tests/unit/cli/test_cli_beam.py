@@ -51,8 +51,8 @@ def test_drafts_change_the_passes_only(base: str, capsys: pytest.CaptureFixture[
 
 
 def test_phrases_are_contained(base: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["beam", base, "abc", "--force-phrase", "xyz", "--force-phrase", "qq", "--strict", "--max-new-tokens", "12"]
-    assert run([*line, "--early-stopping", "never", "--beam-width", "6"]) == 0
+    line = ["beam", base, "abc", "--force-phrase", "xyz", "--force-phrase", "qq", "--max-new-tokens", "12"]
+    assert run([*line, "--set", "strict=true", "--set", "early_stopping=never", "--beam-width", "6"]) == 0
     out = capsys.readouterr().out
     assert "xyz" in out
     assert "qq" in out
@@ -61,14 +61,18 @@ def test_phrases_are_contained(base: str, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("given", "part"),
     [
-        (["--early-stopping", "always"], "none of true"),
-        (["--length-bounds", "1,x"], "form"),
-        (["--length-bounds", "1,2"], "four numbers"),
+        (["--set", "early_stopping=always"], "early_stopping='always' is refused"),
+        (["--set", "length_bounds=[1,2]"], "four numbers"),
+        (["--set", "lenght_bounds=[0,1,0,9]"], "did you mean 'length_bounds'"),
+        (["--set", "strict"], "NAME=VALUE"),
+        (["--set", "top_k=1", "--set", "top-k=2"], "top_k is set twice"),
+        (["--set", "beam_width=3", "--beam-width", "4"], "option of its own"),
+        (["--set", "models=[1]"], "models"),
         (["--preset", "marian"], "fairseq"),
         (["--num-return-sequences", "9"], "beam_width"),
-        (["--beam-width", "2", "--top-k", "3"], "sampling"),
-        (["--ordered"], "force_words_ids"),
-        (["--lm-weight", "0.5"], "--lm-model"),
+        (["--beam-width", "2", "--set", "top_k=3"], "sampling"),
+        (["--set", "ordered=true"], "force_words_ids"),
+        (["--set", "lm_weight=0.5"], "lm_model"),
         (["--allowed-texts", "/nowhere"], "cannot be read"),
         (["--ensemble", "no-such-model"], "no-such-model"),
     ],
@@ -145,5 +149,5 @@ def test_further_models_take_part(base: str, other: str, capsys: pytest.CaptureF
     ensemble = searched(llm, models=[second.model])
     assert found(capsys, base, "abc", "--ensemble", other) == ensemble != plain
     fused = searched(llm, lm_model=second.model, lm_weight=0.7)
-    line = ["--lm-model", other, "--lm-weight", "0.7"]
+    line = ["--lm-model", other, "--set", "lm_weight=0.7"]
     assert found(capsys, base, "abc", *line) == fused != plain

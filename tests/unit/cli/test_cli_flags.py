@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from draftree.cli.flags import DEFAULTS, sampling_flags, takes_sampling
+from draftree.cli.flags import DEFAULTS, LIBRARY_ONLY, sampling_flags, sampling_of
+from draftree.cli.options import takes
 from draftree.cli.train import budget_line, run_of
 from draftree.core.errors import InvalidRequestError
 from draftree.sampling.params import SamplingParams
@@ -37,8 +38,6 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "stop_token_ids": (["--stop-token-ids", "5", "--stop-token-ids", "6"], (5, 6)),
     "ignore_eos": (["--ignore-eos"], True),
     "include_stop_str_in_output": (["--include-stop-str-in-output"], True),
-    "detokenize": (["--no-detokenize"], False),
-    "spaces_between_special_tokens": (["--no-spaces-between-special-tokens"], False),
     "prompt_logprobs": (["--prompt-logprobs", "-1"], -1),
     "truncate_prompt_tokens": (["--truncate-prompt-tokens", "5"], 5),
     "skip_special_tokens": (["--no-skip-special-tokens"], False),
@@ -56,7 +55,7 @@ def parsed(arguments: list[str]) -> SamplingParams:
     """What a command with these flags gets."""
     got: list[SamplingParams] = []
 
-    @takes_sampling
+    @takes("params", sampling_of())
     def command(*, loud: bool = False, params: SamplingParams) -> None:
         assert loud
         got.append(params)
@@ -68,7 +67,7 @@ def parsed(arguments: list[str]) -> SamplingParams:
 
 
 def test_every_field_has_a_flag_and_a_case() -> None:
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    names = [field.name for field in dataclasses.fields(SamplingParams) if field.name not in LIBRARY_ONLY]
     assert [flag.name for flag in sampling_flags()] == names
     assert sorted(GIVEN) == sorted(names)
     assert [flag.option for flag in sampling_flags()] == ["--" + name.replace("_", "-") for name in names]

@@ -55,7 +55,6 @@ USAGE = [
     (["generate", "MODEL", "ab", "--n", "2", "--stream"], "--n 2 texts cannot be shown as one"),
     (["generate", "MODEL", "ab", "--logprobs", "2"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--prompt-logprobs", "2"], "in the object of --json"),
-    (["generate", "MODEL", "ab", "--no-detokenize"], "in the object of --json"),
     (["generate", "MODEL", "ab", "--no-chat", "--system", "x"], "--no-chat has no system message"),
     (["generate", "MODEL", "ab", "--no-chat", "--allow-control-tokens"], "control tokens are always encoded as such"),
     (["generate", "MODEL", "ab", "--compare", "--draft", "none"], "name a drafter with --draft"),
