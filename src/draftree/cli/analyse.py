@@ -48,7 +48,6 @@ Figures = Annotated[
     str | None,
     option("Names of figures, separated by commas; all that there are data for if not given.", "NAME,...", OUTPUT),
 ]
-Remark = Annotated[str | None, option("A fact about the runs for the figures' notes.", "TEXT", OUTPUT, names="--note")]
 Traces = Annotated[
     list[Path] | None, option("A trace of --record; repeatable.", "FILE", "Recorded data", names="--trace")
 ]
@@ -72,7 +71,6 @@ def analyse(
     max_tokens: MaxTokens = 48,
     temperature: Annotated[float, option("0 takes the most likely token.", "X", PROMPTS)] = 0.0,
     seed: Seed = 0,
-    remark: Remark = None,
     execution: Execution,
     trace: Traces = None,
     results: ResultsFiles = None,
@@ -103,8 +101,7 @@ def analyse(
         for run, reason in refused.items():
             note(f"run '{run}' is left out: {reason}")
         workload = (prompts, tuple(category or ()), limit)
-        facts = {} if remark is None else {"note": remark}
-        material = with_traces(material, record_all(asked, specs, execution, workload, folder, facts))
+        material = with_traces(material, record_all(asked, specs, execution, workload, folder))
     drawn = draw_all(wanted, material, folder, must=figures is not None, refused=refused, on_drawn=typer.echo)
     for name, reason in drawn.skipped.items():
         note(f"not drawn: {name}: {reason}")
@@ -139,7 +136,6 @@ def record_all(
     execution: Execution,
     prompts: tuple[Path | None, tuple[str, ...], int | None],
     output: Path,
-    facts: dict[str, str],
 ) -> list[Trace]:
     """Load the model and record the runs, with a line for each on standard error."""
     if not specs:
@@ -165,7 +161,7 @@ def record_all(
         )
     if len(ids) < len(every):
         note(f"{len(every) - len(ids)} of {len(every)} prompts do not fit into the model's context and are left out")
-    about = run_facts(loaded) | {"prompts": workload.name} | facts
+    about = run_facts(loaded) | {"prompts": workload.name}
     recorder = Recorder(asked, loaded, ids, output / "traces", about, tokenizer)
     found = []
     for number, spec in enumerate(specs, 1):

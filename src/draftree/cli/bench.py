@@ -297,7 +297,6 @@ def perplexity(
             COMPARED,
         ),
     ] = None,
-    window: Annotated[int, option("Maximum number of tokens per pass.", "N", HOW)] = 1024,
     limit: Annotated[int | None, option("Maximum number of tokens of the text.", "N", PROMPTS)] = None,
     dtype: Annotated[str, option("Dtype of keys and values with int8 or int4 weights.", "NAME", HOW)] = "auto",
     device: Device = "auto",
@@ -315,7 +314,6 @@ def perplexity(
         model=model,
         text=text,
         weights=tuple(weights or ("auto",)),
-        window=window,
         limit=limit,
         dtype=dtype,
         device=device,
@@ -345,28 +343,18 @@ def simulate(
             complete=complete_plan,
         ),
     ] = None,
-    sizes: Annotated[
-        str,
-        option(
-            "Nodes per round for the bounds, which assume a planner with knowledge of the text.", "N,N,...", COMPARED
-        ),
-    ] = "1,2,4,8,16",
 ) -> None:
     """Replay a trace under other planners, without a model."""
     from draftree.engine.trace import read_trace
     from draftree.lab.analysis.simulation import replays
 
-    counts = listed(sizes, "--sizes", kind=int, example="1,4")
-    typer.echo(replays(read_trace(trace), plans=tuple(plan or ("adaptive", "fixed")), sizes=counts))
+    typer.echo(replays(read_trace(trace), plan or ("adaptive", "fixed")))
 
 
 def report(
     files: Annotated[list[Path], argument("Results files from --output.", "FILE...")],
     *,
     markdown: Annotated[bool, option("Tables for a document.", panel="Output", names="--markdown")] = False,
-    together: Annotated[
-        bool, option("One table with all runs side by side.", panel="Output", names="--together")
-    ] = False,
     plots: Annotated[
         Path | None,
         option("A folder for figures (SVG, PNG, PDF) instead of tables; needs the extra 'plots'.", "DIR", "Output"),
@@ -382,11 +370,6 @@ def report(
         require_extra("plots", "--plots needs", error=ConfigurationError)
         for path in draw_all([read_results(path) for path in files], plots):
             typer.echo(path)
-        return
-    if together:
-        from draftree.lab.bench.tables import together_grid
-
-        typer.echo(together_grid([read_results(path) for path in files]).markdown())
         return
     for number, results in enumerate([read_results(path) for path in files]):
         if number:

@@ -62,7 +62,6 @@ Decay = Annotated[
 ]
 Optimizer = Annotated[str, option("muon (matrices of layers; adamw for the rest) or adamw.", "NAME", RECIPE)]
 LearningRate = Annotated[float, option("Highest learning rate.", "X", RECIPE)]
-WarmUp = Annotated[int, option("Updates until the highest learning rate.", "N", RECIPE)]
 BatchTokens = Annotated[int, option("Tokens of a batch.", "N", RECIPE)]
 MaxLength = Annotated[int | None, option("Cut longer texts; no limit if not given.", "N", RECIPE)]
 Seed = Annotated[int, option("Seed of first weights and of the order of texts.", "N", RECIPE)]
@@ -180,7 +179,6 @@ def run_of(
     level_decay: Decay = None,
     optimizer: Optimizer = "muon",
     learning_rate: LearningRate = 2e-3,
-    warm_up: WarmUp = 50,
     batch_tokens: BatchTokens = 6144,
     max_length: MaxLength = None,
     seed: Seed = 0,
@@ -213,7 +211,6 @@ def run_of(
         levels_from=levels_from,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        warm_up=warm_up,
         batch_tokens=batch_tokens,
         max_length=max_length,
         seed=seed,
@@ -248,15 +245,6 @@ def head_of(
         str | None, option("Layers that it reads, such as 2,15,27; all of the data if not given.", "LAYERS", HEAD)
     ] = None,
     layers: Annotated[int, option("Decoder layers.", "N", HEAD)] = 1,
-    intermediate: Annotated[
-        int | None, option("Inner width of the perceptron; the target's if not given.", "N", HEAD)
-    ] = None,
-    fc_norm: Annotated[
-        bool, option("A norm for each hidden state (EAGLE-3.1).", panel=HEAD, names="--fc-norm")
-    ] = False,
-    norm_output: Annotated[
-        bool, option("Recycle states after the norm (EAGLE-3.1).", panel=HEAD, names="--norm-output")
-    ] = False,
     train_output: Annotated[
         bool,
         option("Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"),
@@ -265,8 +253,7 @@ def head_of(
     """Return what the head of the options looks like."""
     from draftree.train.head import HeadOptions, HeadShape
 
-    shape = HeadShape(layers, intermediate, fc_norm, norm_output, train_output)
-    return HeadOptions(shape, draft_vocab, layers_of(features), start)
+    return HeadOptions(HeadShape(layers, trains_output=train_output), draft_vocab, layers_of(features), start)
 
 
 LEAST_TOKENS = 1.1
@@ -361,11 +348,10 @@ def head(*, run: Run, chosen: HeadOptions) -> None:
 
 OF_UNROLLS = {"levels": 1, "levels_from": 0.0}
 """Options of multi-step training: a block has all its levels in one pass, and all are trained."""
-OF_EAGLE = {"fc_norm": False, "norm_output": False}
 
 
 @takes("run", run_of, fixed=OF_UNROLLS)
-@takes("chosen", head_of, fixed=OF_EAGLE, layers=2)
+@takes("chosen", head_of, layers=2)
 def block(
     *,
     run: Run,
@@ -398,7 +384,6 @@ def boost(
     earlier: Annotated[
         list[Path], option("Folder of an earlier head; repeatable, the best one first.", "FOLDER", BOOSTING)
     ],
-    strength: Annotated[float, option("Exponent of the probability that earlier heads miss.", "X", BOOSTING)] = 1.0,
     floor: Annotated[float, option("Least weight of a prediction.", "X", BOOSTING)] = 0.05,
     chosen: HeadOptions,
 ) -> None:
@@ -408,7 +393,7 @@ def boost(
     """
     from draftree.train.boost import Boosting, train_boosted
 
-    boosting = Boosting(tuple(earlier), strength, floor)
+    boosting = Boosting(tuple(earlier), floor=floor)
     result, union = run_training(
         run, lambda: train_boosted(run.job, run.settings, chosen, boosting, report=Lines(), note=note)
     )
@@ -420,6 +405,7 @@ def boost(
 
 
 STUDENT = "Student"
+WEIGHT_DECAY = 0.1
 OF_HEADS = {"levels": 1, "levels_from": 0.5, "level_decay": None}
 
 
@@ -439,13 +425,9 @@ def distill(
     hidden: Annotated[int, option("Width of a new one.", "N", STUDENT)] = 256,
     layers: Annotated[int, option("Layers of a new one.", "N", STUDENT)] = 4,
     heads: Annotated[int, option("Attention heads of a new one.", "N", STUDENT)] = 4,
-    intermediate: Annotated[
-        int | None, option("Inner width of its perceptrons; 8/3 of the width if not given.", "N", STUDENT)
-    ] = None,
     kept_layers: Annotated[
         int | None, option("Layers of the given model that stay, evenly spaced; all if not given.", "N", STUDENT)
     ] = None,
-    weight_decay: Annotated[float, option("Weight decay of matrices.", "X", RECIPE)] = 0.1,
 ) -> None:
     """Train a small model on the target's own texts; 'draftree generate MODEL --draft model:FOLDER' uses it.
 
@@ -453,8 +435,8 @@ def distill(
     """
     from draftree.train.distill import StudentOptions, train_student
 
-    chosen = StudentOptions(start, hidden, layers, heads, intermediate, kept_layers)
-    settings = dataclasses.replace(run.settings, weight_decay=weight_decay)
+    chosen = StudentOptions(start, hidden, layers, heads, kept_layers=kept_layers)
+    settings = dataclasses.replace(run.settings, weight_decay=WEIGHT_DECAY)
     result = run_training(run, lambda: train_student(run.job, settings, chosen, report=Lines(), note=note))
     say_trained(result)
     say_use(run, result.folder, f"model:{result.folder}")

@@ -127,7 +127,6 @@ Teacher = Annotated[
         STORED,
     ),
 ]
-ShardMegabytes = Annotated[int, option("Size of a file.", "N", STORED)]
 DryRun = Annotated[bool, option("Print the estimated size and end.", panel=STORED, names="--dry-run")]
 Batch = Annotated[int, option("Texts that are generated at a time.", "N", RUNNING)]
 Draft = Annotated[
@@ -149,7 +148,6 @@ def data(
     seed: Seed = 0,
     features: Features = "auto",
     teacher: Teacher = "hidden",
-    shard_megabytes: ShardMegabytes = 64,
     dry_run: DryRun = False,
     batch: Batch = 64,
     draft: Draft = NO_DRAFT,
@@ -174,7 +172,6 @@ def data(
         limit_tokens=limit_tokens,
         seed=seed,
         batch=batch,
-        shard_megabytes=shard_megabytes,
     )
     sets = [set_of(name, own) for name, own in named]
     setup = execution.setup(model, draft=draft)

@@ -183,7 +183,7 @@ def _report(output: Path, left_out: list[str]) -> list[str]:
         shutil.rmtree(output)
         raise ConfigurationError(
             f"the head takes {size / 1e6:.1f} MB, and {MAX_BYTES / 1e6:.0f} MB are allowed: store it in 8 bits "
-            "(--int8), train it without --train-output, or with a smaller --draft-vocab or --intermediate"
+            "(--int8), train it without --train-output, or with a smaller --draft-vocab"
         )
     taken = f", without {' and '.join(left_out)}, which are the target's" if left_out else ""
     return [f"{output}: {size / 1e6:.1f} MB{taken}", *sorted(path.name for path in output.iterdir())]

@@ -433,6 +433,8 @@ def _rank(step: Step) -> int:
 
 
 PLAIN = "fixed:0"
+BOUND_SIZES = (1, 2, 4, 8, 16)
+"""Nodes per round of the bounds, which assume a planner that knows the text."""
 RULES = ("coupled", "match")
 HEAD = f"{'plan':<20}{'tokens/round':>16}{'scored':>10}{'accepted':>10}{'tokens/s':>10}{'x plain':>9}{'missing':>9}"
 
@@ -451,7 +453,7 @@ def planner_of(trace: Trace, plan: str) -> Planner:
     return planner
 
 
-def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
+def replays(trace: Trace, plans: Sequence[str]) -> str:
     """Return the table as text."""
     header = trace.header
     if header.verify.split(",")[0] not in RULES:
@@ -467,7 +469,7 @@ def replays(trace: Trace, *, plans: Sequence[str], sizes: Sequence[int]) -> str:
     lines += ["", "bounds: only nodes that will be accepted, free drafts, one sequence at a time"]
     lines += [
         f"{f'{bound.num_nodes} nodes':<20}{bound.acceptance_length:>16.2f}{bound.tokens_per_second:>30.1f}"
-        for bound in bounds(trace, costs, sizes)
+        for bound in bounds(trace, costs, BOUND_SIZES)
     ]
     return "\n".join([*lines, "", *_rank_lines(trace)])
 

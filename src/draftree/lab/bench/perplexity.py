@@ -29,6 +29,8 @@ from draftree.models.base import Extend, LanguageModel, Pass
 
 ROWS = 256
 """Tokens per pass; limits the memory of their logits."""
+WINDOW = 1024
+"""Maximum tokens per window."""
 KV = "+kv-"
 """Between a kind of weights and one of keys and values."""
 
@@ -40,14 +42,12 @@ class PerplexitySettings:
     Attributes:
         weights: one or several of the dtypes and quantizations; the others are compared with the first. With
             "+kv-int8" after its name, keys and values have 8 bits.
-        window: maximum tokens per window; the context length if that is less.
         dtype: dtype of keys and values of quantized models.
     """
 
     model: str
     text: Path
     weights: tuple[str, ...] = ("auto",)
-    window: int = 1024
     limit: int | None = None
     dtype: str = "auto"
     device: str = "auto"
@@ -56,7 +56,7 @@ class PerplexitySettings:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 4), ("limit", 2), ("threads", 1)):
+        for name, least in (("limit", 2), ("threads", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigurationError(f"{name} is {value}: it must be at least {least}")
@@ -103,7 +103,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "text": {"name": settings.text.name, "sha256": hashlib.sha256(text.encode()).hexdigest()[:16]},
         "num_tokens": len(ids),
-        "window": min(settings.window, first.model.max_length),
+        "window": min(WINDOW, first.model.max_length),
         "load_average": load_average(),
     }
     return header, _records(settings, first, ids, tokenizer.start_ids)
@@ -112,7 +112,7 @@ def measure(
 def _records(
     settings: PerplexitySettings, first: LoadedModel, ids: Sequence[int], start: Sequence[int]
 ) -> Iterator[PerplexityRecord]:
-    window = min(settings.window, first.model.max_length)
+    window = min(WINDOW, first.model.max_length)
     base = None
     loaded: LoadedModel | None = first
     for kind in settings.weights:

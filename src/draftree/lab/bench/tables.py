@@ -236,19 +236,6 @@ def grids_of(results: Results) -> list[Grid]:
     return grids
 
 
-def together_grid(results: Sequence[Results]) -> Grid:
-    """Return a table of several runs: tokens per round of each method, and its speed-up over plain in brackets."""
-    columns = [{row.method["name"]: row for row in Report(result).rows()} for result in results if result.records]
-    names = [f"{r.name.removesuffix('.jsonl')}, temperature {r.header['temperature']:g}" for r in results if r.records]
-    methods = dict.fromkeys(name for column in columns for name in column)
-    rows = tuple((str(name), *(_together_cell(column.get(name)) for column in columns)) for name in methods)
-    return Grid("Tokens per round (x plain)", ("method", *names), rows)
-
-
-def _together_cell(row: MethodSummary | None) -> str:
-    return NOTHING if row is None else f"{row.acceptance_length:.2f} ({_ratio(row.against_plain)})"
-
-
 def provenance_line(results: Results) -> str:
     """Return the provenance of the numbers in one paragraph."""
     header = results.header

@@ -228,8 +228,6 @@ def measured_on(trace: Trace, *, what: str) -> str:
     if "temperature" in about:
         facts.append(f"temperature {about['temperature']:g}")
     facts += [str(about[name]) for name in ("dtype", "cpu") if about.get(name)]
-    if about.get("note"):
-        facts.append(str(about["note"]))
     if about.get("threads"):
         facts.append(f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}")
     return ", ".join(facts)

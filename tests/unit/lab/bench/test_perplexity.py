@@ -78,5 +78,3 @@ def test_bad_arguments_are_refused(tmp_path, capsys) -> None:
         PerplexitySettings("m", text, weights=("int3",))
     with pytest.raises(ConfigurationError, match="name each once"):
         PerplexitySettings("m", text, weights=("int8", "int8"))
-    with pytest.raises(ConfigurationError, match="window is 2"):
-        PerplexitySettings("m", text, window=2)
