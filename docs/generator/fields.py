@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from draftree.serve.api.responses import ECHOED, ResponsesBody
 from draftree.serve.schema import (
@@ -44,31 +44,47 @@ def make() -> str:
         "    Warning: 299 draftree \"'keep_alive' is ignored: models stay loaded\"",
         "## Honoured",
         "Their meanings are in [Serving](serving.md#what-is-honoured).",
-        table(("endpoint", "fields"), ((code(url), honoured(body)) for url, body in BODIES.items())),
-        "## Ignored or refused",
-        "*Ignored*: any value is accepted and named. *Refused*: status 400. The listed values ask for nothing and are "
-        "accepted silently, as is `null`.",
-        *(block for server, effects in ELSEWHERE.items() for block in (f"### {server}", rows(effects))),
-        *(block for url, effects in OWN.items() for block in (f"### Only {url}", rows(effects))),
+        table(("endpoint", "fields"), honoured()),
+        "## Ignored",
+        "Any value is accepted and named; those in brackets, and `null`, ask for nothing and are accepted silently.",
+        rows(everywhere(), is_ignored=True),
+        "## Refused",
+        "Status 400, except for values that ask for nothing, as above.",
+        rows(everywhere(), is_ignored=False),
+        *(block for url, effects in OWN.items() for block in (f"## Only {url}", *both(effects))),
         f"/v1/responses repeats {', '.join(map(code, ECHOED))} in its response, as OpenAI's API does.",
     )
 
 
-def honoured(body: type[SamplingBody]) -> str:
-    names = sorted(field.alias or name for name, field in body.model_fields.items())
-    return ", ".join(code(name) for name in names if name not in body.elsewhere)
+def honoured() -> Iterator[tuple[str, str]]:
+    """Fields of all endpoints, and further ones of each."""
+    fields = {
+        url: {field.alias or name for name, field in body.model_fields.items()} - set(body.elsewhere)
+        for url, body in BODIES.items()
+    }
+    common = set.intersection(*fields.values())
+    yield "all", ", ".join(map(code, sorted(common)))
+    for url, names in fields.items():
+        yield code(url), ", ".join(map(code, sorted(names - common)))
 
 
-def rows(effects: Mapping[str, Effect]) -> str:
-    return table(
-        ("field", "effect", "asks for nothing", "reason, or what to use"),
-        (
-            (
-                code(name),
-                "ignored" if effect.is_ignored else "refused",
-                ", ".join(code(json.dumps(value)) for value in effect.neutral),
-                effect.reason,
-            )
-            for name, effect in sorted(effects.items())
-        ),
-    )
+def everywhere() -> dict[str, Effect]:
+    """Fields of other servers and of OpenAI, for all endpoints."""
+    return {name: effect for effects in ELSEWHERE.values() for name, effect in effects.items()}
+
+
+def both(effects: Mapping[str, Effect]) -> Iterator[str]:
+    for is_ignored, title in ((True, "Ignored:"), (False, "Refused:")):
+        if any(effect.is_ignored == is_ignored for effect in effects.values()):
+            yield title
+            yield rows(effects, is_ignored=is_ignored)
+
+
+def rows(effects: Mapping[str, Effect], *, is_ignored: bool) -> str:
+    """A row for all fields with one reason."""
+    fields: dict[str, list[str]] = {}
+    for name, effect in sorted(effects.items()):
+        if effect.is_ignored == is_ignored:
+            neutral = ", ".join(code(json.dumps(value)) for value in effect.neutral)
+            fields.setdefault(effect.reason, []).append(code(name) + (f" ({neutral})" if neutral else ""))
+    return table(("fields", "reason, or what to use"), ((", ".join(names), why) for why, names in fields.items()))
