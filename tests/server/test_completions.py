@@ -10,12 +10,13 @@ import openai
 import pytest
 
 from draftree import SamplingParams
-from draftree.serve.logprobs import OffsetLogprobs, TokenTexts
+from draftree.serve.logprobs import OffsetLogprobs, TokenStarts, TokenTexts
 from draftree.serve.streams import ChunkEncoder, event
 from draftree.text.detokenize import Detokenizer
+from draftree.text.streams import byte_alphabet
 from draftree.text.tokenizer import Tokenizer
 from serving import NAME, events, plain_llm
-from text_backends import byte_fallback
+from text_backends import byte_fallback, byte_level
 
 PROMPTS = ["The quick brown fox", "def add(first"]
 URL = "/v1/completions"
@@ -86,8 +87,41 @@ def test_offsets_of_characters_in_several_byte_tokens() -> None:
     tokenizer = Tokenizer(byte_fallback())
     ids = tokenizer.encode("문장입니다", add_special_tokens=False)
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
-    offsets = OffsetLogprobs(TokenTexts(tokenizer), detokenizer).push([None] * len(ids), tuple(ids))["text_offset"]
-    assert offsets[-15:] == [place for place in range(5) for _ in range(3)]
+    offsets = OffsetLogprobs(TokenTexts(tokenizer), detokenizer)
+    found = offsets.push([None] * len(ids), tuple(ids), is_last=True)["text_offset"]
+    assert found[-15:] == [place for place in range(5) for _ in range(3)]
+
+
+WHOLE, STARTS = "é👍b".encode(), [0, 0, 1, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("written", "byte_level_starts", "fallback_starts"),
+    [
+        (WHOLE, STARTS, STARTS),
+        (WHOLE[:4], STARTS[:4], [0, 1, 2, 3]),
+        (WHOLE[:1] + b"b", [0, 1], [0, 1]),
+        (WHOLE[:4] + b"b", [0, 0, 1, 1, 2], [0, 1, 2, 3, 4]),
+        (b"\x80\x80b", [0, 1, 2], [0, 1, 2]),
+        (WHOLE[:3] + WHOLE, [0, 0, 1, *(2 + start for start in STARTS)], [*range(9), 9]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["byte-level", "fallback"])
+def test_offsets_of_incomplete_characters(
+    written: bytes, byte_level_starts: list[int], fallback_starts: list[int], kind: str
+) -> None:
+    tokenizer = Tokenizer(byte_level() if kind == "byte-level" else byte_fallback())
+    names = {name: token for token, name in enumerate(tokenizer.vocabulary())}
+    letters = {code: letter for letter, code in byte_alphabet().items()}
+    ids = [
+        names[letters[code]] if kind == "byte-level" else names["b"] if code == ord("b") else names[f"<0x{code:02X}>"]
+        for code in written
+    ]
+    starts = TokenStarts(Detokenizer(tokenizer, skip_special_tokens=True))
+    found = starts.push([*ids, tokenizer.eos_token_id], is_last=True)
+    assert starts.text == tokenizer.decode(ids, True)
+    assert found[:-1] == (byte_level_starts if kind == "byte-level" else fallback_starts)
+    assert found[-1] == len(starts.text)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -78,6 +78,10 @@ def test_log_probabilities_come_with_the_text_of_their_tokens(client: openai.Ope
     answering = [choice for choice in choices if choice.delta.content and choice.logprobs]
     tokens = [entry.token for choice in answering for entry in (choice.logprobs and choice.logprobs.content) or []]
     assert "".join(tokens).startswith(ANSWER)
+    streamed = [entry for choice in choices for entry in (choice.logprobs and choice.logprobs.content) or []]
+    (whole,) = client.chat.completions.create(model=model, messages=ASK, temperature=0, logprobs=True).choices
+    assert whole.logprobs
+    assert streamed == whole.logprobs.content
     response = client.responses.create(model=model, input=ASK, temperature=0, include=["message.output_text.logprobs"])
     assert [item.type for item in response.output] == ["reasoning", "message"]
     message: Any = response.output[1]

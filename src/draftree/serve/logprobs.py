@@ -10,6 +10,7 @@ from draftree.core.errors import VocabularyMismatchError
 from draftree.engine.sequence import TokenLogprob
 from draftree.text.detokenize import Detokenizer
 from draftree.text.retokenize import lexicon_of
+from draftree.text.streams import BROKEN
 from draftree.text.tokenizer import Tokenizer
 
 LEAST_LOGPROB = -9999.0
@@ -99,6 +100,50 @@ def finite(logprob: float) -> float:
 
 
 @final
+class TokenStarts:
+    """Where each token begins in the text of its sequence. Mutated by `push`.
+
+    Bytes that turn out to form no character are as many characters as bytes; of those in earlier calls the start was
+    already returned as if they formed one.
+
+    Args:
+        detokenizer: a fresh one for this text; None without a tokenizer, for an empty text.
+    """
+
+    def __init__(self, detokenizer: Detokenizer | None) -> None:
+        self.text = ""
+        self._detokenizer = detokenizer
+        self._held: list[int | None] = []
+        """The places, in the current call, of tokens whose text is held back; None for those of earlier calls."""
+
+    def push(self, ids: Sequence[int], *, is_last: bool) -> list[int]:
+        """Return the starts of the next tokens."""
+        detokenizer = self._detokenizer
+        if detokenizer is None:
+            return [0] * len(ids)
+        starts: list[int] = []
+        self._held = [None] * len(self._held)
+        for place, token_id in enumerate(ids):
+            starts.append(len(self.text) + detokenizer.num_held_before(token_id))
+            (piece,) = detokenizer.push((token_id,))
+            self._read(piece, starts)
+            if not piece and not detokenizer.skips(token_id):
+                self._held.append(place)
+        if is_last:
+            self._read(detokenizer.finish(), starts)
+        return starts
+
+    def _read(self, piece: str, starts: list[int]) -> None:
+        if piece and piece.startswith(BROKEN * len(self._held)):
+            for number, place in enumerate(self._held):
+                if place is not None:
+                    starts[place] = len(self.text) + number
+        if piece:
+            self._held = []
+        self.text += piece
+
+
+@final
 class OffsetLogprobs:
     """Log-probabilities of one plain completion with offsets into its text.
 
@@ -109,9 +154,8 @@ class OffsetLogprobs:
 
     def __init__(self, texts: TokenTexts, detokenizer: Detokenizer | None) -> None:
         self._texts = texts
-        self._detokenizer = detokenizer
+        self._starts = TokenStarts(detokenizer)
         self._echoed: tuple[Sequence[TokenLogprob | None], tuple[int, ...], list[int]] = ((), (), [])
-        self._offset = 0
 
     def begin(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...], text: str) -> None:
         """Let the next result begin with an echoed prompt.
@@ -122,22 +166,19 @@ class OffsetLogprobs:
             text: the prompt, without special tokens that the tokenizer added around it.
         """
         self._echoed = (entries, ids, _prompt_offsets(self._texts.tokenizer, ids, text))
-        self._offset = len(text)
+        self._starts.text = text
 
-    def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...]) -> dict[str, Any]:
+    def push(self, entries: Sequence[TokenLogprob | None], ids: tuple[int, ...], *, is_last: bool) -> dict[str, Any]:
         """Return the `logprobs` object of the next tokens.
 
         Args:
             entries: one for each token; None for a token without a prediction.
             ids: the tokens.
+            is_last: whether the text ends with them.
         """
         first, before, offsets = self._echoed
         self._echoed = ((), (), [])
-        for token_id in ids:
-            held = 0 if self._detokenizer is None else self._detokenizer.num_held_before(token_id)
-            offsets.append(self._offset + held)
-            if self._detokenizer is not None:
-                self._offset += len(self._detokenizer.push((token_id,))[0])
+        offsets += self._starts.push(ids, is_last=is_last)
         entries, ids, texts = (*first, *entries), (*before, *ids), self._texts
         return {
             "tokens": [texts.text_of(token_id) for token_id in ids],
@@ -156,11 +197,7 @@ def _prompt_offsets(tokenizer: Tokenizer | None, ids: Sequence[int], text: str) 
     """Return where each token of a prompt begins in its text; tokens that were added around it have no characters."""
     if tokenizer is None:
         return [0] * len(ids)
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
-    starts = []
-    whole = ""
-    for token_id in ids:
-        starts.append(len(whole) + detokenizer.num_held_before(token_id))
-        whole += detokenizer.push((token_id,))[0]
-    added = max(0, (whole + detokenizer.finish()).find(text))
+    whole = TokenStarts(Detokenizer(tokenizer, skip_special_tokens=False))
+    starts = whole.push(ids, is_last=True)
+    added = max(0, whole.text.find(text))
     return [min(max(0, start - added), len(text)) for start in starts]

@@ -59,6 +59,10 @@ class Detokenizer:
         """Return the number of characters that are held back and precede the text of the next token."""
         return self._stream.num_held_before(token_id)
 
+    def skips(self, token_id: int) -> bool:
+        """Return whether a token has no text because it is special."""
+        return token_id in self._skipped
+
     def _push_joined(self, token_id: int) -> str:
         piece, token = self._stream.push(token_id), self._joined.get(token_id)
         if token is not None and self._follows_joined:

@@ -117,10 +117,11 @@ class ByteFallbackStream(TextStream):
         return self._stripped(self._end_run() + part)
 
     def num_held_before(self, token_id: int) -> int:
-        """Return the characters of the run of bytes; before another byte those that are complete."""
-        if isinstance(self._part_of(token_id), int):
+        """Return the characters of the run of bytes; before a byte that may continue it those that are complete."""
+        part = self._part_of(token_id)
+        if isinstance(part, int) and not _breaks(self._run, bytes([part])):
             return len(self._run.decode("utf-8", errors="ignore"))
-        return len(_text_of(self._run))
+        return len(self._run) if isinstance(part, int) else len(_text_of(self._run))
 
     def finish(self) -> str:
         """Return the run of bytes at the end of the sequence."""
@@ -144,6 +145,15 @@ class ByteFallbackStream(TextStream):
                 text = text[1:]
                 self._strip_left -= 1
         return text
+
+
+def _breaks(before: bytes | bytearray, following: bytes) -> bool:
+    """Return whether bytes are no UTF-8, whatever comes after them."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(bytes(before) + following[:1])
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _text_of(run: bytearray) -> str:
@@ -175,8 +185,9 @@ class ByteLevelStream(TextStream):
         return self._reader.decode(self._bytes_of(token_id))
 
     def num_held_before(self, token_id: int) -> int:
-        """Return 0: only incomplete characters are held back."""
-        return 0
+        """Return 1 after an incomplete character that this token does not continue: it becomes U+FFFD."""
+        before, _ = self._reader.getstate()
+        return int(bool(before) and _breaks(before, self._bytes_of(token_id)))
 
     def finish(self) -> str:
         """Return U+FFFD if the last character is incomplete."""

@@ -417,7 +417,9 @@ class BeamTexts:
                     detokenizer = Detokenizer(
                         texts.tokenizer, skip_special_tokens=True, prompt_ids=result.prompt_token_ids
                     )
-                choice["logprobs"] = OffsetLogprobs(texts, detokenizer).push(_entries(found), found.tokens)
+                choice["logprobs"] = OffsetLogprobs(texts, detokenizer).push(
+                    _entries(found), found.tokens, is_last=True
+                )
             if body.return_token_ids:
                 choice |= {"prompt_token_ids": list(result.prompt_token_ids), "token_ids": list(found.tokens)}
             choices.append(choice)

@@ -79,7 +79,7 @@ class CompletionWriter:
         }
         prompt = done.prompt_logprobs or ()
         if body.logprobs is not None:
-            choice["logprobs"] = self._begin_offsets(index, prompt).push(entries, ids)
+            choice["logprobs"] = self._begin_offsets(index, prompt).push(entries, ids, is_last=True)
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprobs_json(prompt, self._job.served.texts)
         if body.return_token_ids:
@@ -121,7 +121,7 @@ class CompletionWriter:
             # those of the prompt are complete before the first token is written
             self._offsets[index] = self._begin_offsets(index, update.sequence.prompt_logprobs)
         ids, entries = ((), ()) if self._job.options.drops_text else (update.token_ids, update.logprobs)
-        return self._offsets[index].push(entries, ids)
+        return self._offsets[index].push(entries, ids, is_last=update.is_last)
 
     def _begin_offsets(self, index: int, prompt: Sequence[Any]) -> OffsetLogprobs:
         """Return the writer of log-probabilities of a text, whose first result begins with an echoed prompt."""
