@@ -240,10 +240,8 @@ def _classes(mapped: Any) -> list[str]:
     return [name for part in mapped for name in _classes(part)] if isinstance(mapped, list) else []
 
 
-MANIFEST = "draftree.json"
-"""Present in every folder of the cache; records the origin of the model."""
-MODELS, WORK = "models", "work"
-"""Folders of the cache: complete model folders; locks and unfinished model folders."""
+MANIFEST = "draftree.json"  # present in every folder of the cache; records the origin of the model
+MODELS, WORK = "models", "work"  # folders of the cache: complete model folders; locks and unfinished model folders
 HUB_SNAPSHOT = re.compile(r"models--([^/\\]+?)--([^/\\]+)[/\\]snapshots[/\\]")
 
 

@@ -43,29 +43,19 @@ def usable_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-LEAST_SPEED = 0.75
-"""Speed of a fast core relative to the fastest one: cores of one kind differ by a few percent."""
-LARGEST_NUMBER = 1 << 16
-"""Processors of a list have smaller numbers."""
+LEAST_SPEED = 0.75  # speed of a fast core relative to the fastest one: cores of one kind differ by a few percent
+LARGEST_NUMBER = 1 << 16  # processors of a list have smaller numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A logical processor.
+    """A logical processor."""
 
-    Attributes:
-        number: number of the system.
-        core: smallest number of the logical processors of its physical core.
-        node: its memory node.
-        speed: largest clock rate or capacity relative to the fastest one, at most 1; 1 if unknown.
-        is_efficient: whether the system lists it as an efficiency core.
-    """
-
-    number: int
-    core: int
-    node: int = 0
-    speed: float = 1.0
-    is_efficient: bool = False
+    number: int  # number of the system
+    core: int  # smallest number of the logical processors of its physical core
+    node: int = 0  # its memory node
+    speed: float = 1.0  # largest clock rate or capacity relative to the fastest one, at most 1; 1 if unknown
+    is_efficient: bool = False  # whether the system lists it as an efficiency core
 
     @property
     def is_fast(self) -> bool:
@@ -75,17 +65,11 @@ class Processor:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorFacts:
-    """The processors that this process may use.
+    """The processors that this process may use."""
 
-    Attributes:
-        processors: logical processors that are online and in the affinity mask, by number.
-        num_online: logical processors of the machine.
-        quota: processors' worth of time that the control groups allow; None for no limit.
-    """
-
-    processors: tuple[Processor, ...]
-    num_online: int
-    quota: float | None = None
+    processors: tuple[Processor, ...]  # logical processors that are online and in the affinity mask, by number
+    num_online: int  # logical processors of the machine
+    quota: float | None = None  # processors' worth of time that the control groups allow; None for no limit
 
     @property
     def num_cores(self) -> int:
@@ -100,17 +84,11 @@ class ProcessorFacts:
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """Number of threads, and the processors on which they run best.
+    """Number of threads, and the processors on which they run best."""
 
-    Attributes:
-        threads: number of threads, at least 1.
-        processors: one logical processor for each usable core.
-        reasons: what reduced the number of logical processors, in the order of the steps.
-    """
-
-    threads: int
-    processors: tuple[int, ...]
-    reasons: tuple[str, ...]
+    threads: int  # number of threads, at least 1
+    processors: tuple[int, ...]  # one logical processor for each usable core
+    reasons: tuple[str, ...]  # what reduced the number of logical processors, in the order of the steps
 
 
 def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
@@ -447,8 +425,7 @@ def spare_collection() -> None:
     gc.freeze()
 
 
-Clock = Callable[[], float]
-"""Seconds since a fixed moment; monotonic."""
+Clock = Callable[[], float]  # seconds since a fixed moment; monotonic
 SYSTEM_CLOCK: Clock = time.perf_counter
 
 
@@ -464,8 +441,7 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-SIGNALLED = 128
-"""Offset from a signal number to the exit status of a process that the signal ended."""
+SIGNALLED = 128  # offset from a signal number to the exit status of a process that the signal ended
 AGAIN_SECONDS = 0.01
 NAMES = ("SIGTERM", "SIGHUP")
 

@@ -25,19 +25,14 @@ class NodeMap:
     """Where the nodes of a tree, the source, are in a derived tree. The root is the derived tree's root.
 
     The parent of a mapped node is mapped to the parent of its target, or is the root.
-
-    Attributes:
-        parents: of the source's nodes.
-        targets: node of the derived tree for every source node; None where there is none. Source nodes with the same
-            tokens from the root down may have the same target.
-        num_targets: nodes of the derived tree.
-        root: the source node that is the derived tree's root: the last one of a committed path, else ROOT.
     """
 
-    parents: tuple[int, ...]
+    parents: tuple[int, ...]  # of the source's nodes
+    # node of the derived tree for every source node; None where there is none. Source nodes with the same tokens
+    # from the root down may have the same target
     targets: tuple[int | None, ...]
-    num_targets: int
-    root: int = ROOT
+    num_targets: int  # nodes of the derived tree
+    root: int = ROOT  # the source node that is the derived tree's root: the last one of a committed path, else ROOT
 
     @classmethod
     def identity(cls, parents: Sequence[int]) -> NodeMap:
@@ -181,15 +176,10 @@ def first_levels(parents: Sequence[int], num_nodes: int) -> NodeMap:
 
 @dataclass(frozen=True, slots=True)
 class MergedTree:
-    """One tree made of several.
+    """One tree made of several."""
 
-    Attributes:
-        tree: the merged tree.
-        maps: where the nodes of each of the several trees are in it.
-    """
-
-    tree: TokenTree
-    maps: tuple[NodeMap, ...]
+    tree: TokenTree  # the merged tree
+    maps: tuple[NodeMap, ...]  # where the nodes of each of the several trees are in it
 
 
 def merge(trees: Sequence[TokenTree], names: Sequence[str]) -> MergedTree:

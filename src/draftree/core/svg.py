@@ -16,10 +16,8 @@ UNCHANGED = ("#010101", "#fefefe")
 """Ink of labels on cells of heat maps, whose colours are the same in both schemes."""
 WHITE = np.array([0.9505, 1.0, 1.089])
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-LIGHT, TINT = 75.0, 40.0
-"""Lightness of surfaces, and the chroma up to which a light colour is one."""
-GREY = 20.0
-"""Chroma up to which an ink is grey."""
+LIGHT, TINT = 75.0, 40.0  # lightness of surfaces, and the chroma up to which a light colour is one
+GREY = 20.0  # chroma up to which an ink is grey
 
 
 def save_svg(figure: Any, path: Path) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 from draftree.core.errors import ModelLoadError
 from draftree.models.process import ProcessEndedError, ProcessModel, serve_model
 
-END_SECONDS = 5.0
-"""Time for the process to end after its pipe was closed; then it is killed."""
+END_SECONDS = 5.0  # time for the process to end after its pipe was closed; then it is killed
 
 
 def load_apart(

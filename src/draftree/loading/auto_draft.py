@@ -25,31 +25,18 @@ TUNED_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedDraft:
-    """A kept result.
+    """A kept result."""
 
-    Attributes:
-        model: name of the model when it was measured.
-        fingerprint: identity of its weights.
-        draft: spec of the fastest drafter; "none" for plain decoding.
-        plan: spec of its planner; None for the default.
-        speedup: geometric mean over texts of its speed divided by that of plain decoding.
-        spread: first and third quartile of the same.
-        texts: number of texts.
-        temperatures: temperatures of the texts.
-        conditions: machine, threads, dtype, kernels and versions, from `conditions_of`.
-        date: when it was measured, in UTC.
-    """
-
-    model: str
-    fingerprint: str
-    draft: str
-    plan: str | None
-    speedup: float
-    spread: tuple[float, float]
+    model: str  # name of the model when it was measured
+    fingerprint: str  # identity of its weights
+    draft: str  # spec of the fastest drafter; "none" for plain decoding
+    plan: str | None  # spec of its planner; None for the default
+    speedup: float  # geometric mean over texts of its speed divided by that of plain decoding
+    spread: tuple[float, float]  # first and third quartile of the same
     texts: int
-    temperatures: tuple[float, ...]
-    conditions: Mapping[str, Any]
-    date: str
+    temperatures: tuple[float, ...]  # temperatures of the texts
+    conditions: Mapping[str, Any]  # machine, threads, dtype, kernels and versions, from `conditions_of`
+    date: str  # when it was measured, in UTC
 
     def difference(self, conditions: Mapping[str, Any]) -> str | None:
         """Return the first difference to other conditions in words; None if there is none."""
@@ -165,15 +152,10 @@ def _write_tuned(place: Path, results: Sequence[TunedDraft]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
-    """The head that was trained last for a model.
+    """The head that was trained last for a model."""
 
-    Attributes:
-        folder: of the head; it must stay where it is.
-        tokens_per_round: acceptance length on unseen texts, at the temperature where it is highest.
-    """
-
-    folder: str
-    tokens_per_round: float
+    folder: str  # of the head; it must stay where it is
+    tokens_per_round: float  # acceptance length on unseen texts, at the temperature where it is highest
 
 
 def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
@@ -220,17 +202,11 @@ ON_A_SERVER = "trained drafters are not chosen for a model on a verify server"
 
 @dataclass(frozen=True, slots=True)
 class AutoCandidate:
-    """A drafter, and why it is tried.
+    """A drafter, and why it is tried."""
 
-    Attributes:
-        draft: its spec.
-        plan: the planner that belongs to it; None for the default.
-        reason: why it is chosen, in words.
-    """
-
-    draft: str
-    plan: str | None
-    reason: str
+    draft: str  # its spec
+    plan: str | None  # the planner that belongs to it; None for the default
+    reason: str  # why it is chosen, in words
 
 
 def auto_candidates(loaded: LoadedModel) -> tuple[list[AutoCandidate], list[str]]:

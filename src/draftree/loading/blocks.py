@@ -53,8 +53,7 @@ from draftree.weights.packed_checkpoint import SUFFIXES, PackedCheckpoint, quant
 
 logger = logging.getLogger(__name__)
 
-LEAST_LAYERS = 2
-"""Minimum number of layers of the model on which the structure is found."""
+LEAST_LAYERS = 2  # minimum number of layers of the model on which the structure is found
 
 
 class BlockSource(Protocol):
@@ -307,8 +306,7 @@ def _require_blocks(layers: Sequence[LayerBlueprint], source: BlockSource) -> No
 
 
 GGUF = "gguf"
-RECORD = "start.json"
-"""File of the recorded structure in the description of a GGUF file."""
+RECORD = "start.json"  # file of the recorded structure in the description of a GGUF file
 
 
 def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:

@@ -112,19 +112,12 @@ def load_first_layers(
 
 @dataclass(frozen=True, slots=True)
 class FirstLayers:
-    """A written part of a model.
+    """A written part of a model."""
 
-    Attributes:
-        folder: where it is.
-        num_layers: layers of the whole model.
-        num_bytes: of its weights.
-        whole_bytes: of all weights of the model, in the same types.
-    """
-
-    folder: Path
-    num_layers: int
-    num_bytes: int
-    whole_bytes: int
+    folder: Path  # where it is
+    num_layers: int  # layers of the whole model
+    num_bytes: int  # of its weights
+    whole_bytes: int  # of all weights of the model, in the same types
 
 
 def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> FirstLayers:

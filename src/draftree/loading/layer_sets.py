@@ -19,31 +19,18 @@ HOW_TO_TUNE = "find one with 'draftree tune layers MODEL --prompts FILE', or nam
 
 @dataclass(frozen=True, slots=True)
 class LayerSet:
-    """A set with its measurements.
+    """A set with its measurements."""
 
-    Attributes:
-        fingerprint: fingerprint of the model.
-        attention: layers whose attention is skipped.
-        mlp: layers whose multilayer perceptron is skipped.
-        num_layers: number of layers of the model.
-        seconds_per_token: with the set, on the prompts of the search.
-        plain_seconds_per_token: plain decoding, on the same prompts.
-        unseen_seconds_per_token: with the set, on held-out prompts; None if there were none.
-        unseen_plain_seconds_per_token: plain decoding, on the held-out prompts.
-        num_trials: number of sets tried.
-        computed_with: dtype and kernels of the model.
-    """
-
-    fingerprint: str
-    attention: tuple[int, ...]
-    mlp: tuple[int, ...]
-    num_layers: int
-    seconds_per_token: float
-    plain_seconds_per_token: float
-    unseen_seconds_per_token: float | None
-    unseen_plain_seconds_per_token: float | None
-    num_trials: int
-    computed_with: str
+    fingerprint: str  # fingerprint of the model
+    attention: tuple[int, ...]  # layers whose attention is skipped
+    mlp: tuple[int, ...]  # layers whose multilayer perceptron is skipped
+    num_layers: int  # number of layers of the model
+    seconds_per_token: float  # with the set, on the prompts of the search
+    plain_seconds_per_token: float  # plain decoding, on the same prompts
+    unseen_seconds_per_token: float | None  # with the set, on held-out prompts; None if there were none
+    unseen_plain_seconds_per_token: float | None  # plain decoding, on the held-out prompts
+    num_trials: int  # number of sets tried
+    computed_with: str  # dtype and kernels of the model
 
     @property
     def part(self) -> LayerSubset:

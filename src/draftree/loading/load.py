@@ -127,8 +127,7 @@ class _LocalLoad:
         self._name, self._options = name, options
         self._device = resolve_device(options.device)
         self._dtype = resolve_dtype(options.dtype, self._device)
-        self._reason: str | None = None
-        """Why the loader before could not load the model."""
+        self._reason: str | None = None  # why the loader before could not load the model
         self._start: PackedStart | None = None
         self._runs_code = False
         self._model: Any = None

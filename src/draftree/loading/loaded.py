@@ -35,31 +35,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model and its origin.
-
-    Attributes:
-        model: the model.
-        folder: folder of its files, if it was loaded from files.
-        eos_ids: tokens that end a text.
-        name: name in messages.
-        kernels: kernels of its passes: "native" with the instructions in brackets, "torch", or "graphs" with the
-            reason against capturing them in brackets, if there is one.
-        quantization: of its weights; None for no quantization.
-        fallback_reason: why the native kernels are not used; None if they are, or were not requested.
-        runs_code: whether its files name Python code of their own that may run.
-        sampling: defaults of sampling parameters, if it was not loaded from files.
-        tokenizer_sha: fingerprint of the tokenizer that a remote target needs; None if any may be given.
-    """
+    """A loaded model and its origin."""
 
     model: LanguageModel
-    folder: Path | None
-    eos_ids: tuple[int, ...]
-    name: str
+    folder: Path | None  # folder of its files, if it was loaded from files
+    eos_ids: tuple[int, ...]  # tokens that end a text
+    name: str  # name in messages
+    # kernels of its passes: "native" with the instructions in brackets, "torch", or "graphs" with the reason
+    # against capturing them in brackets, if there is one
     kernels: str = "torch"
-    quantization: str | None = None
-    fallback_reason: str | None = None
-    runs_code: bool = False
-    sampling: Sampling = NEUTRAL
+    quantization: str | None = None  # of its weights; None for no quantization
+    fallback_reason: str | None = None  # why the native kernels are not used; None if they are, or were not requested
+    runs_code: bool = False  # whether its files name Python code of their own that may run
+    sampling: Sampling = NEUTRAL  # defaults of sampling parameters, if it was not loaded from files
+    # fingerprint of the tokenizer that a remote target needs; None if any may be given
     tokenizer_sha: str | None = None
 
     @classmethod

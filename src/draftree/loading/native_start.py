@@ -55,21 +55,13 @@ from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, ste
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The recorded facts of a model.
+    """The recorded facts of a model."""
 
-    Attributes:
-        blueprint: structure of the native model.
-        places: locations of its weights in files.
-        check: result of the self-check.
-        eos_ids: tokens that end a text.
-        digest: hash of logits that it computed.
-    """
-
-    blueprint: Blueprint
-    places: Mapping[str, StoredWeight]
-    check: CheckResult
-    eos_ids: tuple[int, ...]
-    digest: str
+    blueprint: Blueprint  # structure of the native model
+    places: Mapping[str, StoredWeight]  # locations of its weights in files
+    check: CheckResult  # result of the self-check
+    eos_ids: tuple[int, ...]  # tokens that end a text
+    digest: str  # hash of logits that it computed
 
 
 def parsed_record(found: Mapping[str, Any]) -> Record:
@@ -124,19 +116,12 @@ SOURCES = (
 
 @dataclass(frozen=True, slots=True)
 class StartKey:
-    """The model to be loaded, and its options.
+    """The model to be loaded, and its options."""
 
-    Attributes:
-        name: name of its record.
-        folder: folder of the model's files.
-        quantization: of its packed weights; None for none.
-        facts: all facts that the record depends on.
-    """
-
-    name: str
-    folder: Path
-    quantization: str | None
-    facts: Mapping[str, Any]
+    name: str  # name of its record
+    folder: Path  # folder of the model's files
+    quantization: str | None  # of its packed weights; None for none
+    facts: Mapping[str, Any]  # all facts that the record depends on
 
 
 def start_key(
@@ -197,10 +182,8 @@ def logits_digest(model: NativeModel) -> str:
     return hashlib.sha256(b"".join(logits.contiguous().numpy().tobytes() for logits in (chain, tree))).hexdigest()
 
 
-FOLDER = "packed"
-"""Folder of packed weights in the cache."""
-SWITCH = "DRAFTREE_PACKED"
-"""Environment variable: 0 keeps no packed weights."""
+FOLDER = "packed"  # folder of packed weights in the cache
+SWITCH = "DRAFTREE_PACKED"  # environment variable: 0 keeps no packed weights
 LEAST_KEPT = LEAST_MAPPED
 """Least size in bytes of packed weights that are kept if packing is not slow: smaller ones take a tenth of a second."""
 STABLE = ("folder", "dtype", "quantization", "files", "settings")
@@ -319,11 +302,6 @@ class PackedStart:
         memory: memory for its weights, such as "8GB", if passes read the other ones from the cache; None for all
             weights in memory.
 
-    Attributes:
-        key: as above.
-        streams: whether passes read weights from the cache.
-        is_exact: whether passes of all shapes have the same bits, if weights are streamed; set by `build`.
-
     Raises:
         ConfigurationError: malformed memory.
     """
@@ -332,7 +310,8 @@ class PackedStart:
         self.key = key
         self._budget = None if memory is None else parse_size(memory)
         self._place = Cache().root / FOLDER / key.name
-        self.streams = self._budget is not None
+        self.streams = self._budget is not None  # whether passes read weights from the cache
+        # whether passes of all shapes have the same bits, if weights are streamed; set by `build`
         self.is_exact = False
 
     def load(self) -> tuple[NativeModel, Record] | None:

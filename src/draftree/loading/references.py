@@ -51,8 +51,7 @@ from draftree.models.torch.inspection import prompt_inputs
 from draftree.models.torch.seq2seq.sources import encoded_probe
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
 
-CHUNK_ROWS = 4096
-"""Number of a linear layer's outputs whose weights are in float32 at the same time."""
+CHUNK_ROWS = 4096  # number of a linear layer's outputs whose weights are in float32 at the same time
 
 
 @contextlib.contextmanager
@@ -150,19 +149,12 @@ def products_of_rows(layer: LayerBlueprint) -> Iterator[LinearBlueprint]:
 
 @dataclass(frozen=True, slots=True)
 class PackedProduct:
-    """A linear layer that is computed with its packed weight, unpacked for each call.
+    """A linear layer that is computed with its packed weight, unpacked for each call."""
 
-    Attributes:
-        module: the linear layer.
-        linear: how its weight is stored.
-        head_dim: size of a head.
-        weights: the packed weights.
-    """
-
-    module: nn.Module
-    linear: LinearBlueprint
-    head_dim: int
-    weights: UnpackedWeights
+    module: nn.Module  # the linear layer
+    linear: LinearBlueprint  # how its weight is stored
+    head_dim: int  # size of a head
+    weights: UnpackedWeights  # the packed weights
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the product of rounded inputs, float32, in the order of the module's outputs."""
@@ -201,17 +193,11 @@ def gated(plan: Blueprint, gate: Tensor, up: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PackedExperts:
-    """Experts of a layer that are computed with their packed weights, unpacked one after the other.
+    """Experts of a layer that are computed with their packed weights, unpacked one after the other."""
 
-    Attributes:
-        module: the experts.
-        layer: number of their layer.
-        ours: the model with the packed weights.
-    """
-
-    module: nn.Module
-    layer: int
-    ours: NativeModel
+    module: nn.Module  # the experts
+    layer: int  # number of their layer
+    ours: NativeModel  # the model with the packed weights
 
     def forward(self, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
         """Return the weighted sums of the chosen experts of each row.

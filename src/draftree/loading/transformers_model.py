@@ -53,8 +53,7 @@ def quiet() -> Iterator[None]:
             library.enable_progress_bar()
 
 
-VALUES_PER_BYTE = 2
-"""Of weights with 4 bits."""
+VALUES_PER_BYTE = 2  # of weights with 4 bits
 MAX_TABLES = 1 << 30
 """Bytes of tables, such as sines by position, that a model may have beside as many as its weights take."""
 READING = threading.RLock()

@@ -20,17 +20,13 @@ from draftree.models.torch.inspection import prompt_inputs
 PREFIX_LENGTH = 5
 TREE_PARENTS = (-1, 0, 0, -1, 1)
 BRANCHES = ((0, 1, 4), (0, 2), (3,))
-EXACT_LENGTHS = (60, 124, 250)
-"""Prefix lengths of the bitwise comparison, each just below a block boundary of keys."""
-NATIVE_LENGTHS = EXACT_LENGTHS[:2]
-"""Prefix lengths for native kernels, which read keys in blocks of 64."""
+EXACT_LENGTHS = (60, 124, 250)  # prefix lengths of the bitwise comparison, each just below a block boundary of keys
+NATIVE_LENGTHS = EXACT_LENGTHS[:2]  # prefix lengths for native kernels, which read keys in blocks of 64
 EXACT_PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 7, 8, -1, 10)
 WIDE_PARENTS = (-1, *((node - 1) // 3 for node in range(1, 52)))
 """Number of rows above the largest row block of any kernel (48)."""
-EXACT_TREES = (EXACT_PARENTS, WIDE_PARENTS, EXACT_PARENTS)
-"""Parents of the tree after each of these prefixes."""
-PIECES = (1, 24)
-"""Ends of the first prefill chunks, in tokens."""
+EXACT_TREES = (EXACT_PARENTS, WIDE_PARENTS, EXACT_PARENTS)  # parents of the tree after each of these prefixes
+PIECES = (1, 24)  # ends of the first prefill chunks, in tokens
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 8e-2, torch.float16: 3e-2}
 """Maximum accepted difference, relative to the range of the logits."""
 QUANTIZED_TOLERANCE = {"int8": 0.4, "int4": 0.6}
@@ -40,15 +36,10 @@ logits."""
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLogits:
-    """Logits of every branch by the model's own forward pass, before the model is changed.
+    """Logits of every branch by the model's own forward pass, before the model is changed."""
 
-    Attributes:
-        ids: the prefix, then the nodes of the tree.
-        logits: for each branch the rows from the end of the prefix on.
-    """
-
-    ids: tuple[int, ...]
-    logits: dict[tuple[int, ...], Tensor]
+    ids: tuple[int, ...]  # the prefix, then the nodes of the tree
+    logits: dict[tuple[int, ...], Tensor]  # for each branch the rows from the end of the prefix on
 
     @property
     def prefix(self) -> tuple[int, ...]:

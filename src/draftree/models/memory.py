@@ -10,35 +10,23 @@ from typing import Any
 
 import torch
 
-LOGIT_BYTES = 4
-"""Bytes of one logit: float32, except in float64 models."""
-LOGIT_COPIES = 2
-"""Arrays of this size for one row: logits, and noise or distribution."""
-NO_LIMIT = 1 << 60
-"""Limits above this mean that a control group has none."""
+LOGIT_BYTES = 4  # bytes of one logit: float32, except in float64 models
+LOGIT_COPIES = 2  # arrays of this size for one row: logits, and noise or distribution
+NO_LIMIT = 1 << 60  # limits above this mean that a control group has none
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of a model in bytes.
+    """Memory of a model in bytes."""
 
-    Attributes:
-        weights: weights and all else that is allocated before the first pass.
-        token: keys and values of one token in one slot.
-        logits: logits of one row.
-        row: activations between the layers, for one row of the widest pass so far.
-        graphs: upper bound for all captured graphs.
-    """
-
-    weights: int
-    token: int
-    logits: int
-    row: int
-    graphs: int = 0
+    weights: int  # weights and all else that is allocated before the first pass
+    token: int  # keys and values of one token in one slot
+    logits: int  # logits of one row
+    row: int  # activations between the layers, for one row of the widest pass so far
+    graphs: int = 0  # upper bound for all captured graphs
 
 
-NOTHING = Footprint(weights=0, token=0, logits=0, row=0)
-"""Footprint of no model."""
+NOTHING = Footprint(weights=0, token=0, logits=0, row=0)  # footprint of no model
 
 
 def total(footprints: Iterable[Footprint]) -> Footprint:

@@ -33,24 +33,15 @@ from draftree.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedText:
-    """One text of the target.
+    """One text of the target."""
 
-    Attributes:
-        prompt: token ids of the prompt.
-        tokens: the text, the token that ended it included.
-        params: parameters of its request.
-        seed: seed of its noise.
-        is_ended: whether it ended by itself, before the limit of its request.
-        layers: layers whose input was recorded, counted from 0; see `Pass.capture`.
-        hidden: these states at every token of prompt and text but the last, shape (tokens, layers, hidden).
-    """
-
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    is_ended: bool = False
-    layers: tuple[int, ...] = ()
+    prompt: tuple[int, ...]  # token ids of the prompt
+    tokens: tuple[int, ...]  # the text, the token that ended it included
+    params: SamplingParams  # parameters of its request
+    seed: int  # seed of its noise
+    is_ended: bool = False  # whether it ended by itself, before the limit of its request
+    layers: tuple[int, ...] = ()  # layers whose input was recorded, counted from 0; see `Pass.capture`
+    # these states at every token of prompt and text but the last, shape (tokens, layers, hidden)
     hidden: Tensor | None = None
 
     def answers(self, request: SlotRequest) -> bool:
@@ -88,8 +79,7 @@ class ReplayClock:
         self._added += since + seconds - self()
 
 
-BESIDE = -1
-"""Pick at a node beside the text: it is not known, and the walk does not reach it."""
+BESIDE = -1  # pick at a node beside the text: it is not known, and the walk does not reach it
 
 
 @final
@@ -175,9 +165,6 @@ class ReplayModel(LanguageModel):
 
     Args:
         costs: seconds of its passes.
-
-    Attributes:
-        text: what is replayed; None before the first one is set.
     """
 
     applies_controls = True
@@ -187,7 +174,7 @@ class ReplayModel(LanguageModel):
         self._model = model
         self._costs = costs
         self._clock = clock
-        self.text: RecordedText | None = None
+        self.text: RecordedText | None = None  # what is replayed; None before the first one is set
         self.vocab_size, self.max_length = model.vocab_size, model.max_length
         self.supports_trees, self.is_exact = model.supports_trees, model.is_exact
         self.device, self.dtype = model.device, model.dtype

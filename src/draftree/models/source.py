@@ -20,24 +20,16 @@ from draftree.sampling.decoding_rules import DecodingRules
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Source of token ids.
+    """Source of token ids."""
 
-    Attributes:
-        tokens: at least one token id, special tokens included, without padding.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # at least one token id, special tokens included, without padding
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSource:
-    """Source of features, such as a spectrogram; equal if shape and values are equal.
+    """Source of features, such as a spectrogram; equal if shape and values are equal."""
 
-    Attributes:
-        features: float32 of shape (channels, frames); read only.
-    """
-
-    features: np.ndarray = field(compare=False)
+    features: np.ndarray = field(compare=False)  # float32 of shape (channels, frames); read only
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,13 +46,9 @@ class FeatureSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HiddenSource:
-    """Source that an encoder has read already; equal to itself only.
+    """Source that an encoder has read already; equal to itself only."""
 
-    Attributes:
-        hidden: the encoder's output, a tensor of shape (1, length, features).
-    """
-
-    hidden: Any
+    hidden: Any  # the encoder's output, a tensor of shape (1, length, features)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -72,21 +60,13 @@ Source = TokenSource | FeatureSource | HiddenSource
 
 
 class EncoderDecoder(LanguageModel):
-    """A language model whose texts depend on a source.
+    """A language model whose texts depend on a source."""
 
-    Attributes:
-        rules: settings of its generation configuration.
-        source_vocab_size: number of token ids of a source; 0 if sources are features.
-        max_source_length: maximum length of a source of tokens.
-        feature_shape: required shape of features; None if sources are tokens.
-        probe_source: short source for checks and measurements.
-    """
-
-    rules: DecodingRules
-    source_vocab_size: int
-    max_source_length: int
-    feature_shape: tuple[int, int] | None = None
-    probe_source: Source
+    rules: DecodingRules  # settings of its generation configuration
+    source_vocab_size: int  # number of token ids of a source; 0 if sources are features
+    max_source_length: int  # maximum length of a source of tokens
+    feature_shape: tuple[int, int] | None = None  # required shape of features; None if sources are tokens
+    probe_source: Source  # short source for checks and measurements
 
     @abstractmethod
     def open_on(self, source: Source) -> Slot:

@@ -98,8 +98,7 @@ def check_prefix(edit: str, slot: TableSlot, length: int) -> None:
         raise ValueError(f"{edit} to {length} tokens, but the prefix has {slot.length}: name 0 to {slot.length}")
 
 
-Table = Callable[[tuple[int, ...]], Tensor]
-"""Function from preceding tokens to logits: float64 of shape (vocab,)."""
+Table = Callable[[tuple[int, ...]], Tensor]  # function from preceding tokens to logits: float64 of shape (vocab,)
 
 
 def hashed(vocab_size: int, seed: int, *, scale: float = 1.0) -> Table:

@@ -30,12 +30,10 @@ from draftree.parallel.world import World
 # one is lost, the process has `GRACE_SECONDS` to end by itself, for example by the error of a broken collective; then
 # the thread ends it.
 
-GRACE_SECONDS = 2.0
-"""Time from a lost connection to the end of the process."""
+GRACE_SECONDS = 2.0  # time from a lost connection to the end of the process
 LISTENED_GRACE_SECONDS = 10.0
 """The same for a process with listeners, such as a server that sends errors to its clients before it ends."""
-FAILED = 1
-"""Exit status of a process that ends because another one ended."""
+FAILED = 1  # exit status of a process that ends because another one ended
 POLL_SECONDS = 0.2
 NOTICE_SECONDS = 0.5
 """Time within which the end of another process is noticed here, if it is what a launcher ends this process for."""
@@ -72,10 +70,8 @@ class Lifelines:
         self._listeners: list[Callable[[str], None]] = []
         self.releases: list[Callable[[], None]] = []
         """Functions that let a pass return that waits for an ended process; called until this process ends."""
-        self.failure: str | None = None
-        """Why this process has to end; None as long as all processes live."""
-        self.is_told = False
-        """Whether the failure was raised as an error, which its reader shows."""
+        self.failure: str | None = None  # why this process has to end; None as long as all processes live
+        self.is_told = False  # whether the failure was raised as an error, which its reader shows
         self._thread = threading.Thread(target=self._watch, name="draftree-lifelines", daemon=True)
         self._thread.start()
         _current = self
@@ -199,11 +195,9 @@ def leave(status: int) -> None:
 
 MAGIC = 0x647261667472
 VERSION = 1
-HEADER = 6
-"""Numbers of a header."""
+HEADER = 6  # numbers of a header
 NUMBER_BYTES = 8
-MAX_NUMBERS = 1 << 26
-"""Upper bound of a message's length; a larger one is malformed."""
+MAX_NUMBERS = 1 << 26  # upper bound of a message's length; a larger one is malformed
 
 
 class MessageError(RuntimeError):
@@ -442,17 +436,14 @@ class MessageReader:
         return self._numbers[self._at - 1]
 
 
-JOIN_SECONDS = 1800.0
-"""Time for all processes to start; rank 0 may download the model meanwhile."""
+JOIN_SECONDS = 1800.0  # time for all processes to start; rank 0 may download the model meanwhile
 HELLO_SECONDS = 10.0
 STORE_POLL_SECONDS = 0.1
 PROBE_SECONDS = 10
-PROBES = 6
-"""A silent connection is probed every `PROBE_SECONDS`; after this many probes without an answer it is lost."""
+PROBES = 6  # a silent connection is probed every `PROBE_SECONDS`; after this many probes without an answer it is lost
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 16
-HELLO = struct.Struct(f"<{SECRET_BYTES}sqq")
-"""Secret, rank, and kind of a connection."""
+HELLO = struct.Struct(f"<{SECRET_BYTES}sqq")  # secret, rank, and kind of a connection
 MESSAGES, LIFELINE = 0, 1
 MAX_REPORT = 1 << 40
 
@@ -475,8 +466,7 @@ class Leader:
             found = _accepted(listener, secret, ranks, time.monotonic() + join_seconds)
         self._peers = {rank: found[rank, MESSAGES] for rank in ranks}
         self.lifelines = Lifelines(0, {rank: found[rank, LIFELINE] for rank in ranks})
-        self.num_bytes = self.num_messages = 0
-        """Bytes and messages sent so far, to one rank."""
+        self.num_bytes = self.num_messages = 0  # bytes and messages sent so far, to one rank
 
     @property
     def is_open(self) -> bool:

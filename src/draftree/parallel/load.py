@@ -58,8 +58,7 @@ from draftree.parallel.world import World, current_world, group_rank
 # stages; version 5.23 then fails at the first module that is not there. Here the plan is reduced to the modules of the
 # stage before it is applied.
 
-REPLACED = "PipelineIdentityLayer"
-"""Class of transformers that stands for a module of another stage."""
+REPLACED = "PipelineIdentityLayer"  # class of transformers that stands for a module of another stage
 APPLY = "apply_tensor_parallelism"
 
 
@@ -105,23 +104,19 @@ def plans_of_stages() -> Iterator[None]:
 
 logger = logging.getLogger(__name__)
 
-KNOWN_VERSIONS = ("5.23.", "5.24.")
-"""Versions of transformers whose division of layers is known."""
+KNOWN_VERSIONS = ("5.23.", "5.24.")  # versions of transformers whose division of layers is known
 PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_size")
 
 
 class Stage:
-    """Forward passes through the layers of one stage.
-
-    Attributes:
-        is_own: whether the passes are ours; if not, transformers' own forward runs, which sends the logits.
-    """
+    """Forward passes through the layers of one stage."""
 
     def __init__(self, model: Any, version: str) -> None:
         self._model = model
         self._stage: Any = getattr(model, "_pp_stage", None)
         self._whole: Any = getattr(model.forward, "__wrapped__", None)
         is_complete = self._whole is not None and all(hasattr(self._stage, name) for name in PARTS)
+        # whether the passes are ours; if not, transformers' own forward runs, which sends the logits
         self.is_own = version.startswith(KNOWN_VERSIONS) and is_complete
         if not self.is_own:
             logger.info("stages of transformers %s are not known: every pass sends its logits", version)
@@ -162,8 +157,7 @@ class Stage:
 # the sum of a row depends on how many rows a pass has. Here every rank gathers the parts, in the dtype of the weights,
 # and adds them in float32 from rank 0 up. The cost is tp times the bytes of the parts.
 
-ORDERED = ("rowwise", "rowwise_rep", "rowwise_split_input")
-"""Styles of transformers whose sums are replaced."""
+ORDERED = ("rowwise", "rowwise_rep", "rowwise_split_input")  # styles of transformers whose sums are replaced
 WITHOUT_SUMS = (
     "colwise",
     "colwise_rep",
@@ -327,32 +321,20 @@ class ShardedModel(HFModel):
 
 @dataclass(frozen=True, slots=True)
 class LoadedShare:
-    """Share of a model in this process.
+    """Share of a model in this process."""
 
-    Attributes:
-        model: the share.
-        folder: folder of the model's files.
-        reference: logits of the self-check.
-        facts: what rank 0 needs to know of this share: "max_length", and "samples" of its weights in hexadecimal
-            digits if the fingerprint has to be put together.
-        eos_ids: tokens that end a text.
-        is_fixed: whether passes run in C or have fixed shapes, so that rows may have the same bits in every pass.
-        kernels: name of the kernels.
-        quantization: of the weights.
-        tolerance: of the self-check; None for that of the dtype.
-        releases: functions that let a pass return that waits for an ended process.
-    """
-
-    model: SlottedModel
-    folder: Path
-    reference: ReferenceLogits
+    model: SlottedModel  # the share
+    folder: Path  # folder of the model's files
+    reference: ReferenceLogits  # logits of the self-check
+    # what rank 0 needs to know of this share: "max_length", and "samples" of its weights in hexadecimal digits if
+    # the fingerprint has to be put together
     facts: dict[str, Any]
-    eos_ids: tuple[int, ...]
-    is_fixed: bool
-    kernels: str
-    quantization: str | None = None
-    tolerance: float | None = None
-    releases: tuple[Callable[[], None], ...] = ()
+    eos_ids: tuple[int, ...]  # tokens that end a text
+    is_fixed: bool  # whether passes run in C or have fixed shapes, so that rows may have the same bits in every pass
+    kernels: str  # name of the kernels
+    quantization: str | None = None  # of the weights
+    tolerance: float | None = None  # of the self-check; None for that of the dtype
+    releases: tuple[Callable[[], None], ...] = ()  # functions that let a pass return that waits for an ended process
 
     @property
     def is_native(self) -> bool:
@@ -584,10 +566,8 @@ def _checked(
     return LoadedModel(model, share.folder, share.eos_ids, str(name), share.kernels, share.quantization)
 
 
-ABORT_OPERATIONS = "2"
-"""Value of torch that ends operations and not the process."""
-TIMEOUT = timedelta(hours=2)
-"""Reading large weights takes long; lifelines notice ended processes within seconds."""
+ABORT_OPERATIONS = "2"  # value of torch that ends operations and not the process
+TIMEOUT = timedelta(hours=2)  # reading large weights takes long; lifelines notice ended processes within seconds
 
 
 def local_device(device: str, world: World) -> torch.device:

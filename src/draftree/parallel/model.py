@@ -59,9 +59,6 @@ class ParallelModel(LanguageModel):
         has_embeddings: whether rank 0 can return embedding, head, final norm and hidden states.
         has_parts: whether embedding and head of each share are its own rows, which the other ranks report; otherwise
             they gather them themselves.
-
-    Attributes:
-        own: as above.
     """
 
     def __init__(

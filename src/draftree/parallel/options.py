@@ -10,17 +10,12 @@ from draftree.core.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """Division of one model among the processes that torchrun started.
+    """Division of one model among the processes that torchrun started."""
 
-    Attributes:
-        tp: processes that share each layer: its heads and the columns of its perceptron (tensor parallel).
-        pp: stages, each with a part of the layers (pipeline parallel).
-        strict_sums: whether partial sums are gathered and added in the order of the ranks, so that the sum of a row
-            does not depend on the number of rows in a pass.
-    """
-
-    tp: int = 1
-    pp: int = 1
+    tp: int = 1  # processes that share each layer: its heads and the columns of its perceptron (tensor parallel)
+    pp: int = 1  # stages, each with a part of the layers (pipeline parallel)
+    # whether partial sums are gathered and added in the order of the ranks, so that the sum of a row does not
+    # depend on the number of rows in a pass
     strict_sums: bool = False
 
     def __post_init__(self) -> None:
@@ -49,25 +44,15 @@ SINGLE = ParallelOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
-    """Options of a model that several processes load; all processes have the same.
+    """Options of a model that several processes load; all processes have the same."""
 
-    Attributes:
-        dtype: as for `load_model`.
-        device: as for `load_model`; each process has its own GPU.
-        kernels: as for `load_model`.
-        quantization: as for `load_model`.
-        trust_remote_code: as for `load_model`.
-        offload: must be None: each process keeps its share in memory.
-        kv_dtype: must be None: the slots of a share have the model's dtype.
-    """
-
-    dtype: Any = "auto"
-    device: str = "auto"
-    kernels: str = "auto"
-    quantization: str | None = None
-    trust_remote_code: bool = False
-    offload: str | int | None = None
-    kv_dtype: str | None = None
+    dtype: Any = "auto"  # as for `load_model`
+    device: str = "auto"  # as for `load_model`; each process has its own GPU
+    kernels: str = "auto"  # as for `load_model`
+    quantization: str | None = None  # as for `load_model`
+    trust_remote_code: bool = False  # as for `load_model`
+    offload: str | int | None = None  # must be None: each process keeps its share in memory
+    kv_dtype: str | None = None  # must be None: the slots of a share have the model's dtype
 
     def __post_init__(self) -> None:
         if self.offload is not None:

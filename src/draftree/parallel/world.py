@@ -9,31 +9,21 @@ from typing import Any
 from draftree.core.errors import ConfigurationError
 from draftree.parallel.options import ParallelOptions
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Set by torchrun for each process."""
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun for each process
 LAUNCHER = "TORCHELASTIC_RUN_ID"
 """Set by torchrun, and by accelerate with several processes; clusters may set the others for any process."""
 
 
 @dataclass(slots=True)
 class World:
-    """The processes that torchrun started.
+    """The processes that torchrun started."""
 
-    Attributes:
-        rank: number of this process; rank 0 runs the engine.
-        size: number of processes.
-        local_rank: number of this process on its machine.
-        local_size: number of processes on its machine.
-        store: a key-value store of torch.distributed that all processes reach.
-        is_divided: whether `load_together` has loaded a model.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    store: Any
-    is_divided: bool = False
+    rank: int  # number of this process; rank 0 runs the engine
+    size: int  # number of processes
+    local_rank: int  # number of this process on its machine
+    local_size: int  # number of processes on its machine
+    store: Any  # a key-value store of torch.distributed that all processes reach
+    is_divided: bool = False  # whether `load_together` has loaded a model
     _num_names: int = field(default=0)
 
     @property

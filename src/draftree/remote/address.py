@@ -15,12 +15,10 @@ FORM = "write remote:http://HOST:PORT or remote:https://HOST"
 OPTIONS = ("model", "tokenizer", "transport", "ca", "wait", "split", "weights", "states", "picks")
 STATES = ("float32", "bfloat16", "int8")
 PICKS = ("device", "server")
-SPLIT_OPTIONS = ("weights", "states", "picks")
-"""Options that need `split`."""
+SPLIT_OPTIONS = ("weights", "states", "picks")  # options that need `split`
 TRANSPORTS = ("auto", "websocket", "post")
 MAX_SPLIT = 10_000
-WAIT_SECONDS = 60.0
-"""How long a device waits for a server that does not answer or is full."""
+WAIT_SECONDS = 60.0  # how long a device waits for a server that does not answer or is full
 MAX_WAIT = 86_400
 PORTS = {"http": 80, "https": 443}
 
@@ -32,37 +30,21 @@ def is_remote(name: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """A verify server, and how to use it.
+    """A verify server, and how to use it."""
 
-    Attributes:
-        scheme: "http" or "https".
-        host: name or number, an IPv6 number without brackets.
-        port: TCP port.
-        path: prefix of all paths, without a slash at its end.
-        model: name of the served model; None for the server's first.
-        tokenizer: local folder of the target's tokenizer; None to fetch the server's.
-        transport: "websocket", "post", or "auto" for the first that works.
-        ca: file with the certificates (PEM) that may sign the server's; None for those of the system.
-        wait: seconds that the device waits for a server that does not answer or is full.
-        split: layers that the device runs; 0 if it sends tokens.
-        weights: model whose first layers, embedding and output head the device reads; empty without `split`.
-        states: format of hidden states on the way: "float32", "bfloat16" or "int8".
-        picks: where logits are computed and tokens picked: "device" or "server".
-    """
-
-    scheme: str
-    host: str
-    port: int
-    path: str = ""
-    model: str | None = None
-    tokenizer: str | None = None
-    transport: str = "auto"
-    ca: str | None = None
-    wait: float = WAIT_SECONDS
-    split: int = 0
-    weights: str = ""
-    states: str = "float32"
-    picks: str = "device"
+    scheme: str  # "http" or "https"
+    host: str  # name or number, an IPv6 number without brackets
+    port: int  # TCP port
+    path: str = ""  # prefix of all paths, without a slash at its end
+    model: str | None = None  # name of the served model; None for the server's first
+    tokenizer: str | None = None  # local folder of the target's tokenizer; None to fetch the server's
+    transport: str = "auto"  # "websocket", "post", or "auto" for the first that works
+    ca: str | None = None  # file with the certificates (PEM) that may sign the server's; None for those of the system
+    wait: float = WAIT_SECONDS  # seconds that the device waits for a server that does not answer or is full
+    split: int = 0  # layers that the device runs; 0 if it sends tokens
+    weights: str = ""  # model whose first layers, embedding and output head the device reads; empty without `split`
+    states: str = "float32"  # format of hidden states on the way: "float32", "bfloat16" or "int8"
+    picks: str = "device"  # where logits are computed and tokens picked: "device" or "server"
 
     @classmethod
     def parse(cls, name: str) -> RemoteAddress:
@@ -158,15 +140,11 @@ def _split(name: str, options: Mapping[str, str]) -> int:
 
 
 class FrameError(DraftreeError):
-    """A frame that cannot be read.
-
-    Attributes:
-        code: machine-readable reason.
-    """
+    """A frame that cannot be read."""
 
     def __init__(self, message: str, *, code: str = "bad_frame") -> None:
         super().__init__(message)
-        self.code = code
+        self.code = code  # machine-readable reason
 
 
 class ConnectionLostError(DraftreeError):

@@ -30,14 +30,10 @@ from draftree.remote.transport import SILENCE, Transport, open_transport
 # so the round trip follows without synchronized clocks. Costs use the 70th percentile of the round trip: with jitter
 # the mean is too small to plan with.
 
-WINDOW = 50
-"""Rounds of which estimates are made."""
-PLANNED = 0.7
-"""Percentile of the round trip in costs."""
-MARGIN = 0.95
-"""Streaming is recommended if it takes less than this share of the time per token."""
-MIN_ROUNDS = 8
-"""Rounds before a recommendation."""
+WINDOW = 50  # rounds of which estimates are made
+PLANNED = 0.7  # percentile of the round trip in costs
+MARGIN = 0.95  # streaming is recommended if it takes less than this share of the time per token
+MIN_ROUNDS = 8  # rounds before a recommendation
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -56,33 +52,19 @@ def streaming_seconds(pass_seconds: Mapping[int, float], queue_seconds: float) -
 
 @dataclass(slots=True)
 class Latency:
-    """Counts and recent times of one connection, in seconds. Mutated by the client.
+    """Counts and recent times of one connection, in seconds. Mutated by the client."""
 
-    Attributes:
-        pass_seconds: the server's passes by rows, as it measured them.
-        rounds: verified rounds.
-        tokens: tokens that they returned.
-        streamed: tokens that the server wrote alone.
-        bytes_up: bytes of frames of these rounds and reads, sent.
-        bytes_down: the same, received.
-        reconnects: connections after the first.
-        reopened: texts that were opened again: the server had lost them, or they need more room.
-        seconds: time of verified rounds, drafting included.
-        prompt_bytes: bytes of hidden states of prompts, sent.
-        can_stream: whether the server could write and stream texts alone.
-    """
-
-    pass_seconds: dict[int, float] = field(default_factory=dict)
-    rounds: int = 0
-    tokens: int = 0
-    streamed: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    reconnects: int = 0
-    reopened: int = 0
-    seconds: float = 0.0
-    prompt_bytes: int = 0
-    can_stream: bool = True
+    pass_seconds: dict[int, float] = field(default_factory=dict)  # the server's passes by rows, as it measured them
+    rounds: int = 0  # verified rounds
+    tokens: int = 0  # tokens that they returned
+    streamed: int = 0  # tokens that the server wrote alone
+    bytes_up: int = 0  # bytes of frames of these rounds and reads, sent
+    bytes_down: int = 0  # the same, received
+    reconnects: int = 0  # connections after the first
+    reopened: int = 0  # texts that were opened again: the server had lost them, or they need more room
+    seconds: float = 0.0  # time of verified rounds, drafting included
+    prompt_bytes: int = 0  # bytes of hidden states of prompts, sent
+    can_stream: bool = True  # whether the server could write and stream texts alone
     _trips: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _queues: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     _passes: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -158,35 +140,24 @@ def _ms(seconds: float) -> str:
 
 logger = logging.getLogger(__name__)
 
-Connector = Callable[[], Transport]
-"""Opens a connection; raises ConnectionLostError or RefusedError."""
-MAX_STALE = 1000
-"""Late replies in a row after which a connection counts as broken."""
+Connector = Callable[[], Transport]  # opens a connection; raises ConnectionLostError or RefusedError
+MAX_STALE = 1000  # late replies in a row after which a connection counts as broken
 LOST_CODES = frozenset({"session_lost", "text_lost", "out_of_step"})
 """Codes of errors after which texts must be opened again."""
 LEAST_SILENCE = 2.0
 MAX_VOCAB = 1 << 24
-PINGS = 2
-"""Requests that measure the round trip of a new client."""
+PINGS = 2  # requests that measure the round trip of a new client
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a client waits. Seconds.
+    """How long a client waits. Seconds."""
 
-    Attributes:
-        reply: for one reply; it must be longer than the server's longest pass and queue.
-        total: for a server that does not answer or is full, over all attempts.
-        first: for the first reply of all, over all attempts: a wrong address is an error soon.
-        first_pause: before the second attempt; doubled for each further one.
-        longest_pause: between two attempts at most.
-    """
-
-    reply: float = 120.0
-    total: float = 60.0
-    first: float = 5.0
-    first_pause: float = 0.05
-    longest_pause: float = 2.0
+    reply: float = 120.0  # for one reply; it must be longer than the server's longest pass and queue
+    total: float = 60.0  # for a server that does not answer or is full, over all attempts
+    first: float = 5.0  # for the first reply of all, over all attempts: a wrong address is an error soon
+    first_pause: float = 0.05  # before the second attempt; doubled for each further one
+    longest_pause: float = 2.0  # between two attempts at most
 
     @property
     def silence(self) -> float:
@@ -196,35 +167,20 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the server tells a new session.
+    """What the server tells a new session."""
 
-    Attributes:
-        session: token of the session.
-        model: name of the served model.
-        vocab_size: tokens of its vocabulary.
-        context: most tokens of prompt and text.
-        eos_ids: tokens that end a text.
-        tokenizer: fingerprint of its tokenizer; empty if it has none.
-        is_exact: as for `LanguageModel.is_exact`.
-        supports_trees: whether drafts may branch.
-        nodes: most nodes of a text's tree.
-        texts: most open texts of the session.
-        lease: seconds without a request after which the session ends.
-        pass_seconds: the server's passes by rows.
-    """
-
-    session: str
-    model: str
-    vocab_size: int
-    context: int
-    eos_ids: tuple[int, ...]
-    tokenizer: str
-    is_exact: bool
-    supports_trees: bool
-    nodes: int
-    texts: int
-    lease: float
-    pass_seconds: Mapping[int, float]
+    session: str  # token of the session
+    model: str  # name of the served model
+    vocab_size: int  # tokens of its vocabulary
+    context: int  # most tokens of prompt and text
+    eos_ids: tuple[int, ...]  # tokens that end a text
+    tokenizer: str  # fingerprint of its tokenizer; empty if it has none
+    is_exact: bool  # as for `LanguageModel.is_exact`
+    supports_trees: bool  # whether drafts may branch
+    nodes: int  # most nodes of a text's tree
+    texts: int  # most open texts of the session
+    lease: float  # seconds without a request after which the session ends
+    pass_seconds: Mapping[int, float]  # the server's passes by rows
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> Welcome:

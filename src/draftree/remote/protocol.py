@@ -29,10 +29,8 @@ from draftree.core.tree import ROOT, TokenTree, is_chain
 from draftree.remote.address import FrameError, RefusedError
 from draftree.sampling.params import SamplingParams
 
-Check = Callable[[str, Any], Any]
-"""Returns the checked value of a field with this name."""
-MAX_TOKENS = 1 << 18
-"""Most entries of any list in a frame."""
+Check = Callable[[str, Any], Any]  # returns the checked value of a field with this name
+MAX_TOKENS = 1 << 18  # most entries of any list in a frame
 MAX_ID = 2**53
 MAX_NAME = 256
 
@@ -90,49 +88,31 @@ def params_field(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-VERSION = 1
-"""Version of the protocol; both sides must have the same."""
-MAX_FRAME_BYTES = 1 << 20
-"""Largest frame from a client: a prompt of some hundred thousand tokens."""
-MAX_REPLY_BYTES = 1 << 22
-"""Largest frame from a server that a client reads."""
-MAX_TEXTS = 256
-"""Most texts of one frame."""
+VERSION = 1  # version of the protocol; both sides must have the same
+MAX_FRAME_BYTES = 1 << 20  # largest frame from a client: a prompt of some hundred thousand tokens
+MAX_REPLY_BYTES = 1 << 22  # largest frame from a server that a client reads
+MAX_TEXTS = 256  # most texts of one frame
 NO_REQUESTS: Mapping[str, Mapping[str, Check]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedText:
-    """The draft of one text in a round.
+    """The draft of one text in a round."""
 
-    Attributes:
-        text: number of the text in its session.
-        length: tokens of prompt and text so far, the root included.
-        crc: CRC-32 of these tokens as little-endian 32-bit integers.
-        tree: drafted tokens and parents; may be empty.
-    """
-
-    text: int
-    length: int
-    crc: int
-    tree: TokenTree
+    text: int  # number of the text in its session
+    length: int  # tokens of prompt and text so far, the root included
+    crc: int  # CRC-32 of these tokens as little-endian 32-bit integers
+    tree: TokenTree  # drafted tokens and parents; may be empty
 
 
 @dataclass(frozen=True, slots=True)
 class WalkedText:
-    """The verdict on one text.
-
-    Attributes:
-        text: number of the text.
-        path: accepted nodes from the root down.
-        bonus: the token after them.
-        is_done: whether the text has ended on the server.
-    """
+    """The verdict on one text."""
 
     text: int
-    path: tuple[int, ...]
-    bonus: int
-    is_done: bool
+    path: tuple[int, ...]  # accepted nodes from the root down
+    bonus: int  # the token after them
+    is_done: bool  # whether the text has ended on the server
 
 
 def encode(message: Mapping[str, Any]) -> bytes:

@@ -59,10 +59,8 @@ class RemoteSlot(Slot):
     def __init__(self, number: int, text: int, request: SlotRequest) -> None:
         self._id, self.length_, self.tentative = number, 0, 0
         self.text, self.request = text, request
-        self.is_done = False
-        """Whether the text has ended on the server."""
-        self.unread: list[int] = []
-        """Tokens that the server wrote alone and the engine has not taken."""
+        self.is_done = False  # whether the text has ended on the server
+        self.unread: list[int] = []  # tokens that the server wrote alone and the engine has not taken
 
     @property
     def id(self) -> int:
@@ -80,8 +78,7 @@ class RemoteSlot(Slot):
         return self.tentative
 
 
-MAX_REOPENED = 3
-"""Attempts of one pass whose texts the server lost."""
+MAX_REOPENED = 3  # attempts of one pass whose texts the server lost
 
 
 @dataclass(slots=True)
@@ -113,8 +110,7 @@ class RemoteModel(LanguageModel):
     clock: Clock = SYSTEM_CLOCK
     _slots: dict[int, RemoteSlot] = field(default_factory=dict)
     _texts: int = 0
-    _last: tuple[tuple[int, ...], float] = ((), 0.0)
-    """Texts of the last round, and when it ended."""
+    _last: tuple[tuple[int, ...], float] = ((), 0.0)  # texts of the last round, and when it ended
 
     applies_controls = True
 

@@ -24,8 +24,7 @@ __all__ = [
     "tokenizer_fingerprint",
 ]
 
-TOKENIZER_PATH = "/v1/verify/tokenizer"
-"""Path of a GET request for the files."""
+TOKENIZER_PATH = "/v1/verify/tokenizer"  # path of a GET request for the files
 JSON_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "config.json",
@@ -36,11 +35,9 @@ MAX_BYTES = 64 << 20
 OTHER = re.compile(r"[^A-Za-z0-9_-]", re.ASCII)
 """Characters of a model's name that the name of its folder does not have."""
 MAX_NAME, DIGITS = 64, 32
-MAX_KEPT = 8
-"""Most folders of one model whose files a device names as present."""
+MAX_KEPT = 8  # most folders of one model whose files a device names as present
 DIGEST = re.compile(rf"[0-9a-f]{{{DIGITS}}}")
-COMPLETE = "complete"
-"""File that is written last."""
+COMPLETE = "complete"  # file that is written last
 UNUSABLE = "the server's tokenizer files cannot be used: name a local copy, remote:URL?tokenizer=FOLDER"
 PROBE = "The café – 12,345 naïve façades.\n\tdef f(x): return x  # 東京 😀\r\n  end"
 """Text whose tokens are part of the fingerprint: tokenizers with one vocabulary may split it differently."""

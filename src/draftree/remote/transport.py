@@ -26,17 +26,13 @@ T = TypeVar("T")
 
 quiet = logging.getLogger(f"{__name__}.websocket")
 quiet.setLevel(logging.CRITICAL)  # lost connections become errors of this package, which are shown once
-PATH = "/v1/verify"
-"""Path of the WebSocket, and of POST requests with one frame each."""
+PATH = "/v1/verify"  # path of the WebSocket, and of POST requests with one frame each
 CONTENT_TYPE = "application/msgpack"
 UNAUTHORIZED, FORBIDDEN, NOT_FOUND = 401, 403, 404
-NO_KEY = b"missing_api_key"
-"""Code of the server's answer to a request without a key."""
+NO_KEY = b"missing_api_key"  # code of the server's answer to a request without a key
 OK = 200
-SILENCE = 10.0
-"""Seconds for connecting, and for the answer to a ping."""
-FAREWELL = 2.0
-"""Seconds for the reply to the end of a session, and for the end of a connection."""
+SILENCE = 10.0  # seconds for connecting, and for the answer to a ping
+FAREWELL = 2.0  # seconds for the reply to the end of a session, and for the end of a connection
 NO_UPGRADE = frozenset({400, 404, 405, 426, 500, 501, 502})
 """Answers of servers and proxies that do not pass WebSockets."""
 
@@ -49,8 +45,7 @@ class Transport(ABC):
         bytes_down: bytes of frames received.
     """
 
-    needs_session = False
-    """Whether every frame must name its session."""
+    needs_session = False  # whether every frame must name its session
 
     def __init__(self, timeout: float = 0.0) -> None:
         self.bytes_up = self.bytes_down = 0

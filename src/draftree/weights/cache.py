@@ -58,8 +58,7 @@ WEIGHT_FILES = ("*.safetensors", "*.bin")
 PATTERNS = ("*.json", *WEIGHT_FILES, "*.jinja", "*.model", "*.tiktoken", "*.txt")
 MANIFEST_NAMES = frozenset({"draftree.json"})
 
-Sum = tuple[int, int, str]
-"""Bytes, modification time in nanoseconds, sha256."""
+Sum = tuple[int, int, str]  # bytes, modification time in nanoseconds, sha256
 
 
 def are_pickled(folder: Path) -> bool:
@@ -175,8 +174,7 @@ def _write_note(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-SUMS = "sums"
-"""Key of the checksums in a manifest; the manifest is written last into every folder."""
+SUMS = "sums"  # key of the checksums in a manifest; the manifest is written last into every folder
 
 
 class Cache:

@@ -200,8 +200,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
-CONTROL, USER_DEFINED = 3, 4
-"""Values of `tokenizer.ggml.token_type`."""
+CONTROL, USER_DEFINED = 3, 4  # values of `tokenizer.ggml.token_type`
 
 ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 END_ROLES = ("eos", "eot", "eom")
@@ -309,13 +308,10 @@ def _merge_ranks(file: GgufFile, num_pieces: int) -> list[float]:
     return [-score for score in file.metadata["tokenizer.ggml.scores"]]
 
 
-JOINED = "+"
-"""Between the names of tensors that make one parameter."""
-GGUF_CONVERTER = "gguf-2"
-"""Changes whenever the same file would convert to a different folder."""
+JOINED = "+"  # between the names of tensors that make one parameter
+GGUF_CONVERTER = "gguf-2"  # changes whenever the same file would convert to a different folder
 
-EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")
-"""Weights of all experts of a layer."""
+EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj")  # weights of all experts of a layer
 TENSORS_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
 
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLAMA2C_CONVERTER", "Llama2cHeader", "convert_llama2c", "read_tensors", "read_tokenizer"]
 
-LLAMA2C_CONVERTER = "llama2c-1"
-"""Changes whenever the same file would convert to a different folder."""
+LLAMA2C_CONVERTER = "llama2c-1"  # changes whenever the same file would convert to a different folder
 
 HEADER = struct.Struct("<7i")
 UNKNOWN, BOS, EOS = 0, 1, 2

@@ -73,8 +73,7 @@ class Ctranslate2File:
             self.variables[name] = Variable(shape, TYPES[code], self._place)
             self._take(size)
         self.aliases = {self._name(): self._name() for _ in range(self._number("I"))}
-        self.rest = bytes(self._bytes[self._place :])
-        """The bytes after the model in the file."""
+        self.rest = bytes(self._bytes[self._place :])  # the bytes after the model in the file
 
     def values(self, name: str) -> np.ndarray:
         """Return a variable, float32 if it holds floats."""
@@ -108,8 +107,7 @@ class Ctranslate2File:
         return self._take(self._number("H"))[:-1].decode("utf-8")
 
 
-WHISPER_CONVERTER = "whisper-1"
-"""Changes whenever the same file would convert to a different folder."""
+WHISPER_CONVERTER = "whisper-1"  # changes whenever the same file would convert to a different folder
 NUM_TIMESTAMPS = 1501
 SYMBOLS = (
     '"', "#", "(", ")", "*", "+", "/", ":", ";", "<", "=", ">", "@", "[", "\\", "]", "^", "_", "`", "{", "|", "}", "~",

@@ -29,12 +29,9 @@ STRING, ARRAY = 8, 9
 MAX_DIMENSIONS = 4
 FLOAT32, FLOAT16 = 0, 1
 MAX_QUOTED = 300
-MAX_ITEMS = 1 << 24
-"""Items of a list of the metadata; the largest known vocabularies have a million."""
-MAX_NESTED = 4
-"""Lists inside lists."""
-CHUNK_VALUES = 1 << 22
-"""Values of a tensor that are dequantized at once."""
+MAX_ITEMS = 1 << 24  # items of a list of the metadata; the largest known vocabularies have a million
+MAX_NESTED = 4  # lists inside lists
+CHUNK_VALUES = 1 << 22  # values of a tensor that are dequantized at once
 PURPOSE = "weights in the GGUF format need"
 BLOCKS = {
     FLOAT32: ("F32", 1, 4),
@@ -296,19 +293,12 @@ KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K
 
 @dataclass(frozen=True, slots=True)
 class BlockShare:
-    """Matrices of a file that have one kind of blocks.
+    """Matrices of a file that have one kind of blocks."""
 
-    Attributes:
-        kind: name of the kind.
-        num_matrices: how many have it.
-        num_weights: number of their values.
-        num_bytes: size of their blocks.
-    """
-
-    kind: str
-    num_matrices: int
-    num_weights: int
-    num_bytes: int
+    kind: str  # name of the kind
+    num_matrices: int  # how many have it
+    num_weights: int  # number of their values
+    num_bytes: int  # size of their blocks
 
 
 def block_shares(file: GgufFile) -> tuple[BlockShare, ...]:

@@ -47,10 +47,8 @@ logger = logging.getLogger(__name__)
 CONVERTERS = {"gguf": "gguf-1", "llama2c": LLAMA2C_CONVERTER, "whisper": WHISPER_CONVERTER}
 """Version of the conversion of each form. The catalogue's files convert alike in `gguf-1` and `gguf-2`, except that the
 base model gemma3-270m also ends texts at the end of a turn."""
-BLOCK_FACTS = "gguf.json"
-"""File of the description of a GGUF file: settings, and the GGUF tensor of every parameter."""
-TOKENIZER_BYTES = 48_000_000
-"""Disk space for the tokenizer files and settings of the largest known vocabularies."""
+BLOCK_FACTS = "gguf.json"  # file of the description of a GGUF file: settings, and the GGUF tensor of every parameter
+TOKENIZER_BYTES = 48_000_000  # disk space for the tokenizer files and settings of the largest known vocabularies
 
 
 def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:

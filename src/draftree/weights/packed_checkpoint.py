@@ -20,36 +20,26 @@ from draftree.core.errors import ModelLoadError, UnsupportedModelError
 from draftree.core.files import JsonError, get_again, read_json
 
 CODE_BITS = 4
-ALL_INPUTS = -1
-"""Size of the only group of a row, as GPTQ notes it."""
+ALL_INPUTS = -1  # size of the only group of a row, as GPTQ notes it
 BLOCK = 32
 AUTOROUND = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 """Method whose layout a packing format of AutoRound has."""
 SUFFIXES = {"gptq": "qweight", "awq": "qweight", "compressed-tensors": "weight_packed"}
 """Last part of the names of tensors of codes, by method."""
-ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
-"""What is added to stored zeros, by the format of a GPTQ checkpoint."""
-EXCEPTIONS = ("dynamic", "extra_config")
-"""Settings of single modules, as gptqmodel and AutoRound write them."""
-NATURAL_ORDERS = (None, "static", "weight")
-"""Values of `actorder` whose groups are in the order of inputs."""
+ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}  # what is added to stored zeros, by the format of a GPTQ checkpoint
+EXCEPTIONS = ("dynamic", "extra_config")  # settings of single modules, as gptqmodel and AutoRound write them
+NATURAL_ORDERS = (None, "static", "weight")  # values of `actorder` whose groups are in the order of inputs
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A declared quantization that native kernels support.
+    """A declared quantization that native kernels support."""
 
-    Attributes:
-        folder: folder of the model.
-        method: "gptq", "awq" or "compressed-tensors".
-        group_sizes: declared numbers of inputs of a group, those of single modules too; `ALL_INPUTS` for all of a row.
-        zero_offset: what is added to stored zeros.
-    """
-
-    folder: Path
-    method: str
+    folder: Path  # folder of the model
+    method: str  # "gptq", "awq" or "compressed-tensors"
+    # declared numbers of inputs of a group, those of single modules too; `ALL_INPUTS` for all of a row
     group_sizes: frozenset[int]
-    zero_offset: int
+    zero_offset: int  # what is added to stored zeros
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any] | None:
@@ -146,8 +136,7 @@ def _sizes_of_modules(settings: Mapping[str, Any]) -> set[int]:
 CODES_OF_WORD = 8
 WORD_BITS = 32
 WORDS, INDICES = ("I32",), ("I32", "I64")
-FLOATS = ("F16", "BF16", "F32", "F64")
-"""Types of weights that are not packed, and of scales, as safetensors names them."""
+FLOATS = ("F16", "BF16", "F32", "F64")  # types of weights that are not packed, and of scales, as safetensors names them
 OTHER_BITS = (2, 3, 8)
 
 
@@ -259,8 +248,7 @@ class _Matrix:
 
 
 SYMMETRIC_ZERO = 8
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Place in a word of AWQ of each of its eight codes."""
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of AWQ of each of its eight codes
 SCALES = {"gptq": "scales", "awq": "scales", "compressed-tensors": "weight_scale"}
 """Last part of the names of tensors of scales, by method."""
 EXPERT = re.compile(r"\.experts\.")
@@ -271,17 +259,11 @@ PARTS = ("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale"
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A matrix of 4 bits: a weight is scale * (code - zero).
+    """A matrix of 4 bits: a weight is scale * (code - zero)."""
 
-    Attributes:
-        codes: shape (outputs, inputs), uint8.
-        scales: shape (outputs, groups), float32.
-        zeros: shape (outputs, groups), float32.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
+    codes: Tensor  # shape (outputs, inputs), uint8
+    scales: Tensor  # shape (outputs, groups), float32
+    zeros: Tensor  # shape (outputs, groups), float32
 
     @property
     def kind(self) -> str:
@@ -308,9 +290,6 @@ class Codes:
 
 class PackedCheckpoint:
     """Files of a folder whose matrices have 4 bits.
-
-    Attributes:
-        sources: names of all parameters in the transformers model.
 
     Raises:
         UnsupportedModelError: a quantization of another kind, or experts; the message has the reason.
@@ -345,6 +324,7 @@ class PackedCheckpoint:
             if key.endswith(f".{suffix}")
         }
         dense = {key for key in self._files if key.endswith((".weight", ".bias"))}
+        # names of all parameters in the transformers model
         self.sources = {name: name for name in self._packed.keys() | dense}
         self._read: tuple[str, Codes] | None = None
 

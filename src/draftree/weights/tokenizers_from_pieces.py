@@ -23,13 +23,10 @@ BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
 class CuttingRule:
     """The pre-tokenization rule of a family of byte-level vocabularies."""
 
-    pattern: str | None = None
-    """None: the pattern of GPT-2."""
+    pattern: str | None = None  # none: the pattern of GPT-2
     splits_digits: bool = False
-    composes: bool = False
-    """Whether letters and their accents are composed (NFC) first."""
-    takes_whole_words: bool = False
-    """Whether a word that is a piece is one token, even if no merges produce it."""
+    composes: bool = False  # whether letters and their accents are composed (NFC) first
+    takes_whole_words: bool = False  # whether a word that is a piece is one token, even if no merges produce it
 
 
 def later_pattern(digits: str) -> str:

@@ -19,10 +19,8 @@ from draftree.core.tree import ROOT, is_path, is_rooted
 from draftree.models.base import Commit, Extend, LayerSubset, Slot
 from draftree.sampling.logits import Logits
 
-SPARE = 8
-"""Factor of slots reserved in host memory over slots requested."""
-CLOSED = -1
-"""Index of a closed slot."""
+SPARE = 8  # factor of slots reserved in host memory over slots requested
+CLOSED = -1  # index of a closed slot
 
 
 class KVSlot(Slot):
@@ -115,13 +113,11 @@ class KVMemory:
         self._device = device
         self._granule = granule
         self.num_scratch = num_scratch
-        self.version = 0
-        """Token that changes whenever the memory is reallocated."""
+        self.version = 0  # token that changes whenever the memory is reallocated
         self.num_slots = 0
         self.length = 0
         self._stores: list[tuple[Tensor, Tensor]] = []
-        self._num_held = 0
-        """Number of slots that fit into the memory."""
+        self._num_held = 0  # number of slots that fit into the memory
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
@@ -271,17 +267,14 @@ class KVMemory:
                 store[slot] = 0
 
 
-MAX_PARTIAL = 512
-"""Maximum number of partial nodes after a slot's prefix and tree."""
+MAX_PARTIAL = 512  # maximum number of partial nodes after a slot's prefix and tree
 
 
 class Leftovers(Enum):
     """Treatment of positions whose keys and values are not kept."""
 
-    UNREAD = auto()
-    """Passes read visible positions only."""
-    MASKED = auto()
-    """Passes read them with weight zero: a reused slot must contain finite values only."""
+    UNREAD = auto()  # passes read visible positions only
+    MASKED = auto()  # passes read them with weight zero: a reused slot must contain finite values only
     CLEARED = auto()
     """As `MASKED`, without waiting for the device: dropped positions are overwritten with zeros at once."""
 
@@ -450,23 +443,15 @@ def kv_slot(slot: Slot) -> KVSlot:
 
 @dataclass(frozen=True, slots=True)
 class LayerRange:
-    """Range of layers that the rows of one pass run through.
+    """Range of layers that the rows of one pass run through."""
 
-    Attributes:
-        first: first layer.
-        end: layer after the last.
-        part: attentions and perceptrons that are skipped; None for none.
-        hidden: input of the first layer, shape (rows, hidden); None for the tokens' embeddings.
-        keeps_hidden: whether the output of the last layer is returned, to continue from it.
-        capture: layers whose input, the residual stream, is returned for every row; `end` selects the output of the
-            last layer that is run, before the final norm.
-    """
-
-    first: int
-    end: int
-    part: LayerSubset | None = None
-    hidden: Tensor | None = None
-    keeps_hidden: bool = False
+    first: int  # first layer
+    end: int  # layer after the last
+    part: LayerSubset | None = None  # attentions and perceptrons that are skipped; None for none
+    hidden: Tensor | None = None  # input of the first layer, shape (rows, hidden); None for the tokens' embeddings
+    keeps_hidden: bool = False  # whether the output of the last layer is returned, to continue from it
+    # layers whose input, the residual stream, is returned for every row; `end` selects the output of the last layer
+    # that is run, before the final norm
     capture: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -513,17 +498,12 @@ class LayerRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeOutput:
-    """Output of the layers of a range, the norm and the head.
+    """Output of the layers of a range, the norm and the head."""
 
-    Attributes:
-        logits: logits of the requested rows.
-        hidden: output of the last layer, shape (rows, hidden); None if it was not requested.
-        captured: input of the captured layers, for every row in the order of the jobs, shape
-            (rows, captured layers, hidden), float32, or float64 for a float64 model; None if none was requested.
-    """
-
-    logits: Logits
-    hidden: Tensor | None = None
+    logits: Logits  # logits of the requested rows
+    hidden: Tensor | None = None  # output of the last layer, shape (rows, hidden); None if it was not requested
+    # input of the captured layers, for every row in the order of the jobs, shape (rows, captured layers, hidden),
+    # float32, or float64 for a float64 model; None if none was requested
     captured: Tensor | None = None
 
 
@@ -539,17 +519,11 @@ def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Match between the nodes of a tree and partial nodes.
+    """Match between the nodes of a tree and partial nodes."""
 
-    Attributes:
-        places: nodes of the tree that are partial nodes already.
-        sources: for each of them the partial node.
-        missing: nodes of the tree that are not.
-    """
-
-    places: list[int]
-    sources: list[int]
-    missing: list[int]
+    places: list[int]  # nodes of the tree that are partial nodes already
+    sources: list[int]  # for each of them the partial node
+    missing: list[int]  # nodes of the tree that are not
 
 
 class PartialTree:

@@ -261,15 +261,10 @@ WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choos
 
 
 class Encoded(Protocol):
-    """Encoded source.
-
-    Attributes:
-        source: the source.
-        num_slots: number of slots that refer to it.
-    """
+    """Encoded source."""
 
     source: Source
-    num_slots: int
+    num_slots: int  # number of slots that refer to it
 
 
 EncodedT = TypeVar("EncodedT", bound=Encoded)
@@ -281,8 +276,7 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
     def __init__(self, kind: str, *, num_layers: int, pool: SlotPool) -> None:
         super().__init__(kind, num_layers=num_layers, pool=pool)
         self._encoded: dict[Source, EncodedT] = {}
-        self._source_of: dict[int, EncodedT] = {}
-        """Source of each open slot, by its index."""
+        self._source_of: dict[int, EncodedT] = {}  # source of each open slot, by its index
 
     @abstractmethod
     def _encode(self, source: Source) -> Tensor:

@@ -16,30 +16,21 @@ from draftree.models.native.structures import CPass
 
 @dataclass(frozen=True, slots=True)
 class LinearBlueprint:
-    """Linear layer.
+    """Linear layer."""
 
-    Attributes:
-        weight: name of its weight.
-        bias: name of its bias; None for none.
-        inputs: number of inputs.
-        outputs: number of outputs.
-        is_transposed: whether the weight has shape (inputs, outputs).
-        expert: index in the first dimension of the weight, which many experts share; None for a weight of its own.
-        is_interleaved: whether outputs of gate and up alternate; otherwise those of the gate come first.
-        groups: number of groups of heads with their key and value one after the other; 0 if all queries come first,
-            then all keys, then all values.
-        pairs: number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if
-            those of two halves do, as native kernels require.
-    """
-
-    weight: str
-    bias: str | None
+    weight: str  # name of its weight
+    bias: str | None  # name of its bias; None for none
     inputs: int
     outputs: int
-    is_transposed: bool = False
+    is_transposed: bool = False  # whether the weight has shape (inputs, outputs)
+    # index in the first dimension of the weight, which many experts share; None for a weight of its own
     expert: int | None = None
-    is_interleaved: bool = False
+    is_interleaved: bool = False  # whether outputs of gate and up alternate; otherwise those of the gate come first
+    # number of groups of heads with their key and value one after the other; 0 if all queries come first, then all
+    # keys, then all values
     groups: int = 0
+    # number of outputs of each head, its first ones, of which neighbours rotate together by position; 0 if those of
+    # two halves do, as native kernels require
     pairs: int = 0
 
     @property
@@ -60,58 +51,35 @@ class LinearBlueprint:
 
 @dataclass(frozen=True, slots=True)
 class SourceBlueprint:
-    """Attention of a layer to sources, whose keys and values are computed elsewhere.
+    """Attention of a layer to sources, whose keys and values are computed elsewhere."""
 
-    Attributes:
-        norm: name of the norm before it; None for none.
-        query: queries.
-        output: product of its results.
-        scaling: factor of the scores.
-    """
-
-    norm: str | None
-    query: LinearBlueprint
-    output: LinearBlueprint
-    scaling: float
+    norm: str | None  # name of the norm before it; None for none
+    query: LinearBlueprint  # queries
+    output: LinearBlueprint  # product of its results
+    scaling: float  # factor of the scores
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreBias:
-    """Bias of scores by distance.
+    """Bias of scores by distance."""
 
-    Attributes:
-        weight: name of its table of shape (buckets, heads).
-        buckets: bucket of each distance; farther ones are in the last of these.
-    """
-
-    weight: str
-    buckets: tuple[int, ...]
+    weight: str  # name of its table of shape (buckets, heads)
+    buckets: tuple[int, ...]  # bucket of each distance; farther ones are in the last of these
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsBlueprint:
-    """Perceptrons of which every row uses some, and the router that chooses them.
+    """Perceptrons of which every row uses some, and the router that chooses them."""
 
-    Attributes:
-        router: product whose outputs are the experts' logits.
-        gate_up: first products of expert 0.
-        down: last product of expert 0.
-        count: number of experts.
-        chosen: number of experts of a row, those of the largest logits.
-        is_renormalized: whether the softmax runs over the chosen experts only; otherwise over all.
-        shared_gate_up: first products of the expert that every row uses; empty for none.
-        shared_down: its last product.
-        shared_gate: product whose logistic function is the weight of that expert; None for weight 1.
-    """
-
-    router: LinearBlueprint
-    gate_up: LinearBlueprint
-    down: LinearBlueprint
-    count: int
-    chosen: int
-    is_renormalized: bool
-    shared_gate_up: tuple[LinearBlueprint, ...] = ()
-    shared_down: LinearBlueprint | None = None
+    router: LinearBlueprint  # product whose outputs are the experts' logits
+    gate_up: LinearBlueprint  # first products of expert 0
+    down: LinearBlueprint  # last product of expert 0
+    count: int  # number of experts
+    chosen: int  # number of experts of a row, those of the largest logits
+    is_renormalized: bool  # whether the softmax runs over the chosen experts only; otherwise over all
+    shared_gate_up: tuple[LinearBlueprint, ...] = ()  # first products of the expert that every row uses; empty for none
+    shared_down: LinearBlueprint | None = None  # its last product
+    # product whose logistic function is the weight of that expert; None for weight 1
     shared_gate: LinearBlueprint | None = None
 
     @property
@@ -140,23 +108,16 @@ class ExpertsBlueprint:
 
 NEAR, FAR, MOST = 64, 97, 4096
 """Number of first positions that are all compared with the model; smallest step between later ones; their number."""
-FIRST_POSITIONS = 1024
-"""Number of positions in the first tables."""
-TOLERANCE = 1e-3
-"""Maximum error of a cosine; angles of thousands have few fractional digits in float32."""
+FIRST_POSITIONS = 1024  # number of positions in the first tables
+TOLERANCE = 1e-3  # maximum error of a cosine; angles of thousands have few fractional digits in float32
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Kind of rotary positions.
+    """Kind of rotary positions."""
 
-    Attributes:
-        frequencies: radians per position for each pair of numbers.
-        scaling: factor of cosines and sines.
-    """
-
-    frequencies: tuple[float, ...]
-    scaling: float
+    frequencies: tuple[float, ...]  # radians per position for each pair of numbers
+    scaling: float  # factor of cosines and sines
 
     def table(self, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of positions below `length`, shape (length, rotary size)."""
@@ -230,19 +191,7 @@ NORM_KINDS: Mapping[str, int] = MappingProxyType({"RMS_NORM": RMS_NORM, "LAYER_N
 
 @dataclass(frozen=True, slots=True)
 class LayerBlueprint:
-    """One layer: names of its norms, None for none, and its projections, grouped by their input.
-
-    Attributes:
-        rope: index in `Blueprint.ropes`; None for no rotary positions.
-        embedding_norm: norm of the embedding of a joined layer, whose attention reads the normed embedding of the token
-            and then the normed residual stream, concatenated; None for other layers.
-        is_normed_residual: whether the residual stream of a joined layer starts after `attention_norm`.
-        source: attention to sources, after that to the text; None for none.
-        score_bias: index in `Blueprint.score_biases`; None for none.
-        score_cap: soft cap of the scores of attention; None for none.
-        sinks: name of scores, one for each head, of a key without a value that every row sees; None for none.
-        experts: the perceptron has experts, and `gate_up` and `down` are those of expert 0.
-    """
+    """One layer: names of its norms, None for none, and its projections, grouped by their input."""
 
     attention_norm: str | None
     attention_post_norm: str | None
@@ -256,13 +205,17 @@ class LayerBlueprint:
     down: LinearBlueprint
     window: int | None
     scaling: float
-    rope: int | None
+    rope: int | None  # index in `Blueprint.ropes`; None for no rotary positions
+    # norm of the embedding of a joined layer, whose attention reads the normed embedding of the token and then the
+    # normed residual stream, concatenated; None for other layers
     embedding_norm: str | None = None
-    is_normed_residual: bool = False
-    source: SourceBlueprint | None = None
-    score_bias: int | None = None
-    score_cap: float | None = None
+    is_normed_residual: bool = False  # whether the residual stream of a joined layer starts after `attention_norm`
+    source: SourceBlueprint | None = None  # attention to sources, after that to the text; None for none
+    score_bias: int | None = None  # index in `Blueprint.score_biases`; None for none
+    score_cap: float | None = None  # soft cap of the scores of attention; None for none
+    # name of scores, one for each head, of a key without a value that every row sees; None for none
     sinks: str | None = None
+    # the perceptron has experts, and `gate_up` and `down` are those of expert 0
     experts: ExpertsBlueprint | None = None
 
     def with_norms_of(self, before: str | None) -> LayerBlueprint:
@@ -299,53 +252,20 @@ class ProjectionBlueprint:
     """Product of features of a row, such as another model's hidden states, that enters the first layer.
 
     It is never quantized: the sizes of features differ too much.
-
-    Attributes:
-        linear: the product.
-        norms: names of the norms of equal parts of the features, in their order; empty for none.
     """
 
-    linear: LinearBlueprint
-    norms: tuple[str, ...]
+    linear: LinearBlueprint  # the product
+    norms: tuple[str, ...]  # names of the norms of equal parts of the features, in their order; empty for none
 
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """Architecture of a decoder. Weights have the names of the transformers model.
+    """Architecture of a decoder. Weights have the names of the transformers model."""
 
-    Attributes:
-        kind: name in messages.
-        fingerprint: identity of the weights.
-        context: maximum number of positions.
-        dtype: torch's name of the dtype of weights, keys and values.
-        norm_offset: offset added to the norms' weights.
-        residual_scale: factor of each sublayer's output in the residual stream.
-        logit_scale: factor of the logits.
-        ropes: kinds of rotary positions.
-        final_norm: name of the norm before the head; None for none.
-        norm: RMS_NORM, or LAYER_NORM with mean and variance.
-        has_norm_bias: whether norms have biases, whose names end in "bias" in place of "weight".
-        is_post_norm: whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the
-            norm before the next one.
-        is_parallel: whether attention and perceptron of a layer read the same residual stream.
-        has_joint_norms: whether `query_norm` and `key_norm` of a layer are over all of its heads together.
-        logit_cap: soft cap of the logits; None for none.
-        gate_limit: largest size of the gate and of what it multiplies, of CLAMPED_SILU.
-        gate_slope: factor in the logistic function of the gate, of CLAMPED_SILU.
-        is_gated: whether perceptrons have gates; otherwise `gate_up` of a layer is its first product.
-        positions: name of a table that is added to embeddings by position; None for none.
-        position_offset: row of the table for position 0.
-        unplaced: token to which no position is added; None for none.
-        start_norm: name of the norm of what enters the first layer; None for none.
-        is_start_norm_first: whether positions are added after that norm.
-        score_biases: biases of scores by distance.
-        projection: product of features; None if passes start at embeddings or hidden states only.
-    """
-
-    kind: str
-    fingerprint: str
-    context: int
-    dtype: str
+    kind: str  # name in messages
+    fingerprint: str  # identity of the weights
+    context: int  # maximum number of positions
+    dtype: str  # torch's name of the dtype of weights, keys and values
     hidden: int
     heads: int
     kv_heads: int
@@ -354,31 +274,34 @@ class Blueprint:
     vocab: int
     activation: int
     epsilon: float
-    norm_offset: float
+    norm_offset: float  # offset added to the norms' weights
     embedding_scale: float
-    residual_scale: float
-    logit_scale: float
+    residual_scale: float  # factor of each sublayer's output in the residual stream
+    logit_scale: float  # factor of the logits
     embedding: str
-    final_norm: str | None
+    final_norm: str | None  # name of the norm before the head; None for none
     head: LinearBlueprint
-    ropes: tuple[Rope, ...]
+    ropes: tuple[Rope, ...]  # kinds of rotary positions
     layers: tuple[LayerBlueprint, ...]
+    # product of features; None if passes start at embeddings or hidden states only
     projection: ProjectionBlueprint | None = None
-    norm: int = RMS_NORM
-    has_norm_bias: bool = False
+    norm: int = RMS_NORM  # RMS_NORM, or LAYER_NORM with mean and variance
+    has_norm_bias: bool = False  # whether norms have biases, whose names end in "bias" in place of "weight"
+    # whether the norm before a sublayer replaces the residual stream. A norm after a sublayer is the norm before
+    # the next one
     is_post_norm: bool = False
-    is_gated: bool = True
-    is_parallel: bool = False
-    has_joint_norms: bool = False
-    logit_cap: float | None = None
-    gate_limit: float = 0.0
-    gate_slope: float = 0.0
-    positions: str | None = None
-    position_offset: int = 0
-    unplaced: int | None = None
-    start_norm: str | None = None
-    is_start_norm_first: bool = False
-    score_biases: tuple[ScoreBias, ...] = ()
+    is_gated: bool = True  # whether perceptrons have gates; otherwise `gate_up` of a layer is its first product
+    is_parallel: bool = False  # whether attention and perceptron of a layer read the same residual stream
+    has_joint_norms: bool = False  # whether `query_norm` and `key_norm` of a layer are over all of its heads together
+    logit_cap: float | None = None  # soft cap of the logits; None for none
+    gate_limit: float = 0.0  # largest size of the gate and of what it multiplies, of CLAMPED_SILU
+    gate_slope: float = 0.0  # factor in the logistic function of the gate, of CLAMPED_SILU
+    positions: str | None = None  # name of a table that is added to embeddings by position; None for none
+    position_offset: int = 0  # row of the table for position 0
+    unplaced: int | None = None  # token to which no position is added; None for none
+    start_norm: str | None = None  # name of the norm of what enters the first layer; None for none
+    is_start_norm_first: bool = False  # whether positions are added after that norm
+    score_biases: tuple[ScoreBias, ...] = ()  # biases of scores by distance
 
     def as_unpacked(self) -> Blueprint:
         """Return the blueprint of weights that were unpacked: (outputs, inputs), positions from 0 on."""

@@ -213,18 +213,12 @@ class Variant:
 
     The C sources choose their instructions by the macros that a compiler defines for these flags. A variant has one
     set of flags on every machine and for every compiler, so that its logits are the same bits wherever it runs.
-
-    Attributes:
-        name: its name in file names and in `DRAFTREE_VARIANT`.
-        flags: flags of gcc and clang.
-        zig_cpu: the same as a value of zig's `-mcpu`.
-        features: the CPU features that it needs, as Linux names them, without underscores.
     """
 
-    name: str
-    flags: tuple[str, ...] = ()
-    zig_cpu: str = "baseline"
-    features: frozenset[str] = frozenset()
+    name: str  # its name in file names and in `DRAFTREE_VARIANT`
+    flags: tuple[str, ...] = ()  # flags of gcc and clang
+    zig_cpu: str = "baseline"  # the same as a value of zig's `-mcpu`
+    features: frozenset[str] = frozenset()  # the CPU features that it needs, as Linux names them, without underscores
 
 
 def _x86(name: str, *features: str) -> Variant:
@@ -309,8 +303,7 @@ def _reported_by_torch() -> frozenset[str]:
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("csrc/*.c")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("csrc/*.h")))
-PACKAGED = Path(__file__).with_name("lib")
-"""Folder of the libraries in a wheel; missing elsewhere."""
+PACKAGED = Path(__file__).with_name("lib")  # folder of the libraries in a wheel; missing elsewhere
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w")
 """Flags of all variants. Contraction is off: fused products in only one copy of a loop would break exactness."""
@@ -339,8 +332,7 @@ class _FolderError(NativeUnavailableError):
     """The compiler cannot write to the output folder."""
 
 
-_private: dict[str, Path] = {}
-"""Libraries that this process compiled in private folders, by variant."""
+_private: dict[str, Path] = {}  # libraries that this process compiled in private folders, by variant
 
 
 def built_library(variant: Variant | None = None, *, in_cache: bool = True) -> Path:

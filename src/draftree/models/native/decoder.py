@@ -41,35 +41,23 @@ class Rows:
     position whose key is not stored at the index of the same number; start of the indices of such keys in the list.
     Then the list of indices by position, which rows on one path share. Then the first row of each chunk, a run of rows
     of one slot, and the total number of rows.
-
-    Attributes:
-        numbers: all columns.
-        starts: start of each column; the list is the last one.
-        count: number of rows.
-        num_chunks: number of chunks.
-        longest: largest position plus one.
     """
 
-    numbers: array[int]
-    starts: Sequence[int]
-    count: int
+    numbers: array[int]  # all columns
+    starts: Sequence[int]  # start of each column; the list is the last one
+    count: int  # number of rows
     num_chunks: int
-    longest: int
+    longest: int  # largest position plus one
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Sources of the rows of a pass.
+    """Sources of the rows of a pass."""
 
-    Attributes:
-        rows: index of each row's source.
-        table: address and length of the keys and values of each source, one after the other.
-        queries: receives the queries with which the last layer attends to them, shape (rows, heads, head_dim), float32;
-            None if they are not wanted.
-    """
-
-    rows: array[int]
-    table: array[int]
+    rows: array[int]  # index of each row's source
+    table: array[int]  # address and length of the keys and values of each source, one after the other
+    # receives the queries with which the last layer attends to them, shape (rows, heads, head_dim), float32; None
+    # if they are not wanted
     queries: Tensor | None = None
 
 
@@ -182,9 +170,6 @@ class NativeTrees:
 
     Args:
         shape: shape of the trees.
-
-    Attributes:
-        structure: arguments of the call; the caller sets `kept`, `kept_step`, `ids` and `is_normed`.
     """
 
     def __init__(
@@ -215,6 +200,7 @@ class NativeTrees:
         reals = place_of(self._reals)
         found = place_of(self._found)
         step = 8 * count
+        # arguments of the call; the caller sets `kept`, `kept_step`, `ids` and `is_normed`
         self.structure = CTrees(
             trees=count,
             levels=levels,
@@ -272,8 +258,7 @@ def _maps(searches: Sequence[TreeSearch], levels: int) -> array[float]:
     return maps
 
 
-PADDING = 64
-"""Entries after each head's table, which are read and masked."""
+PADDING = 64  # entries after each head's table, which are read and masked
 FIRST_DISTANCES = 256
 
 
@@ -306,11 +291,9 @@ class ScoreBiases:
         run.bias_length = self._length
 
 
-PIECES_OF_THREAD = 4
-"""Attention chunks per thread, if there are enough rows."""
+PIECES_OF_THREAD = 4  # attention chunks per thread, if there are enough rows
 LEAST_ROWS = 8
-KV_SCALE_BYTES = 4
-"""Size of the scale after the codes of a head's key or value in 8 bits."""
+KV_SCALE_BYTES = 4  # size of the scale after the codes of a head's key or value in 8 bits
 ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start", "list", "chunks")
 
 

@@ -581,8 +581,7 @@ def require_nothing_else(names: Names, found: Blueprint) -> None:
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("float32", "bfloat16")
-"""Dtypes of passes."""
+DTYPES = ("float32", "bfloat16")  # dtypes of passes
 PACKED_AS: Mapping[str, str] = MappingProxyType({"float32": "float32", "bfloat16": "bfloat16", "float16": "float32"})
 """The dtype of passes by that of a model. Every number of float16 is one of float32."""
 

@@ -38,23 +38,16 @@ from draftree.weights.gguf_file import KINDS
 
 LAYER_KIND, HEAD_KIND = "Q4_K", "Q6_K"
 """Kinds of 4-bit weights that are quantized here: products of layers; the output head and the embedding."""
-KIND_BITS = 4
-"""Bits of the kind in an entry of a table of blocks; the other bits are the place of the block."""
+KIND_BITS = 4  # bits of the kind in an entry of a table of blocks; the other bits are the place of the block
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """A weight in the blocks of a GGUF file.
+    """A weight in the blocks of a GGUF file."""
 
-    Attributes:
-        kind: name of the blocks, one of `KINDS`.
-        rows: bytes of the rows, shape (rows, bytes of a row), uint8, contiguous.
-        order: row of each output, int64.
-    """
-
-    kind: str
-    rows: Tensor
-    order: Tensor
+    kind: str  # name of the blocks, one of `KINDS`
+    rows: Tensor  # bytes of the rows, shape (rows, bytes of a row), uint8, contiguous
+    order: Tensor  # row of each output, int64
 
     def __len__(self) -> int:
         return len(self.order)
@@ -149,10 +142,8 @@ def table_of(kinds: Sequence[str], sizes: Sequence[int]) -> Tensor:
 
 FLOAT_BYTES = 4
 ALIGNMENT = 64
-KEPT = 3
-"""Maximum number of buffers: one for the last pass, others for passes whose logits are still in use."""
-UNREAD = 3
-"""References to an unused buffer: by the list, the loop and the call of `getrefcount`."""
+KEPT = 3  # maximum number of buffers: one for the last pass, others for passes whose logits are still in use
+UNREAD = 3  # references to an unused buffer: by the list, the loop and the call of `getrefcount`
 
 
 class RowsAt(NamedTuple):
@@ -160,8 +151,7 @@ class RowsAt(NamedTuple):
 
     address: int
     rows: int
-    stride: int
-    """Distance between rows, in numbers."""
+    stride: int  # distance between rows, in numbers
     width: int
 
 
@@ -169,8 +159,7 @@ class LogitBuffer(NamedTuple):
     """Buffer for rows of floats."""
 
     memory: ctypes.Array[ctypes.c_float]
-    address: int
-    """Address of the first row."""
+    address: int  # address of the first row
 
 
 class LogitBufferPool:
@@ -319,8 +308,7 @@ class Library:
         """The functions of corrections, see `learning.py`."""
         self._library.draftree_layout.restype = ctypes.c_char_p
         self._buffers = ThreadBuffers()
-        self.groups = GroupFunctions(self._library)
-        """Functions for weights with a scale for each group of inputs."""
+        self.groups = GroupFunctions(self._library)  # functions for weights with a scale for each group of inputs
         self._require_same_layout()
         if not self._library.draftree_ready():
             raise TilesRefusedError("the system does not let this process use the processor's matrix tiles")

@@ -28,26 +28,18 @@ from draftree.sampling.logits import (
     is_close,
 )
 
-FEW = 4
-"""Number of top scores that show whether a pick is close."""
+FEW = 4  # number of top scores that show whether a pick is close
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class NativeLogits(Logits):
-    """Float32 rows in host memory.
+    """Float32 rows in host memory."""
 
-    Attributes:
-        library: library with the search.
-        at: location of the rows.
-        memory: owner of the memory, a ctypes array or a tensor.
-        num_threads: threads of a search.
-    """
-
-    library: Library
-    at: RowsAt
-    memory: Any
-    num_threads: int
+    library: Library  # library with the search
+    at: RowsAt  # location of the rows
+    memory: Any  # owner of the memory, a ctypes array or a tensor
+    num_threads: int  # threads of a search
 
     @property
     def num_rows(self) -> int:
@@ -119,8 +111,7 @@ class NativeLogits(Logits):
         return single_threaded()
 
 
-SEARCHED = 64
-"""The C library reads token ids of columns in groups of this size."""
+SEARCHED = 64  # the C library reads token ids of columns in groups of this size
 
 
 @final

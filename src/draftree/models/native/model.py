@@ -27,11 +27,6 @@ class NativeModel(SlottedModel):
         quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
             model's dtype.
         share: this process's share of a model that a team of processes computes; None for the whole model.
-
-    Attributes:
-        blueprint: as above.
-        quantization: as above.
-        kv_dtype: "int8" for keys and values in 8 bits, None for the model's dtype; see `use_kv_dtype`.
     """
 
     def __init__(
@@ -50,6 +45,7 @@ class NativeModel(SlottedModel):
         self.device, self.dtype = torch.device("cpu"), decoder.dtype
         self.fingerprint = blueprint.fingerprint
         self.quantization = quantization
+        # "int8" for keys and values in 8 bits, None for the model's dtype; see `use_kv_dtype`
         self.kv_dtype: str | None = None
         self.blueprint = blueprint
         self._decoder = decoder

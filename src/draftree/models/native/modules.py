@@ -27,19 +27,14 @@ from draftree.models.native.blueprint import (
 )
 from draftree.models.native.build import NativeUnavailableError
 
-LINEAR_TOLERANCE = 2.0**-6
-"""Largest error of a product relative to the largest one: that of two roundings to bfloat16."""
+LINEAR_TOLERANCE = 2.0**-6  # largest error of a product relative to the largest one: that of two roundings to bfloat16
 
 
 class Names:
-    """Names of a model's parameters. A shared parameter has its first name.
-
-    Attributes:
-        parameters: all parameters by name.
-    """
+    """Names of a model's parameters. A shared parameter has its first name."""
 
     def __init__(self, model: Any) -> None:
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())  # all parameters by name
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
 
     def of(self, module: Any) -> str:
@@ -157,10 +152,8 @@ def reads_before(run: Any, writer: nn.Module, reader: nn.Module) -> bool:
 
 
 ROUTER = ("gate", "router")
-ROWS = 8
-"""Number of random rows with which a router is compared."""
-TOLERANCE = 2.0**-6
-"""Largest error of a weight: that of two roundings to bfloat16."""
+ROWS = 8  # number of random rows with which a router is compared
+TOLERANCE = 2.0**-6  # largest error of a weight: that of two roundings to bfloat16
 
 
 def has_experts(mlp: Any) -> bool:
@@ -248,25 +241,17 @@ def _choice(router: Any, count: int, hidden: int) -> tuple[int, bool]:
 
 
 KINDS = ((RMS_NORM, 0.0), (RMS_NORM, 1.0), (LAYER_NORM, 0.0), (LAYER_NORM, 1.0))
-NORM_TOLERANCE = 2.0**-6
-"""Maximum relative error of an element: twice that of two roundings to bfloat16."""
+NORM_TOLERANCE = 2.0**-6  # maximum relative error of an element: twice that of two roundings to bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class NormFacts:
-    """Formula that all norms of a model share, as the C library requires.
+    """Formula that all norms of a model share, as the C library requires."""
 
-    Attributes:
-        kind: RMS_NORM, or LAYER_NORM with mean and variance.
-        offset: added to the weights.
-        epsilon: added to the mean square.
-        has_bias: whether there are biases.
-    """
-
-    kind: int
-    offset: float
-    epsilon: float
-    has_bias: bool
+    kind: int  # RMS_NORM, or LAYER_NORM with mean and variance
+    offset: float  # added to the weights
+    epsilon: float  # added to the mean square
+    has_bias: bool  # whether there are biases
 
 
 def norm_facts(norm: Any) -> NormFacts:

@@ -57,10 +57,8 @@ def packed_experts(
 class PackedSource(Protocol):
     """Packed weights of one model, in the structures of the C library."""
 
-    decoder: CDecoder
-    """Structure of the model."""
-    layers: Any
-    """Array of the structures of its layers, whose keys and values passes set."""
+    decoder: CDecoder  # structure of the model
+    layers: Any  # array of the structures of its layers, whose keys and values passes set
 
     @property
     def biases(self) -> Sequence[Tensor]:
@@ -116,8 +114,6 @@ class PackedWeights:
     Attributes:
         decoder: the structure of the model.
         layers: those of its layers; keys, values and score biases are not set.
-        arena: memory of all products.
-        layer_ends: for each layer, the byte of the arena at which its products end.
         biases: score biases by distance, shape (heads, distances); farther ones are those of the last distance.
     """
 
@@ -141,11 +137,10 @@ class PackedWeights:
         self._kept: list[Tensor] = []
         self._norms: dict[str, int] = {}
         self._structures: list[Any] = []  # of experts, to which layers point
-        self._lent: list[Tensor] = []
-        """Weights of another owner, which are not counted."""
+        self._lent: list[Tensor] = []  # weights of another owner, which are not counted
         size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
-        self.arena = huge_pages(size) if arena is None else arena
-        self.layer_ends: list[int] = []
+        self.arena = huge_pages(size) if arena is None else arena  # memory of all products
+        self.layer_ends: list[int] = []  # for each layer, the byte of the arena at which its products end
         self._used = 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:

@@ -27,27 +27,18 @@ from draftree.models.native.library import (
 from draftree.models.native.structures import CLinear
 from draftree.models.native.weights import Weights
 
-PACK_ROWS = 256
-"""Number of outputs per packing task."""
+PACK_ROWS = 256  # number of outputs per packing task
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Weights of a decoder that are being packed, and where the result goes.
+    """Weights of a decoder that are being packed, and where the result goes."""
 
-    Attributes:
-        weights: weights of the decoder, which are not released.
-        plan: architecture of the decoder, to whose dtype weights without blocks are rounded first.
-        room: returns memory for a product of this size in bytes.
-        keep: keeps a tensor as long as the decoder.
-        pool: runs packing tasks.
-    """
-
-    weights: Weights
-    plan: Blueprint
-    room: Callable[[int], Tensor]
-    keep: Callable[[Tensor], Tensor]
-    pool: Executor
+    weights: Weights  # weights of the decoder, which are not released
+    plan: Blueprint  # architecture of the decoder, to whose dtype weights without blocks are rounded first
+    room: Callable[[int], Tensor]  # returns memory for a product of this size in bytes
+    keep: Callable[[Tensor], Tensor]  # keeps a tensor as long as the decoder
+    pool: Executor  # runs packing tasks
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,15 +170,10 @@ def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: 
 
 @dataclass(frozen=True, slots=True)
 class LinearPacker:
-    """Packs products of one decoder.
+    """Packs products of one decoder."""
 
-    Attributes:
-        library: packs weights.
-        packing: the decoder's weights, and where the result goes.
-    """
-
-    library: Library
-    packing: Packing
+    library: Library  # packs weights
+    packing: Packing  # the decoder's weights, and where the result goes
 
     def pack(
         self,
@@ -222,15 +208,10 @@ class LinearPacker:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPacker:
-    """Packs products of one decoder.
+    """Packs products of one decoder."""
 
-    Attributes:
-        functions: of the C library.
-        packing: the decoder's weights, and where the result goes.
-    """
-
-    functions: GroupFunctions
-    packing: Packing
+    functions: GroupFunctions  # of the C library
+    packing: Packing  # the decoder's weights, and where the result goes
 
     def pack(
         self,

@@ -24,11 +24,9 @@ from draftree.models.native.weights import Weights
 
 __all__ = ["Share", "ShareWeights", "TeamMemory", "divide"]
 
-UNIT = 16
-"""Outputs of one block of packed weights."""
+UNIT = 16  # outputs of one block of packed weights
 PAGE = mmap.PAGESIZE
-RELEASED = 1 << 48
-"""More arrivals than passes can need."""
+RELEASED = 1 << 48  # more arrivals than passes can need
 
 
 class TeamMemory:
@@ -95,29 +93,17 @@ class TeamMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """Share of one process.
+    """Share of one process."""
 
-    Attributes:
-        rank: number of the process.
-        size: number of processes.
-        blueprint: of the share: heads and outputs are its own, `mlp` and `vocab` those of the model.
-        whole: blueprint of the model.
-        kv_heads: its key-value heads.
-        hidden: its columns of the residual stream.
-        mlp: its columns of the multilayer perceptrons.
-        vocab: its tokens.
-        memory: shared by the team.
-    """
-
-    rank: int
-    size: int
-    blueprint: Blueprint
-    whole: Blueprint
-    kv_heads: range
-    hidden: range
-    mlp: range
-    vocab: range
-    memory: TeamMemory
+    rank: int  # number of the process
+    size: int  # number of processes
+    blueprint: Blueprint  # of the share: heads and outputs are its own, `mlp` and `vocab` those of the model
+    whole: Blueprint  # blueprint of the model
+    kv_heads: range  # its key-value heads
+    hidden: range  # its columns of the residual stream
+    mlp: range  # its columns of the multilayer perceptrons
+    vocab: range  # its tokens
+    memory: TeamMemory  # shared by the team
 
     @property
     def group(self) -> int:

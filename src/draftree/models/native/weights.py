@@ -63,8 +63,7 @@ def _ranges() -> list[tuple[int, int]]:
 
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ROWS = 1024
-"""Number of rows of a weight per comparison task."""
+ROWS = 1024  # number of rows of a weight per comparison task
 
 
 class Weights(ABC):
@@ -133,17 +132,11 @@ class KeptWeights(Weights):
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Location of a weight in a file.
+    """Location of a weight in a file."""
 
-    Attributes:
-        file: file in the model's folder.
-        key: name in the file.
-        shape: shape in the file.
-    """
-
-    file: str
-    key: str
-    shape: tuple[int, ...]
+    file: str  # file in the model's folder
+    key: str  # name in the file
+    shape: tuple[int, ...]  # shape in the file
 
 
 class FileWeights(Weights):

@@ -20,23 +20,14 @@ NAME = "draftree"
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """Arguments of one layer's attention besides queries, keys and values.
+    """Arguments of one layer's attention besides queries, keys and values."""
 
-    Attributes:
-        layer: index of the layer.
-        scaling: factor of the scores.
-        window: size of its sliding window; None for all tokens.
-        softcap: soft cap of the scores; None for none.
-        sinks: logits of the sinks, one for each head; None for none.
-        bias: added to the scores by distance in positions, shape (heads, distances); None for none.
-    """
-
-    layer: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None
-    bias: Tensor | None = None
+    layer: int  # index of the layer
+    scaling: float  # factor of the scores
+    window: int | None  # size of its sliding window; None for all tokens
+    softcap: float | None  # soft cap of the scores; None for none
+    sinks: Tensor | None  # logits of the sinks, one for each head; None for none
+    bias: Tensor | None = None  # added to the scores by distance in positions, shape (heads, distances); None for none
 
 
 class Pass(Protocol):
@@ -225,42 +216,27 @@ def windows_of_masks(model: Any) -> set[int]:
     return probe.windows_of_masks
 
 
-MAX_BATCHED_ROWS = 64
-"""Maximum rows of a job in a shared block; padding others to a longer job costs more than a call."""
+MAX_BATCHED_ROWS = 64  # maximum rows of a job in a shared block; padding others to a longer job costs more than a call
 
 
 @dataclass(slots=True)
 class Block:
-    """Jobs of neighbouring slots that attend in one call, padded to the longest of them.
+    """Jobs of neighbouring slots that attend in one call, padded to the longest of them."""
 
-    Attributes:
-        slots: slice of slot indices.
-        rows: index of each row in the pass, shape (jobs, nodes); None if the jobs' rows are contiguous and unpadded.
-        first_row: first row of the block.
-        num_rows: rows of the block without padding.
-        places: indices of the real rows in the padded (jobs * nodes) block; None if nothing is padded.
-        nodes: rows per job, with padding.
-        length: number of keys to read.
-        visible: bool of shape (jobs, nodes, length); None if all rows see all keys.
-        row_positions: position of each row, shape (jobs, nodes).
-        key_positions: position of each key, shape (jobs, length).
-        causal: whether the rows are a prompt from its first token.
-    """
-
-    slots: slice
+    slots: slice  # slice of slot indices
+    # index of each row in the pass, shape (jobs, nodes); None if the jobs' rows are contiguous and unpadded
     rows: Tensor | None
-    first_row: int
-    num_rows: int
-    places: Tensor | None
-    nodes: int
-    length: int
-    visible: Tensor | None
-    row_positions: Tensor
-    key_positions: Tensor
-    causal: bool
+    first_row: int  # first row of the block
+    num_rows: int  # rows of the block without padding
+    places: Tensor | None  # indices of the real rows in the padded (jobs * nodes) block; None if nothing is padded
+    nodes: int  # rows per job, with padding
+    length: int  # number of keys to read
+    visible: Tensor | None  # bool of shape (jobs, nodes, length); None if all rows see all keys
+    row_positions: Tensor  # position of each row, shape (jobs, nodes)
+    key_positions: Tensor  # position of each key, shape (jobs, length)
+    causal: bool  # whether the rows are a prompt from its first token
     masks: dict[tuple[int | None, int, torch.dtype], Tensor | None] = field(default_factory=dict)
-    biased: dict[int, Tensor] = field(default_factory=dict)
-    """Masks with a bias, by the address of the bias."""
+    biased: dict[int, Tensor] = field(default_factory=dict)  # masks with a bias, by the address of the bias
 
     def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
         """Return the additive mask of shape (jobs, 1, group * nodes, length), built once per pass and window."""
@@ -296,8 +272,7 @@ class SlotPass:
 
     memory: KVMemory
     blocks: Sequence[Block]
-    num_rows: int
-    """Number of rows of sequences; later rows are padding and attend to nothing."""
+    num_rows: int  # number of rows of sequences; later rows are padding and attend to nothing
     slot_of_row: Tensor | None
     place_of_row: Tensor | None
     only: tuple[int, int] | None

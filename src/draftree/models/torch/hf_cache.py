@@ -57,10 +57,8 @@ class CacheSlot(Slot):
         self.cache = cache
         self._length = 0
         self.tentative = 0
-        self.num_pads = num_pads
-        """Number of masked padding tokens before the prefix."""
-        self.offset = offset
-        """Position minus index of a token."""
+        self.num_pads = num_pads  # number of masked padding tokens before the prefix
+        self.offset = offset  # position minus index of a token
 
     @property
     def id(self) -> int:

@@ -37,8 +37,7 @@ def cache_name(function: Callable[..., Any]) -> str:
 
 logger = logging.getLogger(__name__)
 
-UNBOUNDED = 1 << 20
-"""Context length of models that have no limit, such as those with linear biases."""
+UNBOUNDED = 1 << 20  # context length of models that have no limit, such as those with linear biases
 
 
 def context_length(config: Any) -> int:
@@ -79,8 +78,7 @@ def _ropes(config: Any) -> list[Mapping[str, Any]]:
     return [rope for rope in settings.values() if isinstance(rope, Mapping)]
 
 
-SAMPLES = 16
-"""Number of sampled values of each parameter; fine-tuned models differ in some of them."""
+SAMPLES = 16  # number of sampled values of each parameter; fine-tuned models differ in some of them
 
 
 def fingerprint(model: Any) -> str:
@@ -129,8 +127,7 @@ KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention
 """Layer types whose state is the keys and values of each token."""
 PLAIN_CACHES = frozenset({"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"})
 """Caches of such layers in transformers; the last one is for layers that read keys and values of other layers."""
-INDEXED = "Indexed"
-"""Substring in the names of caches with an index for sparse attention."""
+INDEXED = "Indexed"  # substring in the names of caches with an index for sparse attention
 
 
 def layer_types(config: Any) -> frozenset[str]:
@@ -183,29 +180,20 @@ def _layers(config: Any) -> list[Any]:
         return []
 
 
-CHECKED_PADS, CHECKED_TOKENS = 3, 6
-"""Padding and a short prompt, which show whether padding changes logits."""
-TOLERANCE = 1e-4
-"""Maximum difference due to padding, relative to the range of the logits; 0.08 in half precision."""
+CHECKED_PADS, CHECKED_TOKENS = 3, 6  # padding and a short prompt, which show whether padding changes logits
+TOLERANCE = 1e-4  # maximum difference due to padding, relative to the range of the logits; 0.08 in half precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPrompt:
-    """Prompt prefilled by a model's own forward pass, except its last token.
+    """Prompt prefilled by a model's own forward pass, except its last token."""
 
-    Attributes:
-        layers: keys and values of each layer, shape (kv_heads, length, dim), with padding if it is kept.
-        length: number of tokens without padding.
-        num_pads: number of padding tokens that are kept before them.
-        offset: position minus index of a token; not 0 if an image takes fewer positions than tokens.
-        logits: logits of the last token, shape (vocab,).
-    """
-
+    # keys and values of each layer, shape (kv_heads, length, dim), with padding if it is kept
     layers: dict[int, tuple[Tensor, Tensor]]
-    length: int
-    num_pads: int
-    offset: int
-    logits: Tensor
+    length: int  # number of tokens without padding
+    num_pads: int  # number of padding tokens that are kept before them
+    offset: int  # position minus index of a token; not 0 if an image takes fewer positions than tokens
+    logits: Tensor  # logits of the last token, shape (vocab,)
 
 
 def takes_positions(model: Any) -> bool:

@@ -18,8 +18,7 @@ from draftree.models.kv.slots import LayerRange
 from draftree.models.torch.inspection import whole_tensor
 from draftree.models.torch.packing import PackedLinear
 
-PERCEPTRONS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
-"""Names of multilayer perceptrons in layers."""
+PERCEPTRONS = ("mlp", "feed_forward", "block_sparse_moe", "ffn")  # names of multilayer perceptrons in layers
 
 
 @dataclass(slots=True)
@@ -174,8 +173,7 @@ def _passing(given: Tensor | None) -> Callable[[Tensor], Tensor]:
 
 PROBE_TOKENS = (3, 5)
 TOLERANCE = 1e-3
-HALF_TOLERANCE = 2e-2
-"""Maximum relative error between facts, or a norm, and a pass, in float32 and in half precision."""
+HALF_TOLERANCE = 2e-2  # maximum relative error between facts, or a norm, and a pass, in float32 and in half precision
 
 
 def input_embedding(model: Any) -> Tensor:
@@ -303,8 +301,7 @@ def _is_near(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
 
 
 PROBE_TOKEN = 3
-MAX_VECTORS = 2
-"""A norm has a weight and a bias at most; larger modules are not tried."""
+MAX_VECTORS = 2  # a norm has a weight and a bias at most; larger modules are not tried
 
 
 @final

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-PACK_ROWS = 16
-"""Number of rows that the packed layout is optimized for; other numbers give correct results."""
+PACK_ROWS = 16  # number of rows that the packed layout is optimized for; other numbers give correct results
 CHECK_ROWS = (1, 2, 7, 16, 33)
 
 

@@ -20,35 +20,25 @@ from draftree.core.tree import ancestor_bits
 from draftree.models.kv.slots import KVMemory, KVSlot
 from draftree.models.torch.attention import LayerCall, additive, announced, attend
 
-WORD_BITS = 64
-"""Number of tentative nodes per integer of visibility bits."""
+WORD_BITS = 64  # number of tentative nodes per integer of visibility bits
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Limits of static shapes and captured graphs.
+    """Limits of static shapes and captured graphs."""
 
-    Attributes:
-        max_nodes: maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as
-            prompt chunks, are dynamic.
-        max_cells: maximum of slots times nodes.
-        shortest: minimum number of keys that attention reads.
-        max_graphs: maximum number of captured shapes, and of other shapes that are tracked.
-        max_graph_bytes: maximum bytes of logits of captured graphs.
-        passes_per_exchange: minimum number of passes between evictions of a captured shape; limits the share of time
-            spent on captures if more shapes alternate than fit.
-        eager_uses: passes of a shape that run operator by operator before it is captured.
-        captures: whether shapes are captured if the device supports it.
-    """
-
+    # maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as prompt chunks,
+    # are dynamic
     max_nodes: int = 64
-    max_cells: int = 4096
-    shortest: int = 128
-    max_graphs: int = 64
-    max_graph_bytes: int = 1 << 30
+    max_cells: int = 4096  # maximum of slots times nodes
+    shortest: int = 128  # minimum number of keys that attention reads
+    max_graphs: int = 64  # maximum number of captured shapes, and of other shapes that are tracked
+    max_graph_bytes: int = 1 << 30  # maximum bytes of logits of captured graphs
+    # minimum number of passes between evictions of a captured shape; limits the share of time spent on captures if
+    # more shapes alternate than fit
     passes_per_exchange: int = 64
-    eager_uses: int = 1
-    captures: bool = True
+    eager_uses: int = 1  # passes of a shape that run operator by operator before it is captured
+    captures: bool = True  # whether shapes are captured if the device supports it
 
     def __post_init__(self) -> None:
         sizes = ("max_nodes", "max_cells", "shortest", "max_graphs", "max_graph_bytes", "passes_per_exchange")
@@ -64,22 +54,14 @@ class Bucket:
     The rows of all jobs form one dimension, which is rounded up, so linear layers have little padding. Attention
     runs over a rectangle of cells: a range of neighbouring slots, an equal number of nodes for each, and a rounded
     number of keys.
-
-    Attributes:
-        first_slot: first slot of the range.
-        num_slots: number of slots in the range, with or without a job.
-        nodes: number of cells per slot.
-        rows: number of rows.
-        length: number of keys per cell.
-        words: number of integers of a cell's visibility bits.
     """
 
-    first_slot: int
-    num_slots: int
-    nodes: int
+    first_slot: int  # first slot of the range
+    num_slots: int  # number of slots in the range, with or without a job
+    nodes: int  # number of cells per slot
     rows: int
-    length: int
-    words: int
+    length: int  # number of keys per cell
+    words: int  # number of integers of a cell's visibility bits
 
     @property
     def num_cells(self) -> int:
@@ -136,33 +118,19 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Inputs(Generic[Array]):
-    """Views of one array of integers.
+    """Views of one array of integers."""
 
-    Attributes:
-        tokens: token of each row; 0 for padding.
-        positions: position of each row.
-        slots: slot of each row's keys; for padding the first slot of the range.
-        places: index of each row's keys in its slot; for padding the scratch index after all others.
-        cell_of_row: cell in which each row attends; for padding the cell of the first row.
-        requested: rows whose logits are requested, then zeros.
-        row_of_cell: row whose query each cell has, shape (slots, nodes); the first row for empty cells.
-        prefixes: committed tokens of each slot, 0 without a job.
-        cell_positions: position of each cell, shape (slots, nodes).
-        tree_positions: positions of each slot's tentative nodes, shape (slots, tree size).
-        seen: bits of the tentative nodes that are visible to each cell, shape (slots, nodes, words); at least one.
-    """
-
-    tokens: Array
-    positions: Array
-    slots: Array
-    places: Array
-    cell_of_row: Array
-    requested: Array
-    row_of_cell: Array
-    prefixes: Array
-    cell_positions: Array
-    tree_positions: Array
-    seen: Array
+    tokens: Array  # token of each row; 0 for padding
+    positions: Array  # position of each row
+    slots: Array  # slot of each row's keys; for padding the first slot of the range
+    places: Array  # index of each row's keys in its slot; for padding the scratch index after all others
+    cell_of_row: Array  # cell in which each row attends; for padding the cell of the first row
+    requested: Array  # rows whose logits are requested, then zeros
+    row_of_cell: Array  # row whose query each cell has, shape (slots, nodes); the first row for empty cells
+    prefixes: Array  # committed tokens of each slot, 0 without a job
+    cell_positions: Array  # position of each cell, shape (slots, nodes)
+    tree_positions: Array  # positions of each slot's tentative nodes, shape (slots, tree size)
+    seen: Array  # bits of the tentative nodes that are visible to each cell, shape (slots, nodes, words); at least one
 
 
 def inputs_size(bucket: Bucket) -> int:
@@ -373,15 +341,11 @@ class CudaApi(GraphApi):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A captured graph.
+    """A captured graph."""
 
-    Attributes:
-        replay: runs the graph on the current stream; returns the same tensor each time, with new values.
-        num_bytes: size of that tensor, which occupies the pool while the graph is kept.
-    """
-
+    # runs the graph on the current stream; returns the same tensor each time, with new values
     replay: Callable[[], Tensor]
-    num_bytes: int
+    num_bytes: int  # size of that tensor, which occupies the pool while the graph is kept
 
 
 class Graphs:
@@ -433,27 +397,18 @@ def graphs_of(device: torch.device) -> Graphs | None:
 
 logger = logging.getLogger(__name__)
 
-Forward = Callable[[Tensor, Tensor], Tensor]
-"""Tokens and positions, both (1, rows), to logits (rows, vocab)."""
+Forward = Callable[[Tensor, Tensor], Tensor]  # tokens and positions, both (1, rows), to logits (rows, vocab)
 
 
 @dataclass(slots=True)
 class Prepared:
-    """Static buffer and pass of one shape.
+    """Static buffer and pass of one shape."""
 
-    Attributes:
-        buffer: integers of a pass, at a fixed address.
-        run: the pass; its logits are overwritten by the next pass.
-        uses: number of passes so far.
-        is_captured: whether `run` replays a graph.
-        num_bytes: size of the graph's logits.
-    """
-
-    buffer: Tensor
-    run: Callable[[], Tensor]
-    uses: int = 0
-    is_captured: bool = False
-    num_bytes: int = 0
+    buffer: Tensor  # integers of a pass, at a fixed address
+    run: Callable[[], Tensor]  # the pass; its logits are overwritten by the next pass
+    uses: int = 0  # number of passes so far
+    is_captured: bool = False  # whether `run` replays a graph
+    num_bytes: int = 0  # size of the graph's logits
 
 
 class StaticPasses:
@@ -486,8 +441,7 @@ class StaticPasses:
         self._min_rows = min_rows
         self._row_bytes = row_bytes
         self._num_passes = 0
-        self._last_exchange = 0
-        """Number of the pass in which a captured shape was last evicted."""
+        self._last_exchange = 0  # number of the pass in which a captured shape was last evicted
         self._prepared: OrderedDict[Bucket, Prepared] = OrderedDict()
         self._version = memory.version
         self._graphs: Graphs | None = graphs_of(device) if shapes.captures else None

@@ -41,22 +41,17 @@ class SplitSlot(Slot):
         was_open: whether it has been there.
         used: number of the last pass with it.
         limit: tokens for which the server has room.
-        sent: packed states of the committed tokens.
-        parents: of the tentative nodes.
-        nodes: for each tentative node its node in the local slot.
-        packed: packed states of the tentative nodes.
-        edit: of the server's slot, not sent yet; None for none.
-        num_read: nodes of the last pass before its root, until they are committed; None after a pass of a prompt only.
     """
 
     def __init__(self, local: Slot, row_bytes: int, request: SlotRequest | None) -> None:
         self.local, self.request, self._row_bytes = local, request, row_bytes
         self.text, self.was_open, self.used, self.limit = 0, False, 0, 0
-        self.sent = bytearray()
-        self.parents: list[int] = []
-        self.nodes: list[int] = []
-        self.packed: list[bytes] = []
-        self.edit: RowsEdit | None = None
+        self.sent = bytearray()  # packed states of the committed tokens
+        self.parents: list[int] = []  # of the tentative nodes
+        self.nodes: list[int] = []  # for each tentative node its node in the local slot
+        self.packed: list[bytes] = []  # packed states of the tentative nodes
+        self.edit: RowsEdit | None = None  # of the server's slot, not sent yet; None for none
+        # nodes of the last pass before its root, until they are committed; None after a pass of a prompt only
         self.num_read: int | None = None
         self._places: dict[tuple[int, int], int] = {}
         self._states: list[Tensor] = []
@@ -176,30 +171,19 @@ LARGEST = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a comparison found.
+    """What a comparison found."""
 
-    Attributes:
-        is_same: whether all states and logits have the same bits.
-        is_lossless: whether the states of both sides are unchanged by the format.
-    """
-
-    is_same: bool
-    is_lossless: bool
+    is_same: bool  # whether all states and logits have the same bits
+    is_lossless: bool  # whether the states of both sides are unchanged by the format
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """States of a few tokens.
+    """States of a few tokens."""
 
-    Attributes:
-        middle: output of the device's layers, shape (tokens, hidden), float32.
-        last: output of the last layer, shape (tokens, hidden), float32.
-        best: largest logit of each token, shape (tokens,), float32.
-    """
-
-    middle: Tensor
-    last: Tensor
-    best: Tensor
+    middle: Tensor  # output of the device's layers, shape (tokens, hidden), float32
+    last: Tensor  # output of the last layer, shape (tokens, hidden), float32
+    best: Tensor  # largest logit of each token, shape (tokens,), float32
 
     @property
     def hidden(self) -> int:
@@ -273,34 +257,24 @@ def _difference(found: Tensor, wanted: Tensor) -> float:
     return float((error / size.clamp(min=1e-30)).amax())
 
 
-MAX_REOPENED = 3
-"""Attempts of one exchange whose texts the server lost."""
-MAX_ROWS = 256
-"""Nodes of one frame at most: a prompt of another device waits no longer than for one such pass."""
+MAX_REOPENED = 3  # attempts of one exchange whose texts the server lost
+MAX_ROWS = 256  # nodes of one frame at most: a prompt of another device waits no longer than for one such pass
 LEAST_LIMIT = 1024
 """Tokens for which there is room in a text at first, if its length is unknown; doubled when they are too few."""
-SPARE_BYTES = 1 << 14
-"""Bytes of a frame for everything but states."""
+SPARE_BYTES = 1 << 14  # bytes of a frame for everything but states
 
 
 @dataclass(slots=True)
 class Turn:
-    """New nodes of one text, and their results.
+    """New nodes of one text, and their results."""
 
-    Attributes:
-        slot: of the text.
-        parents: of the nodes.
-        packed: their packed states, shape (nodes, row_bytes).
-        wanted: how many of the last nodes have results.
-        lower: outputs of earlier layers of the device, shape (nodes, layers, hidden); None if none are asked for.
-        results: states of these, shape (nodes, layers, hidden), or picks, in parts.
-    """
-
-    slot: SplitSlot
-    parents: Sequence[int]
-    packed: np.ndarray
-    wanted: int
+    slot: SplitSlot  # of the text
+    parents: Sequence[int]  # of the nodes
+    packed: np.ndarray  # their packed states, shape (nodes, row_bytes)
+    wanted: int  # how many of the last nodes have results
+    # outputs of earlier layers of the device, shape (nodes, layers, hidden); None if none are asked for
     lower: Tensor | None = None
+    # states of these, shape (nodes, layers, hidden), or picks, in parts
     results: list[Any] = field(default_factory=list)
 
 
@@ -309,7 +283,6 @@ class Exchange:
     """A session that sends hidden states. For one thread.
 
     Attributes:
-        format: of states in both directions.
         num_layers: layers of the whole model.
         probe: states of the server to compare with.
         keeps: whether the server says that its states are unchanged by the format.
@@ -320,14 +293,13 @@ class Exchange:
         self._texts = 0
         self._num_runs = 0
         self._ended: list[int] = []
-        self.slots: dict[int, SplitSlot] = {}
-        """Open slots by id."""
+        self.slots: dict[int, SplitSlot] = {}  # open slots by id
         reply = self._join()
         hidden, layers = reply.get("hidden"), reply.get("layers")
         if not isinstance(hidden, int) or not isinstance(layers, int) or not address.split < layers:
             raise FrameError("the server's reply to 'join' has no sizes")
         self.probe, self.num_layers, self.keeps = Probe.read(reply, hidden), layers, bool(reply.get("lossless"))
-        self.format = StateFormat(address.states, hidden)
+        self.format = StateFormat(address.states, hidden)  # of states in both directions
         self._last = [layers] if address.picks == "device" else []
         self._rows = max(1, min(MAX_ROWS, (MAX_FRAME_BYTES - SPARE_BYTES) // self.format.row_bytes))
 

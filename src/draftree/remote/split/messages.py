@@ -34,48 +34,31 @@ from draftree.remote.protocol import (
 )
 from draftree.sampling.params import NEUTRAL, SamplingParams
 
-MAX_JOBS = 256
-"""Most texts of one frame."""
-PROBE_TOKENS = 16
-"""Tokens whose states device and server compare before the first text."""
+MAX_JOBS = 256  # most texts of one frame
+PROBE_TOKENS = 16  # tokens whose states device and server compare before the first text
 
 
 @dataclass(frozen=True, slots=True)
 class RowsEdit:
-    """What happens to a text's slot before its pass.
+    """What happens to a text's slot before its pass."""
 
-    Attributes:
-        path: tentative nodes that become prefix, from the prefix down.
-        keep: nodes that stay tentative, ascending; all others are dropped.
-    """
-
-    path: tuple[int, ...]
-    keep: tuple[int, ...] = ()
+    path: tuple[int, ...]  # tentative nodes that become prefix, from the prefix down
+    keep: tuple[int, ...] = ()  # nodes that stay tentative, ascending; all others are dropped
 
 
-NO_EDIT = None
-"""The tentative tree stays as it is."""
+NO_EDIT = None  # the tentative tree stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """New nodes of one text.
+    """New nodes of one text."""
 
-    Attributes:
-        text: number of the text in its session.
-        length: committed tokens after the edit; a prefix that is longer is cut to it.
-        edit: of the slot; None for none.
-        parents: for each node the tentative node before it, or ROOT.
-        wanted: how many of the last nodes have results.
-        data: packed states of the nodes.
-    """
-
-    text: int
-    length: int
-    edit: RowsEdit | None
-    parents: tuple[int, ...]
-    wanted: int
-    data: bytes
+    text: int  # number of the text in its session
+    length: int  # committed tokens after the edit; a prefix that is longer is cut to it
+    edit: RowsEdit | None  # of the slot; None for none
+    parents: tuple[int, ...]  # for each node the tentative node before it, or ROOT
+    wanted: int  # how many of the last nodes have results
+    data: bytes  # packed states of the nodes
 
 
 def pack_rows(rows: SentRows) -> list[Any]:
@@ -160,8 +143,7 @@ SPLIT_REQUESTS: Mapping[str, Mapping[str, Check]] = {
 # A few values of a residual stream are many times as large as all others, which would have no bits left with one scale.
 
 MOST = 127
-NUM_LARGEST = 8
-"""Values of an int8 row that are not rounded."""
+NUM_LARGEST = 8  # values of an int8 row that are not rounded
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 SCALE, LARGEST, PLACES = slice(0, 4), slice(4, 4 + 4 * NUM_LARGEST), slice(4 + 4 * NUM_LARGEST, 4 + 6 * NUM_LARGEST)
 """Bytes of an int8 row before its values: the scale, the largest values, and their places."""

@@ -177,10 +177,6 @@ class SplitModel(LanguageModel):
 
     Args:
         local: the first layers as a model of their own, with final norm and output head.
-
-    Attributes:
-        is_same: whether states and logits of a few tokens have the server's bits.
-        is_lossless: whether the format of states keeps them.
     """
 
     def __init__(self, link: Link, local: SlottedModel, address: RemoteAddress, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -204,7 +200,8 @@ class SplitModel(LanguageModel):
         self.num_layers = self._exchange.num_layers
         kind = self._exchange.format
         found = self._exchange.probe.compare(local, kind, reads_out=not self.applies_controls)
-        self.is_same = found.is_same
+        self.is_same = found.is_same  # whether states and logits of a few tokens have the server's bits
+        # whether the format of states keeps them
         self.is_lossless = found.is_lossless and (self.applies_controls or self._exchange.keeps)
         link.latency.can_stream = False
 

@@ -33,25 +33,17 @@ from draftree.models.native.modules import (
 from draftree.models.native.seq2seq.model import SourceEncoder
 from draftree.models.torch.inspection import UNBOUNDED, fingerprint
 
-TOLERANCE = 2e-2
-"""Largest relative difference between a factor and one of the usual ones, in half precision."""
+TOLERANCE = 2e-2  # largest relative difference between a factor and one of the usual ones, in half precision
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecoder:
-    """Facts about a decoder.
+    """Facts about a decoder."""
 
-    Attributes:
-        is_post_norm: whether norms follow their sublayers.
-        is_start_norm_first: whether positions are added after the norm of embeddings.
-        embedding_scale: factor of embeddings.
-        head_scale: factor of what the head reads.
-    """
-
-    is_post_norm: bool
-    is_start_norm_first: bool
-    embedding_scale: float
-    head_scale: float
+    is_post_norm: bool  # whether norms follow their sublayers
+    is_start_norm_first: bool  # whether positions are added after the norm of embeddings
+    embedding_scale: float  # factor of embeddings
+    head_scale: float  # factor of what the head reads
 
 
 @torch.inference_mode()
@@ -139,19 +131,12 @@ def _factor(found: Tensor, of: Tensor, what: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PositionTable:
-    """Table of positions.
+    """Table of positions."""
 
-    Attributes:
-        name: name of the parameter or buffer.
-        offset: row of position 0.
-        length: number of positions.
-        unplaced: token to which no position is added; None for none.
-    """
-
-    name: str
-    offset: int
-    length: int
-    unplaced: int | None
+    name: str  # name of the parameter or buffer
+    offset: int  # row of position 0
+    length: int  # number of positions
+    unplaced: int | None  # token to which no position is added; None for none
 
 
 def position_table(model: Any, decoder: Any) -> PositionTable | None:
@@ -196,22 +181,13 @@ OUTPUT = ("out_proj", "o")
 
 @dataclass(frozen=True, slots=True)
 class LayerModules:
-    """Modules of one layer.
+    """Modules of one layer."""
 
-    Attributes:
-        own: attention to the text.
-        own_norm: its norm.
-        source: attention to the source.
-        source_norm: its norm.
-        mlp: module with the products of the perceptron.
-        mlp_norm: its norm.
-    """
-
-    own: Any
+    own: Any  # attention to the text
     own_norm: Any
-    source: Any
+    source: Any  # attention to the source
     source_norm: Any
-    mlp: Any
+    mlp: Any  # module with the products of the perceptron
     mlp_norm: Any
 
 

@@ -29,19 +29,12 @@ from draftree.sampling.decoding_rules import DecodingRules
 
 @dataclass(slots=True, eq=False)
 class NativeSource:
-    """Keys and values of a source for all layers (layout: `csrc/attention_source.h`).
-
-    Attributes:
-        source: the source.
-        memory: shape (layers, 2, heads, padded length, head_dim); keys of 16 positions are transposed.
-        length: number of positions.
-        num_slots: number of slots that refer to it.
-    """
+    """Keys and values of a source for all layers (layout: `csrc/attention_source.h`)."""
 
     source: Source
-    memory: Tensor
-    length: int
-    num_slots: int = 0
+    memory: Tensor  # shape (layers, 2, heads, padded length, head_dim); keys of 16 positions are transposed
+    length: int  # number of positions
+    num_slots: int = 0  # number of slots that refer to it
 
     def last_keys(self) -> Tensor:
         """Return the keys of the last layer, float32 of shape (heads, length, head_dim)."""
@@ -53,21 +46,13 @@ class NativeSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceEncoder:
-    """What runs once for each source, through torch.
-
-    Attributes:
-        encoder: the encoder.
-        products: products of keys and of values of each layer.
-        heads: number of their heads.
-        device: device of the encoder.
-        dtype: dtype of the encoder.
-    """
+    """What runs once for each source, through torch."""
 
     encoder: Any
-    products: Sequence[tuple[nn.Linear, nn.Linear]]
-    heads: int
-    device: torch.device
-    dtype: torch.dtype
+    products: Sequence[tuple[nn.Linear, nn.Linear]]  # products of keys and of values of each layer
+    heads: int  # number of their heads
+    device: torch.device  # device of the encoder
+    dtype: torch.dtype  # dtype of the encoder
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -145,19 +145,12 @@ class BudgetError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the layers of a model are.
+    """Where the layers of a model are."""
 
-    Attributes:
-        resident: layers that stay in memory, ascending.
-        streamed: layers that are read from the file in every pass, ascending.
-        num_buffers: layers that fit into memory besides the resident ones.
-        memory: bytes of all weights in memory, buffers included.
-    """
-
-    resident: tuple[int, ...]
-    streamed: tuple[int, ...]
-    num_buffers: int
-    memory: int
+    resident: tuple[int, ...]  # layers that stay in memory, ascending
+    streamed: tuple[int, ...]  # layers that are read from the file in every pass, ascending
+    num_buffers: int  # layers that fit into memory besides the resident ones
+    memory: int  # bytes of all weights in memory, buffers included
 
 
 def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
@@ -191,8 +184,7 @@ def readable(size: int) -> str:
     return f"{-(-size * 100 // UNITS[unit]) / 100:g}{unit}"
 
 
-LEAST_MAPPED = 64 << 20
-"""Least size of a file in bytes whose layers are mapped at first."""
+LEAST_MAPPED = 64 << 20  # least size of a file in bytes whose layers are mapped at first
 
 
 class StreamedWeights:
@@ -201,11 +193,6 @@ class StreamedWeights:
     Args:
         budget: bytes for all weights in memory; None for enough, with reads through the system's page cache. Layers of
             a large file are then mapped, until `start_copying`.
-
-    Attributes:
-        decoder: the structure of the model.
-        layers: those of its layers. Products of a streamed layer are valid inside `loaded` only.
-        placement: the layers in memory and those that are read.
     """
 
     def __init__(self, library: Library, store: WeightStore, budget: int | None) -> None:
@@ -215,6 +202,7 @@ class StreamedWeights:
         fixed = store.tail.size + sum(tensor.numel() * tensor.element_size() for tensor in store.small)
         sizes = [extent.size for extent in store.extents]
         room = fixed + sum(sizes) if budget is None else budget
+        # the layers in memory and those that are read
         self.placement: Placement = place(sizes, fixed=fixed, budget=room)
         self._file = WeightFile(store.file, is_cached=budget is None)
         is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
@@ -232,11 +220,12 @@ class StreamedWeights:
             buffers = pool.map(self._read if self._map is None else self._map.checked, extents, places[1:])
             self._resident = dict(zip(resident, buffers, strict=True))
             self._tail = tail.result()
+        # those of its layers. Products of a streamed layer are valid inside `loaded` only
         self.layers = (CLayer * len(store.layers))(*(layer_of(fields, self._address) for fields in store.layers))
         self._experts = [experts_of(fields, self._address) for fields in store.layers]
         for layer, experts in zip(self.layers, self._experts, strict=True):
             layer.experts = None if experts is None else ctypes.addressof(experts)
-        self.decoder = decoder_of(store.decoder, self.layers, self._address)
+        self.decoder = decoder_of(store.decoder, self.layers, self._address)  # the structure of the model
         self._relative = [
             [place - extent.start for place in places_of(fields)]
             for fields, extent in zip(store.layers, store.extents, strict=True)
@@ -247,8 +236,7 @@ class StreamedWeights:
         extents = [store.extents[layer] for layer in streamed]
         self._index = {layer: index for index, layer in enumerate(streamed)}
         self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
-        self.start_bytes = self._file.num_bytes
-        """Bytes read when the model was loaded."""
+        self.start_bytes = self._file.num_bytes  # bytes read when the model was loaded
         if budget is None:
             weakref.finalize(self, self._file.close)
             if self._map is None:
@@ -375,23 +363,14 @@ PASSES_BEFORE_COPY = 32
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """Counters of streamed weights.
+    """Counters of streamed weights."""
 
-    Attributes:
-        memory: bytes of weights in memory, buffers included.
-        file: bytes of all weights in the file.
-        of_pass: bytes that a whole pass reads.
-        read: bytes that were read for passes so far, layers that were read ahead included.
-        resident_layers: layers that stay in memory.
-        streamed_layers: layers that every pass reads.
-    """
-
-    memory: int
-    file: int
-    of_pass: int
-    read: int
-    resident_layers: int
-    streamed_layers: int
+    memory: int  # bytes of weights in memory, buffers included
+    file: int  # bytes of all weights in the file
+    of_pass: int  # bytes that a whole pass reads
+    read: int  # bytes that were read for passes so far, layers that were read ahead included
+    resident_layers: int  # layers that stay in memory
+    streamed_layers: int  # layers that every pass reads
 
 
 @final

@@ -33,8 +33,7 @@ from draftree.models.native.weights import Weights
 
 PRODUCTS = ("qkv", "output", "gate_up", "down")
 EXPERT_PRODUCTS = ("gate_up", "down")
-SET_BY_PASSES = ("keys", "values")
-"""Pointers of a layer that every memory of slots sets."""
+SET_BY_PASSES = ("keys", "values")  # pointers of a layer that every memory of slots sets
 
 
 def layout() -> dict[str, list[str]]:
@@ -128,23 +127,16 @@ def _values(
     return values
 
 
-PIECE = 8 << 20
-"""Bytes per read: smaller ones do not use the full speed of a solid-state drive."""
+PIECE = 8 << 20  # bytes per read: smaller ones do not use the full speed of a solid-state drive
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Place of one layer in the file; start and size are multiples of a page.
+    """Place of one layer in the file; start and size are multiples of a page."""
 
-    Attributes:
-        start: first byte.
-        size: number of bytes.
-        checksum: CRC-32 of the bytes.
-    """
-
-    start: int
-    size: int
-    checksum: int
+    start: int  # first byte
+    size: int  # number of bytes
+    checksum: int  # CRC-32 of the bytes
 
 
 class WeightFile:
@@ -157,8 +149,7 @@ class WeightFile:
     def __init__(self, path: Path, *, is_cached: bool = False) -> None:
         self.path = path
         self._is_cached = is_cached
-        self.num_bytes = 0
-        """Bytes read so far."""
+        self.num_bytes = 0  # bytes read so far
         self._verified: set[int] = set()
         try:
             self._descriptor, self.is_direct = self._opened()
@@ -297,29 +288,17 @@ WEIGHTS, SMALL, DESCRIPTION = "weights.bin", "small.safetensors", "description.j
 
 @dataclass(frozen=True, slots=True)
 class WeightStore:
-    """Open description of a folder of packed weights.
-
-    Attributes:
-        folder: the folder.
-        decoder: fields of the model's structure, see `structures.py`.
-        layers: fields of its layers' structures.
-        extents: places of the layers in the file.
-        tail: place of the products after the layers: the output head and a projection.
-        embedding: place of a separate embedding; None if passes read the output head.
-        small: small tensors.
-        packed_bytes: size of all weights in memory in bytes, without padding.
-        facts: what the caller stored with them.
-    """
+    """Open description of a folder of packed weights."""
 
     folder: Path
-    decoder: Mapping[str, Any]
-    layers: Sequence[Mapping[str, Any]]
-    extents: tuple[Extent, ...]
-    tail: Extent
-    embedding: Extent | None
-    small: tuple[Tensor, ...]
-    packed_bytes: int
-    facts: Mapping[str, Any]
+    decoder: Mapping[str, Any]  # fields of the model's structure, see `structures.py`
+    layers: Sequence[Mapping[str, Any]]  # fields of its layers' structures
+    extents: tuple[Extent, ...]  # places of the layers in the file
+    tail: Extent  # place of the products after the layers: the output head and a projection
+    embedding: Extent | None  # place of a separate embedding; None if passes read the output head
+    small: tuple[Tensor, ...]  # small tensors
+    packed_bytes: int  # size of all weights in memory in bytes, without padding
+    facts: Mapping[str, Any]  # what the caller stored with them
 
     @property
     def num_bytes(self) -> int:
@@ -492,8 +471,7 @@ class _Mapped:
         self._memory = memory
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.extents: list[Extent] = []
-        self.used_bytes = 0
-        """Number of bytes that are written."""
+        self.used_bytes = 0  # number of bytes that are written
 
     def __enter__(self) -> _Mapped:
         return self

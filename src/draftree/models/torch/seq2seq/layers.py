@@ -16,21 +16,15 @@ from draftree.models.torch.attention import LayerCall
 from draftree.models.torch.packing import PackedLinear
 from draftree.models.torch.seq2seq.passes import DecoderPass, KeysValues
 
-Rows = Callable[[Tensor], Tensor]
-"""A function of rows, shape (rows, features)."""
+Rows = Callable[[Tensor], Tensor]  # a function of rows, shape (rows, features)
 
 
 @dataclass(slots=True, eq=False)
 class Projection:
-    """One or several linear layers with the same input.
+    """One or several linear layers with the same input."""
 
-    Attributes:
-        linears: the layers.
-        run: computes their results side by side.
-    """
-
-    linears: Sequence[nn.Linear]
-    run: Rows
+    linears: Sequence[nn.Linear]  # the layers
+    run: Rows  # computes their results side by side
 
     @classmethod
     def of(cls, *linears: nn.Linear) -> Projection:
@@ -69,25 +63,15 @@ def _side_by_side(linears: Sequence[nn.Linear], rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self- or cross-attention of a layer.
+    """Self- or cross-attention of a layer."""
 
-    Attributes:
-        norm: normalization of its input, or of its output and the residual stream.
-        queries: queries; in self-attention with keys and values.
-        keys_values: keys and values of the source, for cross-attention.
-        output: projection of the result.
-        scaling: factor of the scores.
-        heads: number of heads.
-        biased: module with the bias by distance; None for none.
-    """
-
-    norm: Rows
-    queries: Projection
-    keys_values: Projection | None
-    output: Projection
-    scaling: float
+    norm: Rows  # normalization of its input, or of its output and the residual stream
+    queries: Projection  # queries; in self-attention with keys and values
+    keys_values: Projection | None  # keys and values of the source, for cross-attention
+    output: Projection  # projection of the result
+    scaling: float  # factor of the scores
     heads: int
-    biased: nn.Module | None = None
+    biased: nn.Module | None = None  # module with the bias by distance; None for none
 
     def split(self, rows: Tensor, parts: int) -> list[Tensor]:
         """Return the parts of projected rows, each of shape (1, heads, rows, head_dim)."""

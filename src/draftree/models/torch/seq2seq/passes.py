@@ -17,8 +17,7 @@ from draftree.models.source import Source
 from draftree.models.torch.attention import LayerCall, SlotPass, attend
 
 NAME = "draftree_seq2seq"
-PLAIN = "sdpa"
-"""The implementation of transformers for calls outside of passes."""
+PLAIN = "sdpa"  # the implementation of transformers for calls outside of passes
 
 
 class DecoderCalls(Protocol):
@@ -103,14 +102,11 @@ class RecordedCalls:
 
     transformers calls one attention function for the encoder, for self-attention and for cross-attention. Which
     module is which is learned once, by a pass over a source and a text of different lengths.
-
-    Attributes:
-        keys: keys and values by module, shape (1, heads, length, head_dim), in the order of the calls.
-        biased: modules that asked for a bias by position.
     """
 
+    # keys and values by module, shape (1, heads, length, head_dim), in the order of the calls
     keys: dict[nn.Module, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    biased: list[nn.Module] = field(default_factory=list)
+    biased: list[nn.Module] = field(default_factory=list)  # modules that asked for a bias by position
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
@@ -137,33 +133,22 @@ def layer_call(
     return LayerCall(layer, scale, given.get("sliding_window"), given.get("softcap"), given.get("s_aux"), bias)
 
 
-MAX_STACKED_BYTES = 64 << 20
-"""Larger groups are not copied into a stack when they change: their sources attend alone."""
-SHORT = 32
-"""Sources up to this length are of one group."""
+MAX_STACKED_BYTES = 64 << 20  # larger groups are not copied into a stack when they change: their sources attend alone
+SHORT = 32  # sources up to this length are of one group
 
 KeysValues = tuple[Tensor, Tensor]
 
 
 @dataclass(slots=True, eq=False)
 class EncodedSource:
-    """Cross-attention keys and values of a source. Its count is changed by its model only.
-
-    Attributes:
-        source: the source.
-        layers: keys and values of each layer, shape (1, heads, length, head_dim).
-        length: number of positions.
-        num_slots: number of slots that refer to it.
-        stack: the stack that holds its keys and values; None if they are stored alone.
-        place: its index in the stack.
-    """
+    """Cross-attention keys and values of a source. Its count is changed by its model only."""
 
     source: Source
-    layers: Sequence[KeysValues]
-    length: int
-    num_slots: int = 0
-    stack: Stack | None = None
-    place: int = 0
+    layers: Sequence[KeysValues]  # keys and values of each layer, shape (1, heads, length, head_dim)
+    length: int  # number of positions
+    num_slots: int = 0  # number of slots that refer to it
+    stack: Stack | None = None  # the stack that holds its keys and values; None if they are stored alone
+    place: int = 0  # its index in the stack
 
     @property
     def num_bytes(self) -> int:
@@ -177,15 +162,12 @@ class Stack:
 
     Sources of similar length that take part in one pass are stacked, padded to the longest. A source's own keys and
     values then are a part of the stack, so that they are stored once.
-
-    Attributes:
-        layers: keys and values of each layer, shape (sources, heads, length, head_dim), with zeros as padding.
-        lengths: length of each source.
-        masks: additive masks of slices, which are made once.
     """
 
+    # keys and values of each layer, shape (sources, heads, length, head_dim), with zeros as padding
     layers: Sequence[KeysValues]
-    lengths: Sequence[int]
+    lengths: Sequence[int]  # length of each source
+    # additive masks of slices, which are made once
     masks: dict[tuple[int, int], Tensor | None] = field(default_factory=dict)
 
     def mask(self, first: int, end: int) -> Tensor | None:
@@ -206,20 +188,14 @@ class Stack:
 
 @dataclass(slots=True, eq=False)
 class CrossRun:
-    """Sources that attend in one call.
+    """Sources that attend in one call."""
 
-    Attributes:
-        layers: keys and values of each layer, shape (sources, heads, length, head_dim).
-        mask: additive, shape (sources, 1, rows, length); None without padding.
-        rows: rows of each source in the pass, shape (sources, rows), the first repeated as padding; None if they are
-            all rows of the pass in order.
-        places: indices of the real rows in `rows`; None if they are all.
-    """
-
-    layers: Sequence[KeysValues]
-    mask: Tensor | None
+    layers: Sequence[KeysValues]  # keys and values of each layer, shape (sources, heads, length, head_dim)
+    mask: Tensor | None  # additive, shape (sources, 1, rows, length); None without padding
+    # rows of each source in the pass, shape (sources, rows), the first repeated as padding; None if they are all
+    # rows of the pass in order
     rows: Tensor | None
-    places: Tensor | None
+    places: Tensor | None  # indices of the real rows in `rows`; None if they are all
 
     def attend(self, layer: int, call: LayerCall, query: Tensor) -> Tensor:
         """Attend with queries of shape (1, heads, rows, head_dim); returns (sources * rows, heads, head_dim)."""
@@ -345,8 +321,7 @@ def _run(part: Sequence[EncodedSource], rows: Sequence[Sequence[int]], num_rows:
 # - M2M100, NLLB: the same, with the table's offset and the position of padding tokens
 # - others with `decoder_position_ids` or rotary positions: nothing, since the positions are an argument
 
-OWN = "_draftree_own"
-"""Attribute with the method of a module that was replaced."""
+OWN = "_draftree_own"  # attribute with the method of a module that was replaced
 FIRST_DISTANCES = 128
 
 
@@ -450,26 +425,16 @@ class DecoderLayers:
 
 @dataclass(slots=True, eq=False)
 class DecoderPass:
-    """Handler of the attention calls of one pass.
+    """Handler of the attention calls of one pass."""
 
-    Attributes:
-        layers: the decoder's attention modules.
-        inner: the pass over the slots.
-        cross: the attention to the sources.
-        tokens: token of each row, shape (rows,).
-        positions: position of each row, shape (rows,).
-        num_positions: largest position plus one.
-        tables: biases by distance.
-        weighed: source and number of rows of each job, if the weights of the last cross-attention are computed too.
-    """
-
-    layers: DecoderLayers
-    inner: SlotPass
-    cross: CrossPass
-    tokens: Tensor
-    positions: Tensor
-    num_positions: int
-    tables: BiasTables
+    layers: DecoderLayers  # the decoder's attention modules
+    inner: SlotPass  # the pass over the slots
+    cross: CrossPass  # the attention to the sources
+    tokens: Tensor  # token of each row, shape (rows,)
+    positions: Tensor  # position of each row, shape (rows,)
+    num_positions: int  # largest position plus one
+    tables: BiasTables  # biases by distance
+    # source and number of rows of each job, if the weights of the last cross-attention are computed too
     weighed: Sequence[tuple[EncodedSource, int]] | None = None
     weights: list[Tensor] = field(default_factory=list, init=False)
     """Of the rows of each job, shape (rows, source length): the mean of all heads."""

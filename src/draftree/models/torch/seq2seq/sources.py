@@ -14,8 +14,7 @@ from draftree.models.check import BRANCHES, PREFIX_LENGTH, TREE_PARENTS, Referen
 from draftree.models.source import FeatureSource, HiddenSource, Source, TokenSource
 from draftree.models.torch.inspection import UNBOUNDED
 
-PROBE_TOKENS = 6
-"""Length of the source of checks."""
+PROBE_TOKENS = 6  # length of the source of checks
 
 
 @dataclass(frozen=True, slots=True)
