@@ -100,27 +100,22 @@ class BlockWeights(Weights):
         self._source = source
 
     def get(self, name: str) -> Tensor:
-        """Return a weight in float32."""
         return self._source.values(name)
 
     def blocks(self, name: str) -> RowBlocks | None:
-        """Return a matrix in its blocks; None for another parameter."""
         if self._source.kind(name) not in KINDS:
             return None
         return RowBlocks(self._source.kind(name), self._source.rows(name), self._source.order(name))
 
     def block_kind(self, name: str) -> str | None:
-        """Return the kind of the blocks of a weight; None if it has none."""
         kind = self._source.kind(name)
         return kind if kind in KINDS else None
 
     def expert_blocks(self, name: str, expert: int) -> Sequence[RowBlocks]:
-        """Return the matrices of one expert in their blocks."""
         parts = self._source.expert(name, expert)
         return [RowBlocks(kind, rows, torch.arange(len(rows))) for kind, rows in parts]
 
     def release(self, name: str) -> None:
-        """Release the mapped pages of a weight."""
         self._source.release(name)
 
 

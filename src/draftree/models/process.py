@@ -106,17 +106,14 @@ class ProcessSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Id of the slot in both processes."""
         return self._number
 
     @property
     def length(self) -> int:
-        """Number of tokens in the committed prefix."""
         return self.kept
 
     @property
     def num_tentative(self) -> int:
-        """Number of tokens in the tentative tree."""
         return self.tentative
 
 
@@ -135,24 +132,19 @@ class ProcessModel(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of its weights in the other process; keys and values are not counted."""
         return Footprint(weights=self._weights, token=0, logits=0, row=0)
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return self._ids.num_taken
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room in the other process."""
         self._asked({"do": "reserve", "slots": num_slots, "length": length})
 
     def open(self) -> ProcessSlot:
-        """Return an empty slot."""
         return self._opened(self._asked({"do": "open"})["slot"])
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run a pass in the other process, and wait for its logits."""
         reply = self._asked({"do": "run", "pass": encode_pass(pass_)})
         raw = bytearray(self._raw())
         kind = getattr(torch, reply["dtype"])
@@ -162,7 +154,6 @@ class ProcessModel(LanguageModel):
         return PassResult.of_jobs(pass_.jobs, TensorLogits(rows.view(-1, self.vocab_size)))
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits in the other process."""
         numbers = iter(self._asked({"do": "apply", "edits": encode_edits(edits)})["slots"])
         opened: list[Slot] = []
         for edit in edits:

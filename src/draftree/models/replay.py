@@ -92,17 +92,14 @@ class ReplaySlot(Slot):
 
     @property
     def id(self) -> int:
-        """Lowest free number when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
         return self.held
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
         return self.tentative
 
     def places(self, job: Extend) -> list[int | None]:
@@ -188,22 +185,18 @@ class ReplayModel(LanguageModel):
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
         return len(self._slots)
 
     def known_costs(self, max_rows: int) -> Mapping[int, float]:
-        """Return the measured seconds of passes by rows."""
         return {rows: self._costs.pass_seconds(rows) for rows in range(1, max_rows + 1)}
 
     def reserve(self, num_slots: int, length: int) -> None:
         """Do nothing: slots hold no keys and values."""
 
     def open(self) -> Slot:
-        """Raise: there are no passes over other texts."""
         raise UnsupportedModelError("a replayed target runs no passes over other texts than the recorded one")
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot]:
-        """Return a function that opens the slot of the recorded text."""
         text = self.text
         if text is None or not text.answers(request):
             raise InvalidRequestError("the request is not the recorded one: a replay writes the recorded text only")
@@ -215,7 +208,6 @@ class ReplayModel(LanguageModel):
         return self._slots[number]
 
     def run(self, pass_: Pass) -> PassResult:
-        """Return the picks of the text, and its hidden states."""
         start = self._clock()
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)
@@ -235,7 +227,6 @@ class ReplayModel(LanguageModel):
         self._clock.charge(self._clock(), self._costs.pick_seconds(rows, temperature))
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Note what the slots hold."""
         for edit in edits:
             slot = replayed(edit.slot)
             match edit:
@@ -250,29 +241,22 @@ class ReplayModel(LanguageModel):
         return []
 
     def require_part(self, part: LayerSubset) -> None:
-        """Raise: no layer is computed."""
         raise UnsupportedModelError("it drafts with layers of the target, which a replay does not compute")
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
-        """Raise: no layer is computed."""
         raise UnsupportedModelError("it drafts with a copy of the target on its slots, which a replay does not compute")
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that the recorded model has these layers."""
         self._model.require_capture(layers)
 
     def input_embedding(self) -> Tensor:
-        """Return the embedding of the recorded model."""
         return self._model.input_embedding()
 
     def output_head(self) -> Tensor:
-        """Return the output head of the recorded model."""
         return self._model.output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the recorded model uses both."""
         return self._model.embedding_facts()
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return the final norm of the recorded model."""
         return self._model.final_norm(hidden)

@@ -95,13 +95,7 @@ class EncoderDecoder(LanguageModel):
         """Number of encoded sources that slots refer to."""
 
     def open(self) -> Slot:
-        """Raise: a slot needs a source.
-
-        Raises:
-            UnsupportedModelError: always.
-        """
         raise UnsupportedModelError(f"{type(self).__name__} decodes from a source: open a slot on one by open_on")
 
     def open_probe(self) -> Slot:
-        """Return an empty slot on `probe_source`."""
         return self.open_on(self.probe_source)

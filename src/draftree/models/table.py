@@ -45,17 +45,14 @@ class TableSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Number assigned when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Number of tokens in the committed prefix."""
         return len(self.prefix)
 
     @property
     def num_tentative(self) -> int:
-        """Number of tokens in the tentative tree."""
         return len(self.tokens)
 
     def context(self, node: int) -> list[int]:
@@ -187,17 +184,14 @@ class TableLM(LanguageModel):
         return self._rows[shown]
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Set the maximum number and length of slots; without a call there is no limit."""
         held_slots, held_length = self._room or (0, 0)
         self._room = (max(num_slots, held_slots), max(length, held_length))
 
     def open(self) -> Slot:
-        """Open an empty slot."""
         return self._open(())
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return len(self._slots)
 
     def _open(self, prefix: Sequence[int]) -> TableSlot:
@@ -261,7 +255,6 @@ class TableLM(LanguageModel):
         return self._identity() if self._num_features else super().output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return facts without scales if hidden states can be captured."""
         return EmbeddingFacts(1.0, 1.0) if self._num_features else super().embedding_facts()
 
     def final_norm(self, hidden: Tensor) -> Tensor:
@@ -274,7 +267,6 @@ class TableLM(LanguageModel):
         return torch.eye(self.vocab_size, dtype=self.dtype)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Check that there is a table for subsets of the layers."""
         if self._partial is None:
             super().require_part(part)
 
@@ -283,7 +275,6 @@ class TableLM(LanguageModel):
         return super().quantized_copy(quantization) if self._partial is None else self
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that the layers have hidden states."""
         if any(layer >= self._num_features for layer in layers):
             super().require_capture(layers)
 
@@ -315,7 +306,6 @@ class TableLM(LanguageModel):
             raise ValueError(f"{slot.length + len(parents)} tokens in a slot of {self._room[1]}: reserve more")
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Check and apply edits one by one."""
         opened: list[Slot] = []
         for edit in edits:
             slot = self._checked(edit.slot)

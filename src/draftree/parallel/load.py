@@ -286,7 +286,6 @@ class ShardedModel(HFModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of this share in bytes."""
         local = (getattr(weight, "to_local", lambda weight=weight: weight)() for weight in self.model.parameters())
         return replace(super().footprint, weights=sum(one.numel() * one.element_size() for one in local))
 

@@ -88,25 +88,20 @@ class ParallelModel(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of this process's share in bytes."""
         return self.own.footprint
 
     @property
     def num_warm_ups(self) -> int:
-        """Number of slower first passes of each shape."""
         return self.own.num_warm_ups
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return self.own.num_open
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the bookkeeping of slots contradicts itself."""
         self.own.check_integrity()
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room in all processes."""
         with self._lock:
             self._writer.reserve(num_slots, length)
             self.own.reserve(num_slots, length)
@@ -118,7 +113,6 @@ class ParallelModel(LanguageModel):
             return self.own.open()
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run one pass together."""
         with self._lock:
             if pass_.capture:
                 self.require_capture(pass_.capture)
@@ -132,28 +126,23 @@ class ParallelModel(LanguageModel):
             return self.own.apply(edits)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Raise UnsupportedModelError if this part cannot be run."""
         self._require_embeddings("run a part of its layers")
         self.own.require_part(part, whole=self)
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that the hidden states of these layers can be captured."""
         if layers:
             self._require_embeddings("return hidden states of all layers")
         self.own.require_capture(layers)
 
     def input_embedding(self) -> Tensor:
-        """Return the embedding, gathered from all processes."""
         self._require_embeddings("return its embedding")
         return self._ask(Ask(Question.INPUT_EMBEDDING), lambda: self._gathered(self.own.input_embedding()))
 
     def output_head(self) -> Tensor:
-        """Return the head, gathered from all processes."""
         self._require_embeddings("return its head")
         return self._ask(Ask(Question.OUTPUT_HEAD), lambda: self._gathered(self.own.output_head()))
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the model uses its embedding and its head."""
         self._require_embeddings("return its head")
         return self._ask(Ask(Question.EMBEDDING_FACTS), self.own.embedding_facts)
 

@@ -64,17 +64,14 @@ class RemoteSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Lowest free number when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
         return self.length_
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
         return self.tentative
 
 
@@ -122,16 +119,13 @@ class RemoteModel(LanguageModel):
 
     @property
     def note(self) -> str:
-        """Round trips, bytes per token, and whether streaming would be faster."""
         return self.link.latency.report()
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
         return len(self._slots)
 
     def known_costs(self, max_rows: int) -> Mapping[int, float]:
-        """Seconds of a round by rows: round trip, queue and the server's pass."""
         trip = self.link.latency.trip_seconds
         return self.link.latency.costs() or {1: trip, max_rows: trip}
 
@@ -139,13 +133,11 @@ class RemoteModel(LanguageModel):
         """Do nothing: the server makes room when texts need it."""
 
     def open(self) -> Slot:
-        """Raise: the server opens texts of requests only."""
         raise UnsupportedModelError(
             "a remote target writes texts of requests only, with its own sampling: use generate, chat or stream"
         )
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot]:
-        """Return a function that opens the text on the server."""
         params = request.controls.params
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(params, name) is not None:
@@ -275,7 +267,6 @@ class RemoteModel(LanguageModel):
         self.link.latency.bytes_down += down
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Note what the slots hold; close texts on the server that have not ended there."""
         ended: list[int] = []
         for edit in edits:
             slot = _remote(edit.slot)

@@ -105,11 +105,9 @@ class WebSocketTransport(Transport):
             raise ConnectionLostError(f"no connection to {address}: {_first_line(error)}") from error
 
     def exchange(self, frame: bytes) -> bytes:
-        """Send a frame and return the next reply."""
         return self._reply(frame)
 
     def receive(self) -> bytes:
-        """Return the next reply."""
         return self._reply(None)
 
     def _reply(self, frame: bytes | None) -> bytes:
@@ -132,7 +130,6 @@ class WebSocketTransport(Transport):
         return reply
 
     def close(self) -> None:
-        """End the connection."""
         if self._thread.is_alive():
             try:
                 with suppress(WebSocketException, OSError, EOFError):
@@ -199,7 +196,6 @@ class PostTransport(Transport):
         self._connection = _connection(address, silence)
 
     def exchange(self, frame: bytes) -> bytes:
-        """Send a frame and return its reply."""
         headers = {**self._headers, "content-type": CONTENT_TYPE, "accept": CONTENT_TYPE}
         try:
             self._connect()
@@ -228,7 +224,6 @@ class PostTransport(Transport):
         raise ConnectionLostError("the reply belongs to another request")
 
     def close(self) -> None:
-        """End the connection."""
         self._connection.close()
 
 

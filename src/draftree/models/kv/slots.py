@@ -39,17 +39,14 @@ class KVSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Index of the slot."""
         return self.index
 
     @property
     def length(self) -> int:
-        """Number of tokens in the committed prefix."""
         return self._length
 
     @property
     def num_tentative(self) -> int:
-        """Number of tokens in the tentative tree."""
         return len(self.parents)
 
     def append(self, parents: Sequence[int]) -> None:

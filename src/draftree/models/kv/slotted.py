@@ -56,7 +56,6 @@ class SlottedModel(LanguageModel):
         """Check that this implementation can select the layers of a subset."""
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for `num_slots` slots of `length` tokens."""
         self._pool.reserve(num_slots, length)
 
     def open(self) -> KVSlot:
@@ -65,15 +64,12 @@ class SlottedModel(LanguageModel):
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return self._pool.num_open
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every index is free or open and every open slot fits into its memory."""
         self._pool.check_integrity()
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run one forward pass over the new tokens of all jobs, as one dimension (1, rows)."""
         if pass_.capture:
             self.require_capture(pass_.capture)
         jobs = pass_.jobs
@@ -95,7 +91,6 @@ class SlottedModel(LanguageModel):
         return self._pass(jobs, nodes, layers)
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that the model has these layers."""
         require_capture(layers, first=0, end=self.num_layers)
 
     def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
@@ -219,7 +214,6 @@ class SlottedModel(LanguageModel):
         return result.logits
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits; dropped tokens stay stored until they are overwritten."""
         opened: list[Slot] = []
         commits: dict[KVSlot, Commit] = {}
         for edit in edits:
@@ -288,17 +282,14 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
 
     @property
     def num_sources(self) -> int:
-        """Number of encoded sources that slots refer to."""
         return len(self._encoded)
 
     def source_length(self, source: Source) -> int:
-        """Return the number of positions of a source after the encoder."""
         if isinstance(source, HiddenSource):
             return int(source.hidden.shape[1])
         return self.max_source_length if isinstance(source, FeatureSource) else len(source.tokens)
 
     def open(self) -> KVSlot:
-        """Raise: a slot needs a source."""
         EncoderDecoder.open(self)
         raise AssertionError("not reached")
 
@@ -325,7 +316,6 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
             del self._encoded[source.source]
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits; forks refer to the source of their slot, and closed slots to none."""
         before = [(edit, kv_slot(edit.slot).index) for edit in edits if isinstance(edit, (Fork, Close))]
         opened = super().apply(edits)
         new = iter(opened)
@@ -337,7 +327,6 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
         return opened
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every open slot has a source, and every source a slot."""
         super().check_integrity()
         assert len(self._source_of) == self.num_open, "every open slot has a source"
         counts = [sum(one is source for one in self._source_of.values()) for source in self._encoded.values()]
@@ -345,10 +334,8 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
         assert all(counts), "a source without slots is dropped"
 
     def require_part(self, part: LayerSubset, *, whole: LanguageModel | None = None) -> None:
-        """Raise: no part of the decoder runs alone."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Raise if hidden states are wanted."""
         if layers:
             raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")

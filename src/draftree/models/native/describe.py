@@ -138,7 +138,6 @@ class _Queries(ProbePass):
     queries: dict[int, Tensor] = field(default_factory=dict)
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Record the queries, and attend."""
         self.queries[call.layer] = query[0].transpose(0, 1).float()
         if call.layer == self.last:
             raise _EnoughError

@@ -43,16 +43,13 @@ class NativeLogits(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return self.at.rows
 
     @property
     def width(self) -> int:
-        """Number of columns."""
         return self.at.width
 
     def tensor(self) -> Tensor:
-        """Return the rows as a tensor that shares the memory."""
         at = self.at
         if isinstance(self.memory, Tensor):
             first = (at.address - self.memory.data_ptr()) // FLOAT_BYTES
@@ -64,23 +61,19 @@ class NativeLogits(Logits):
         return numbers.view(at.rows, at.stride)[:, : at.width]
 
     def rows(self, start: int, stop: int) -> NativeLogits:
-        """Return some rows as a view."""
         address = self.at.address + FLOAT_BYTES * start * self.at.stride
         return replace(self, at=self.at._replace(address=address, rows=stop - start))
 
     def narrowed(self, width: int) -> NativeLogits:
-        """Return the first columns as a view."""
         return replace(self, at=self.at._replace(width=width))
 
     def replaced(self, tensor: Tensor) -> Logits:
-        """Return logits of a tensor; torch searches them unless they are float32 rows in host memory."""
         if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or tensor.stride(-1) != 1:
             return TensorLogits(tensor)
         at = RowsAt(tensor.data_ptr(), tensor.shape[0], tensor.stride(0), tensor.shape[1])
         return replace(self, at=at, memory=tensor)
 
     def picks(self, noise: RowNoise) -> Picks:
-        """Return the picks, searched in C."""
         has_noise = any(noise)
         count = min(FEW, self.at.width) if has_noise else 1
         found = self.library.search(self.at, noise, count, totals=False, num_threads=self.num_threads)
@@ -100,7 +93,6 @@ class NativeLogits(Logits):
         return decided(near, logits, noise)
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """Return the top scores, searched in C, or in torch if there are more than C supports."""
         if count <= min(self.library.max_count, self.at.width):
             return self.library.search(self.at, noise, count, totals=True, num_threads=self.num_threads)
         with self.computing():
@@ -139,16 +131,13 @@ class NativeSubsetLogits(Logits):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows."""
         return self._columns.num_rows
 
     @property
     def width(self) -> int:
-        """Number of tokens of the whole vocabulary."""
         return self._subset.tokens.width
 
     def tensor(self) -> Tensor:
-        """Return the rows of the whole vocabulary, a new tensor."""
         return self._by_torch().tensor()
 
     def columns(self) -> Tensor:
@@ -156,19 +145,15 @@ class NativeSubsetLogits(Logits):
         return self._columns.tensor()
 
     def rows(self, start: int, stop: int) -> NativeSubsetLogits:
-        """Return some rows as a view."""
         return NativeSubsetLogits(self._columns.rows(start, stop), self._subset)
 
     def narrowed(self, width: int) -> TensorLogits:
-        """Return the first tokens of the whole vocabulary."""
         return self._by_torch().narrowed(width)
 
     def replaced(self, tensor: Tensor) -> Logits:
-        """Return logits of the whole vocabulary with these values."""
         return self._columns.replaced(tensor)
 
     def picks(self, noise: RowNoise) -> Picks:
-        """Return picks from the rows of the whole vocabulary."""
         return self._columns.replaced(self.tensor()).picks(noise)
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
@@ -185,7 +170,6 @@ class NativeSubsetLogits(Logits):
         return found._replace(tokens=[[names[column] for column in row] for row in found.tokens])
 
     def computing(self) -> AbstractContextManager[object]:
-        """Limit torch to one thread, as for the columns."""
         return self._columns.computing()
 
     def _by_torch(self) -> SubsetLogits:

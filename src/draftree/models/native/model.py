@@ -79,11 +79,9 @@ class NativeModel(SlottedModel):
         self._decoder.logit_buffers.clear()
 
     def settle(self) -> None:
-        """Copy mapped weights now instead of beside later passes."""
         self._decoder.settle()
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that the model has these layers and that their input is the residual stream."""
         if self.blueprint.is_post_norm:
             raise UnsupportedModelError(
                 f"{self.kind} has norms after its sublayers, and its hidden states are not returned by native kernels: "
@@ -110,12 +108,10 @@ class NativeModel(SlottedModel):
             self._decoder = own
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
-        """Return a copy with fewer bits that drafts on the model's slots."""
         return QuantizedCopy(self, quantization)
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of packed weights, keys and values, and activations in bytes."""
         return Footprint(
             weights=self._decoder.weight_bytes,
             token=self._pool.memory.token_bytes,
@@ -128,15 +124,12 @@ class NativeModel(SlottedModel):
         return self._decoder.input_embedding()
 
     def output_head(self) -> Tensor:
-        """Return a new tensor from the packed head, in the model's dtype; int8 weights times scales."""
         return self._decoder.output_head()
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return hidden states after the final norm of the blueprint, float32."""
         return self._decoder.final_norm(hidden)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return the blueprint's facts, which were compared with the model at load."""
         return self._decoder.embedding_facts()
 
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
@@ -209,11 +202,9 @@ class UnpackedWeights(Weights):
         return self._parts[name]
 
     def release(self, name: str) -> None:
-        """Forget an unpacked weight."""
         self._parts.pop(name, None)
 
     def lends(self, name: str) -> bool:
-        """Return whether it is an embedding that the decoder keeps."""
         return name == self._blueprint.embedding and not self._blueprint.is_tied
 
     def _unpack(self, layer: int, product: str, linears: Sequence[LinearBlueprint], in_turns: bool) -> None:
@@ -301,28 +292,22 @@ class QuantizedCopy(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the copied weights; keys and values are the target's."""
         return Footprint(weights=self._decoder.weight_bytes, token=0, logits=0, row=0)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Raise unless all layers are selected."""
         if part.attention or part.mlp or part.end not in (None, self.num_layers):
             raise UnsupportedModelError("a copy of the target runs all of its layers")
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room in the target's slots."""
         self._target.reserve(num_slots, length)
 
     def open(self) -> Slot:
-        """Return an empty slot of the target."""
         return self._target.open()
 
     def run(self, pass_: Pass) -> PassResult:
-        """Append partial nodes to the target's slots."""
         if pass_.layers.end != self.num_layers:
             raise UnsupportedModelError("passes of a copy append partial nodes: name the number of layers as their end")
         return self._target.run_with(self._decoder, pass_)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Apply edits to the target's slots."""
         return self._target.apply(edits)

@@ -182,14 +182,12 @@ class ShareWeights(Weights):
         self._weights, self._rows = weights, _rows_by_name(share)
 
     def get(self, name: str) -> Tensor:
-        """Return the share's rows of a weight or bias; other parameters as they are."""
         whole, rows = self._weights.get(name), self._rows.get(name)
         if rows is None:
             return whole
         return torch.cat([whole[part.start : part.stop] for part in rows])
 
     def release(self, name: str) -> None:
-        """Free the weight's memory."""
         self._weights.release(name)
 
 

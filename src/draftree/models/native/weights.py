@@ -104,11 +104,9 @@ class ModelWeights(Weights):
         self._pages = FilePages()
 
     def get(self, name: str) -> Tensor:
-        """Return a weight in the model's dtype."""
         return self._parameters[name].detach()
 
     def release(self, name: str) -> None:
-        """Release its mapped pages and empty the parameter."""
         weight = self._parameters.pop(name)
         self._pages.give_back(weight)
         owner, _, attribute = name.rpartition(".")
@@ -123,7 +121,6 @@ class KeptWeights(Weights):
         self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
 
     def get(self, name: str) -> Tensor:
-        """Return a weight in the model's dtype."""
         return self._parameters[name].detach()
 
     def release(self, name: str) -> None:
@@ -161,7 +158,6 @@ class FileWeights(Weights):
         self._pages: dict[str, FilePages] = {}
 
     def get(self, name: str) -> Tensor:
-        """Return a weight in the dtype of its file."""
         if name not in self._mapped:
             place = self._places[name]
             self._mapped[name] = self._files[place.file].get_tensor(place.key)
@@ -170,7 +166,6 @@ class FileWeights(Weights):
         return self._mapped[name]
 
     def release(self, name: str) -> None:
-        """Release its pages."""
         self._pages[self._places[name].file].give_back(self._mapped.pop(name))
 
     def close(self) -> None:

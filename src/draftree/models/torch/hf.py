@@ -103,7 +103,6 @@ class HFModel(SlottedModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of weights, keys and values, and activations in bytes."""
         return Footprint(
             weights=weight_bytes(self.model),
             token=self._pool.memory.token_bytes,
@@ -216,25 +215,20 @@ class HFModel(SlottedModel):
         self._layers.require(part)
 
     def input_embedding(self) -> Tensor:
-        """Return a view of the model's embedding."""
         return input_embedding(self.model)
 
     def output_head(self) -> Tensor:
-        """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return hidden states after the model's final norm, float32."""
         if self._norm is None:
             self._norm = FinalNorm(self.model, self._layers)
         return self._norm(hidden)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)
 
     def require_capture(self, capture: Sequence[int]) -> None:
-        """Check that the model has these layers and that their input is one vector per token."""
         super().require_capture(capture)
         self._layers.require_capture()
 

@@ -62,17 +62,14 @@ class CacheSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Number assigned when the slot was opened."""
         return self._id
 
     @property
     def length(self) -> int:
-        """Number of tokens in the committed prefix."""
         return self._length
 
     @property
     def num_tentative(self) -> int:
-        """Number of tokens in the tentative chain."""
         return self.tentative
 
     def set_length(self, length: int) -> None:
@@ -107,7 +104,6 @@ class CachedModel(LanguageModel):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of weights, keys and values, and activations in bytes, from sizes in the configuration."""
         config = self.model.config.get_text_config()
         heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
@@ -119,26 +115,21 @@ class CachedModel(LanguageModel):
         )
 
     def input_embedding(self) -> Tensor:
-        """Return a view of the model's embedding."""
         return input_embedding(self.model)
 
     def output_head(self) -> Tensor:
-        """Return a view of the model's head, or a new tensor if it is packed."""
         return output_head(self.model)
 
     @torch.inference_mode()
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return hidden states after the model's final norm, float32."""
         if self._norm is None:
             self._norm = FinalNorm(self.model, self._layers)
         return self._norm(hidden)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the model uses its embedding and its head."""
         return embedding_facts(self.model, self._layers)
 
     def require_capture(self, capture: Sequence[int]) -> None:
-        """Check that the model has these layers and that their inputs can be copied."""
         require_capture(capture, first=0, end=self._layers.num_layers)
         self._layers.require_capture()
 
@@ -158,11 +149,9 @@ class CachedModel(LanguageModel):
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return self._ids.num_taken
 
     def open(self) -> CacheSlot:
-        """Open an empty slot."""
         from transformers import DynamicCache
 
         # without the configuration no layer gets a sliding cache, which could not be rolled back
@@ -202,7 +191,6 @@ class CachedModel(LanguageModel):
 
     @torch.inference_mode()
     def run(self, pass_: Pass) -> PassResult:
-        """Run one forward pass for each job."""
         if pass_.layers != ALL_LAYERS:
             self.require_part(pass_.layers)
         if pass_.capture:
@@ -244,7 +232,6 @@ class CachedModel(LanguageModel):
 
     @torch.inference_mode()
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
-        """Crop and copy caches."""
         opened: list[Slot] = []
         for edit in edits:
             slot = _slot(edit.slot)

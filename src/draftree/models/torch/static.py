@@ -303,35 +303,27 @@ class CudaApi(GraphApi):
         self._device = device
 
     def new_pool(self) -> Any:
-        """Create it through torch."""
         return torch.cuda.graph_pool_handle()
 
     def new_stream(self) -> Any:
-        """Create it on the device."""
         return torch.cuda.Stream(self._device)
 
     def current_stream(self) -> Any:
-        """Return the stream on the device."""
         return torch.cuda.current_stream(self._device)
 
     def set_stream(self, stream: Any) -> None:
-        """Set it through torch."""
         torch.cuda.set_stream(stream)
 
     def wait(self, stream: Any, other: Any) -> None:
-        """Wait by an event."""
         stream.wait_stream(other)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """Return torch's context."""
         return torch.cuda.device(self._device)
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return torch's context."""
         return torch.cuda.stream(stream)
 
     def new_graph(self) -> Any:
-        """Create it through torch."""
         return torch.cuda.CUDAGraph()
 
     def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:

@@ -58,17 +58,14 @@ class SplitSlot(Slot):
 
     @property
     def id(self) -> int:
-        """Lowest free number when the slot was opened."""
         return self.local.id
 
     @property
     def length(self) -> int:
-        """Tokens in the committed prefix."""
         return len(self.sent) // self._row_bytes
 
     @property
     def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
         return len(self.parents)
 
     @property

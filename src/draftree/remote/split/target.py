@@ -207,17 +207,14 @@ class SplitModel(LanguageModel):
 
     @property
     def here(self) -> LanguageModel:
-        """The first layers."""
         return self.local
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of the device's part in bytes."""
         return self.local.footprint
 
     @property
     def note(self) -> str:
-        """Round trips and bytes per token, and what the states are."""
         report = self.link.latency.report()
         same = "the server's bits" if self.is_same else "the server's values up to rounding"
         kind = "kept" if self.is_lossless else "rounded, so texts are those of another function than the model"
@@ -225,23 +222,19 @@ class SplitModel(LanguageModel):
 
     @property
     def num_open(self) -> int:
-        """Open slots."""
         return len(self._exchange.slots)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if the slots contradict those of the first layers."""
         self.local.check_integrity()
         for slot in self._exchange.slots.values():
             assert slot.local.length == slot.length, "both parts of a slot have one prefix"
             assert len(slot.parents) == len(slot.nodes) == len(slot.packed), "every node has states"
 
     def known_costs(self, max_rows: int) -> Mapping[int, float]:
-        """Seconds of a round by rows: round trip, queue and a pass of the server, all layers counted."""
         trip = self.link.latency.trip_seconds
         return self.link.latency.costs() or {1: trip, max_rows: trip}
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room in the first layers; the server makes its own."""
         self.local.reserve(num_slots, length)
 
     def open(self) -> Slot:
@@ -258,7 +251,6 @@ class SplitModel(LanguageModel):
         return slot
 
     def opener(self, request: SlotRequest) -> Callable[[], Slot] | None:
-        """Return a function that opens the slot of a request if the server picks; else None."""
         if not self.applies_controls:
             return None
         params = request.controls.params
@@ -269,7 +261,6 @@ class SplitModel(LanguageModel):
         return lambda: self._opened(request)
 
     def run(self, pass_: Pass) -> PassResult:
-        """Run the first layers here, and the others on the server for whole passes."""
         if pass_.layers != ALL_LAYERS:
             return self._run_first(pass_)
         self.require_capture(pass_.capture)
@@ -316,7 +307,6 @@ class SplitModel(LanguageModel):
         return PassResult.of_jobs(pass_.jobs, result.logits, result.hidden if pass_.capture else None)
 
     def require_part(self, part: LayerSubset) -> None:
-        """Check that a subset is the layers of the device."""
         if part != LayerSubset(end=self.split):
             raise UnsupportedModelError(
                 f"this device has the first {self.split} layers of the model: draft with 'early-exit:{self.split}', or "
@@ -324,7 +314,6 @@ class SplitModel(LanguageModel):
             )
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Check that hidden states of these layers can be had, from here or from the server."""
         if layers and self.applies_controls:
             raise UnsupportedModelError(
                 "hidden states are asked for, and the server returns picks: use picks=device in the address"
@@ -333,19 +322,15 @@ class SplitModel(LanguageModel):
             raise UnsupportedModelError(f"the model has {self.num_layers} layers: choose from 0 to {self.num_layers}")
 
     def input_embedding(self) -> Tensor:
-        """Return the embedding, which is here."""
         return self.local.input_embedding()
 
     def output_head(self) -> Tensor:
-        """Return the output head, which is here."""
         return self.local.output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the model uses its embedding and its head."""
         return self.local.embedding_facts()
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return outputs of the last layer after the final norm, which is here."""
         return self.local.final_norm(hidden)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:

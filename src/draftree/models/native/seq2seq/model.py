@@ -115,7 +115,6 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of weights, keys and values, and activations in bytes."""
         own = NativeModel.footprint.fget(self)  # type: ignore[attr-defined]
         return Footprint(own.weights + self._encoder.num_bytes, own.token, own.logits, own.row)
 
@@ -126,25 +125,20 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
         return self._encoder.keys_values(source, hidden)
 
     def require_capture(self, layers: Sequence[int]) -> None:
-        """Raise if hidden states are wanted."""
         SourcedModel.require_capture(self, layers)
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Raise: drafters that read the target's embedding do not read its sources."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
     def use_kv_dtype(self, kv_dtype: str) -> None:
-        """Raise: keys and values of sources have the model's dtype."""
         raise UnsupportedModelError(
             f"kv_dtype is '{kv_dtype}', but {self.kind} is an encoder-decoder model: leave it out"
         )
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
-        """Raise: a copy has no sources of its own."""
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
 
     def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
-        """Run a pass, and return the last layer's cross-attention of each job."""
         found = self._attended = []
         try:
             return self.run(pass_), found
@@ -211,6 +205,5 @@ class DecoderWeights(ModelWeights):
         return found.flatten() if found.shape[0] == 1 else found
 
     def release(self, name: str) -> None:
-        """Release a parameter that nothing else needs."""
         if name in self._parameters and id(self._parameters[name]) not in self._kept:
             super().release(name)

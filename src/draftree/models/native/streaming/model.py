@@ -398,7 +398,6 @@ class StreamedDecoder(NativeDecoder):
         rope_positions: Sequence[int] | None = None,
         sources: SourceRows | None = None,
     ) -> RangeOutput:
-        """Run one pass over rows, one layer after the other; arguments as for `NativeDecoder.run`."""
         assert sources is None, "weights of encoder-decoder models stay in memory"
         hidden, captured = layer_range.hidden, list[Tensor]()
         for layer in range(layer_range.first, layer_range.end):
@@ -442,7 +441,6 @@ class ResidentDecoder(NativeDecoder):
         self._copying: threading.Thread | None = None
 
     def run(self, *args: Any, **options: Any) -> RangeOutput:
-        """Run one pass; arguments as for `NativeDecoder.run`."""
         output = super().run(*args, **options)
         self._passes_before_copy -= 1
         if self._passes_before_copy == 0:
@@ -450,7 +448,6 @@ class ResidentDecoder(NativeDecoder):
         return output
 
     def settle(self) -> None:
-        """Copy mapped layers and wait for the end of it."""
         if self._passes_before_copy > 0:
             self._passes_before_copy = 0
             self._copying = self._resident.start_copying()

@@ -157,7 +157,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
 
     @property
     def footprint(self) -> Footprint:
-        """Memory of weights, keys and values, and activations in bytes."""
         return Footprint(
             weights=self._weight_bytes,
             token=self._pool.memory.token_bytes,
@@ -167,7 +166,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
 
     @property
     def num_warm_ups(self) -> int:
-        """Number of slower first passes: on a GPU they load and choose kernels."""
         return 1 if self.device.type == "cuda" else 0
 
     def _keep(self, source: Source, hidden: Tensor) -> EncodedSource:
@@ -178,7 +176,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         return EncodedSource(source, [calls.keys[module] for module in self._modules.cross], hidden.shape[1])
 
     def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
-        """Run a pass, and return the last layer's cross-attention of each job."""
         found = self._attended = []
         try:
             return self.run(pass_), found
