@@ -48,7 +48,6 @@ def config_folder() -> Path | None:
 
 
 def expanded(spelled: str | os.PathLike[str]) -> Path:
-    """Return a path with `~` replaced by a home folder."""
     path = Path(spelled)
     first = path.parts[0] if path.parts else ""
     if first == "~" and (home := home_folder()) is not None:
@@ -82,11 +81,7 @@ class JsonError(ValueError):
 
 
 def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parse JSON.
-
-    Args:
-        content: text, or its bytes in UTF-8.
-    """
+    """Parse JSON, text or its bytes in UTF-8."""
     try:
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
         return json.loads(text, object_pairs_hook=object_pairs_hook)
@@ -99,7 +94,6 @@ def parse_json(content: str | bytes, *, object_pairs_hook: Callable[[list[tuple[
 
 
 def parse_json_object(content: str | bytes) -> dict[str, Any]:
-    """Parse one JSON object."""
     found = parse_json(content)
     if not isinstance(found, dict):
         raise JsonError("it does not hold a JSON object")
@@ -107,7 +101,6 @@ def parse_json_object(content: str | bytes) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object."""
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_JSON_BYTES + 1)
@@ -123,11 +116,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, Any]]:
-    """Read a file that holds one JSON object per line; blank lines are skipped.
-
-    Args:
-        may_be_cut: leave out a last line that its writer did not complete.
-    """
+    """Read one JSON object per line. Blank lines are skipped, and with `may_be_cut` an incomplete last one."""
     found = []
     try:
         with path.open("rb") as stream:
@@ -159,11 +148,7 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 @final
 class PathLock:
-    """Keeps other processes from a file or a folder while this object lives.
-
-    Args:
-        path: a folder, or a file that is made if it does not exist.
-    """
+    """Keeps other processes from a folder, or a file that is made if missing, while this object lives."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
@@ -177,7 +162,6 @@ class PathLock:
         self._release = weakref.finalize(self, os.close, descriptor)
 
     def release(self) -> None:
-        """Let others have it."""
         self._release()
 
 

@@ -49,8 +49,6 @@ LARGEST_NUMBER = 1 << 16  # processors of a list have smaller numbers
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A logical processor."""
-
     number: int  # number of the system
     core: int  # smallest number of the logical processors of its physical core
     node: int = 0  # its memory node
@@ -59,7 +57,6 @@ class Processor:
 
     @property
     def is_fast(self) -> bool:
-        """Whether it is a fast core."""
         return not self.is_efficient and self.speed >= LEAST_SPEED
 
 
@@ -73,12 +70,10 @@ class ProcessorFacts:
 
     @property
     def num_cores(self) -> int:
-        """Number of physical cores."""
         return len({one.core for one in self.processors})
 
     @property
     def num_nodes(self) -> int:
-        """Number of memory nodes."""
         return len({one.node for one in self.processors})
 
 
@@ -117,11 +112,7 @@ def choose_threads(facts: ProcessorFacts) -> ThreadChoice:
 
 
 def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> ProcessorFacts:
-    """Read the processors from the files of the system.
-
-    Args:
-        allowed: affinity mask; None for that of this process.
-    """
+    """Read the processors of an affinity mask, by default this process's, from the files of the system."""
     base = root / "sys" / "devices" / "system"
     online = _listed(base / "cpu" / "online")
     if not online:
@@ -258,7 +249,6 @@ def own_choice() -> tuple[ProcessorFacts, ThreadChoice]:
 
 
 def require_affinity(affinity: str | None) -> None:
-    """Raise for a malformed affinity."""
     if affinity not in (None, AUTO, NONE):
         parse_processors(affinity)
 

@@ -101,7 +101,6 @@ class NodeMap:
 
     @property
     def kept(self) -> list[int]:
-        """Source nodes that are mapped, ascending."""
         return [node for node, target in enumerate(self.targets) if target is not None]
 
     @property
@@ -113,7 +112,6 @@ class NodeMap:
         return [parent for parent in found if parent is not None]
 
     def cut(self, tree: TokenTree) -> TokenTree:
-        """The derived tree of a source of which some nodes were kept."""
         if self.root == ROOT and self.num_targets == len(tree):
             return tree
         kept = self.kept
@@ -176,8 +174,6 @@ def first_levels(parents: Sequence[int], num_nodes: int) -> NodeMap:
 
 @dataclass(frozen=True, slots=True)
 class MergedTree:
-    """One tree made of several."""
-
     tree: TokenTree  # the merged tree
     maps: tuple[NodeMap, ...]  # where the nodes of each of the several trees are in it
 

@@ -41,11 +41,7 @@ def _signed32(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The noise of one request. Immutable; equal seeds give equal noise.
-
-    Args:
-        seed: any integer; only its low 64 bits count.
-    """
+    """The noise of one request. Immutable; only the low 64 bits of the seed count."""
 
     seed: int
 
@@ -81,14 +77,7 @@ def gumbel_of_few(keys: tuple[int, int], tokens: Sequence[int]) -> list[float]:
 
 
 def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
-    """Return standard Gumbel noise for rows of tokens.
-
-    Args:
-        token_ids: integers of shape (rows or 1, tokens), on the device where the noise is wanted.
-
-    Returns:
-        float32 of shape (rows, tokens).
-    """
+    """Return standard Gumbel noise for rows of tokens, float32 of shape (rows, tokens), on the ids' device."""
     key = to_device(keys, token_ids.device, dtype=torch.int32)
     # the part that depends only on the token is computed once, not per row
     token = token_ids.to(torch.int32) * -1640531527

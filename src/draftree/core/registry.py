@@ -48,13 +48,7 @@ class Method:
 
 
 class Registry(Generic[Base]):
-    """The methods of one seam.
-
-    Args:
-        package: dotted name of the seam's package.
-        base: dotted name of the abstract class, as "module:Class".
-        kind: noun for a method in messages ("drafter").
-    """
+    """The methods of one seam. `base` is "module:Class"; `kind` is the noun for a method in messages."""
 
     def __init__(self, package: str, base: str, *, kind: str) -> None:
         self.package = package
@@ -73,7 +67,6 @@ class Registry(Generic[Base]):
         return found
 
     def names(self) -> list[str]:
-        """Return the names of all methods."""
         return list(self._files())
 
     def _files(self) -> dict[str, Path]:
@@ -89,11 +82,7 @@ class Registry(Generic[Base]):
         return f"{self.package}.{name.replace('-', '_')}"
 
     def find(self, name: str) -> type[Base]:
-        """Return the class of a method.
-
-        Raises:
-            ConfigurationError: no such method.
-        """
+        """Return the class of a method."""
         names = self.names()
         if name in names:
             return self._class_in(self._module(name))
@@ -114,20 +103,12 @@ class Registry(Generic[Base]):
         return found
 
     def configure(self, spec: Spec) -> tuple[type[Base], Any]:
-        """Return the class of a spec and its validated configuration.
-
-        Raises:
-            ConfigurationError: no such method, unknown option, wrong type or value out of range.
-        """
+        """Return the class of a spec and its validated configuration."""
         cls = self.find(spec.name)
         return cls, build_config(cls.Config, spec, self.kind)  # type: ignore[attr-defined]
 
     def parse(self, text: str) -> list[Spec]:
-        """Parse `a+b:x,key=value` into specs. A plus sign separates specs only if a known name follows it.
-
-        Raises:
-            ConfigurationError: unknown name or malformed option.
-        """
+        """Parse `a+b:x,key=value` into specs. A plus sign separates specs only if a known name follows it."""
         if not isinstance(text, str):
             raise ConfigurationError(f"{self.kind} {text!r} is not a string: {suggestion('', self.names())}")
         known = "|".join(re.escape(name) for name in sorted(self.names(), key=len, reverse=True))
@@ -149,11 +130,7 @@ class Registry(Generic[Base]):
 
 
 def build_config(config_class: type, spec: Spec, kind: str) -> Any:
-    """Build a config dataclass from a spec. The part after the colon goes to the field marked `argument`.
-
-    Raises:
-        ConfigurationError: unknown option, missing argument, wrong type or value out of range.
-    """
+    """Build a config dataclass from a spec. The part after the colon goes to the field marked `argument`."""
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     hints = typing.get_type_hints(config_class)
     values: dict[str, Any] = {}

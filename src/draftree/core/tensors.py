@@ -13,7 +13,6 @@ from draftree.core.host import single_threaded
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Return whether reading this tensor needs no device synchronization."""
     return tensor.device.type == "cpu"
 
 
@@ -38,12 +37,7 @@ def to_host(tensor: Tensor) -> list[Any]:
 
 
 def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:
-    """Return some layers, shape (rows, columns, hidden).
-
-    Args:
-        hidden: shape (rows, layers, hidden).
-        columns: indices of the layers, in any order.
-    """
+    """Return layers of hidden states, in any order, shape (rows, columns, hidden)."""
     if list(columns) == list(range(hidden.shape[1])):
         return hidden
     with single_threaded():
@@ -51,12 +45,7 @@ def layers_of(hidden: Tensor, columns: Sequence[int]) -> Tensor:
 
 
 def rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
-    """Return some rows, shape (rows, layers, hidden).
-
-    Args:
-        hidden: shape (rows, layers, hidden).
-        rows: indices of the rows, in any order.
-    """
+    """Return rows of hidden states, in any order, shape (rows, layers, hidden)."""
     first = rows[0] if rows else 0
     if list(rows) == list(range(first, first + len(rows))):
         return hidden[first : first + len(rows)]

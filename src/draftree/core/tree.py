@@ -59,7 +59,6 @@ class TokenTree:
         return len(self.tokens)
 
     def path(self, node: int) -> list[int]:
-        """Return the nodes from the root's child down to `node`; empty for the root (-1)."""
         return path(self.parents, node)
 
     def token_paths(self) -> list[tuple[int, ...]]:
@@ -87,7 +86,6 @@ def chain(
     draw: Draw = Draw.FREE,
     distributions: Tensor | None = None,
 ) -> TokenTree:
-    """Return a tree without branches."""
     row = tuple(int(t) for t in tokens)
     return TokenTree(row, tuple(range(-1, len(row) - 1)), tuple(scores), draw, distributions)
 

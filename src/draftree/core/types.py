@@ -58,7 +58,6 @@ class Budget:
     conditions: tuple[DraftCondition | None, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
-        """Return the budget with these limits applied."""
         nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
         return replace(self, num_nodes=nodes, depth=levels)
 
@@ -68,7 +67,6 @@ class Budget:
         return replace(self, num_nodes=nodes, depth=depth, room=min(room, MAX_NODES))
 
     def of_part(self, part: int) -> Budget:
-        """Return the share of one of several merged drafters."""
         if not self.part_depths:
             return self
         depth = min(self.depth, self.part_depths[part])
@@ -92,8 +90,6 @@ class DraftPart:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of verifying a tree."""
-
     path: tuple[int, ...]  # accepted nodes from the root down, as indices into the tree; may be empty
     bonus: int  # the token chosen at the end of the accepted path; it was not drafted
     # the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored. Filled

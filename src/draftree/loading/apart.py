@@ -25,11 +25,7 @@ def load_apart(
     must_quantize: bool = False,
     trust_remote_code: bool = False,
 ) -> ProcessModel:
-    """Load a model on the CPU in a process of its own, which ends with the model or with this process.
-
-    Args:
-        must_quantize: whether such a model is refused instead.
-    """
+    """Load a model on the CPU in a process of its own, which ends with the model or with this process."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "draftree.loading.apart", str(theirs.fileno())]
     process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=dict(os.environ))

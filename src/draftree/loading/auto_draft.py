@@ -25,8 +25,6 @@ TUNED_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedDraft:
-    """A kept result."""
-
     model: str  # name of the model when it was measured
     fingerprint: str  # identity of its weights
     draft: str  # spec of the fastest drafter; "none" for plain decoding
@@ -64,7 +62,6 @@ def conditions_of(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def tuned_folder() -> Path:
-    """Return the folder of kept results, whether it exists or not."""
     folder = config_folder()
     if folder is None:
         raise ConfigurationError("there is no home folder to keep results in: set DRAFTREE_CONFIG to a folder of yours")
@@ -72,7 +69,6 @@ def tuned_folder() -> Path:
 
 
 def all_tuned() -> list[TunedDraft]:
-    """Return all kept results, oldest first."""
     if config_folder() is None:
         return []
     found = [one for path in sorted(tuned_folder().glob("*.json")) for one in _read_tuned(path)]
@@ -152,8 +148,6 @@ def _write_tuned(place: Path, results: Sequence[TunedDraft]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainedHead:
-    """The head that was trained last for a model."""
-
     folder: str  # of the head; it must stay where it is
     tokens_per_round: float  # acceptance length on unseen texts, at the temperature where it is highest
 
@@ -202,8 +196,6 @@ ON_A_SERVER = "trained drafters are not chosen for a model on a verify server"
 
 @dataclass(frozen=True, slots=True)
 class AutoCandidate:
-    """A drafter, and why it is tried."""
-
     draft: str  # its spec
     plan: str | None  # the planner that belongs to it; None for the default
     reason: str  # why it is chosen, in words

@@ -94,8 +94,6 @@ class BlockSource(Protocol):
 
 
 class BlockWeights(Weights):
-    """Weights of a source of blocks."""
-
     def __init__(self, source: BlockSource) -> None:
         self._source = source
 
@@ -124,11 +122,8 @@ def start_on_blocks(
 ) -> tuple[NativeModel, tuple[int, ...]]:
     """Return a model on blocks, and the tokens that end a text.
 
-    Args:
-        dtype: dtype of keys and values, float32 or bfloat16.
-        place: hash that distinguishes the folder from others of its name; the start of changed files replaces what
-            the cache keeps for it.
-        identity: sum of the files.
+    `place` is a hash that distinguishes the folder from others of its name: the start of changed files replaces
+    what the cache keeps for it. `identity` is the sum of the files.
     """
     from draftree.models.native.describe import DTYPES  # not at every start
 
@@ -305,12 +300,7 @@ RECORD = "start.json"  # file of the recorded structure in the description of a 
 
 
 def quantization_beside(name: str | os.PathLike[str], target: str | None) -> str | None:
-    """Return the quantization of a draft model: that of the target, 8 bits if it runs on blocks of its files.
-
-    Args:
-        name: name of the draft model, which keeps its own blocks if it has any.
-        target: quantization of the target; None for none.
-    """
+    """Return a draft model's quantization: the target's, or 8 bits if that runs on blocks of its files."""
     if target is None or is_block_file(name):
         return None
     folder = expanded(os.fspath(name))
@@ -335,12 +325,7 @@ def load_gguf(name: str | os.PathLike[str], dtype: torch.dtype) -> LoadedModel:
 def load_packed_checkpoint(
     name: str | os.PathLike[str], folder: Path, dtype: torch.dtype, *, plain_reason: str | None
 ) -> LoadedModel | None:
-    """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders.
-
-    Args:
-        dtype: dtype of keys and values, float32 or bfloat16.
-        plain_reason: the option that needs plain weights, if there is one.
-    """
+    """Load a checkpoint of 4 bits by GPTQ, AWQ or compressed-tensors; None for other folders."""
     settings = quantization_of(folder)
     method = None if settings is None else str(settings.get("quant_method"))
     if settings is None or method not in SUFFIXES:

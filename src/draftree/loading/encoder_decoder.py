@@ -16,7 +16,6 @@ from draftree.weights.cache import Cache
 
 
 def is_encoder_decoder(folder: Path) -> bool:
-    """Return whether the configuration in a model folder is that of an encoder-decoder model."""
     return _config(folder).get("is_encoder_decoder") is True
 
 
@@ -51,7 +50,6 @@ def reader_class(folder: Path) -> Any:
 
 
 def refuse_options(name: str, options: LoadOptions) -> None:
-    """Raise for options that encoder-decoder models do not have."""
     if options.kernels == "graphs":
         raise ConfigurationError(
             f"model '{name}' is an encoder-decoder model, whose passes have no fixed shapes: leave kernels at 'auto'"
@@ -76,7 +74,6 @@ class SourceTraits(Protocol):
 
 
 def require_drafter(name: str, traits: SourceTraits) -> None:
-    """Raise for a drafter that cannot work with an encoder-decoder model."""
     if traits.runs_model and not traits.reads_sources:
         raise ConfigurationError(
             f"drafter '{name}' runs a part of a model or a head, and the target is an encoder-decoder model, whose "

@@ -69,7 +69,6 @@ def _require_count(config: Any, count: int, label: str) -> None:
 
 
 def refuse_gguf(name: str | os.PathLike[str]) -> None:
-    """Refuse a GGUF file, before it is read or converted."""
     if gguf_path(name) is not None:
         raise UnsupportedModelError(
             f"model '{name}' is a GGUF file, which is not split by layers: use the model's folder of plain weights, or "
@@ -95,7 +94,6 @@ def load_first_layers(
     kernels: str = "auto",
     quantization: str | None = None,
 ) -> SlottedModel:
-    """Load the first layers of a model."""
     require_known(kernels, quantization)
     folder = _causal_folder(name)
     label = f"{name}, first {count} layers"
@@ -112,8 +110,6 @@ def load_first_layers(
 
 @dataclass(frozen=True, slots=True)
 class FirstLayers:
-    """A written part of a model."""
-
     folder: Path  # where it is
     num_layers: int  # layers of the whole model
     num_bytes: int  # of its weights
@@ -124,9 +120,6 @@ def write_first_layers(name: str | os.PathLike[str], count: int, to: Path) -> Fi
     """Write a folder with the first layers of a model, its embedding, final norm, output head and tokenizer.
 
     The weights keep their types. `load_first_layers` reads the folder; as a model of its own it is refused.
-
-    Args:
-        to: a folder that does not exist or is empty.
     """
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise ConfigurationError(f"'{to}' exists and is not an empty folder: name a new one")

@@ -34,7 +34,6 @@ class LayerSet:
 
     @property
     def part(self) -> LayerSubset:
-        """The remaining part of the model."""
         return LayerSubset(attention=frozenset(self.attention), mlp=frozenset(self.mlp))
 
     @property
@@ -57,7 +56,6 @@ class LayerSet:
 
 
 def layer_spec(attention: Collection[int], mlp: Collection[int]) -> str:
-    """Return the drafter's spec with these sublayers skipped."""
     named = (("attention", attention), ("mlp", mlp))
     return ",".join(["layer-skip", *(f"{name}={text_of(layers)}" for name, layers in named if layers)])
 
@@ -81,7 +79,6 @@ def place_of(fingerprint: str, suffix: str = ".json") -> Path:
 
 
 def store(found: LayerSet) -> Path:
-    """Store a set; replaces an earlier one."""
     place = place_of(found.fingerprint)
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = place.with_suffix(f".{os.getpid()}")
@@ -91,7 +88,6 @@ def store(found: LayerSet) -> Path:
 
 
 def stored_set(fingerprint: str) -> LayerSet:
-    """Return the stored set of a model."""
     place = place_of(fingerprint)
     try:
         found = read_json(place)

@@ -41,7 +41,6 @@ NO_STREAMING = "passes through torch were requested, or native kernels are not a
 
 
 def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
-    """Return a model whose slots store keys and values in this format."""
     model = loaded.model
     if not isinstance(model, NativeModel):
         where = "on another machine" if loaded.kernels == "remote" else "through torch"
@@ -142,7 +141,6 @@ class _LocalLoad:
         raise AssertionError("the last loader returns a model or raises")
 
     def _gguf(self) -> LoadedModel | str | None:
-        """Run a GGUF file on its own blocks."""
         reason = self._options.plain_reason(self._device)
         if reason is None and is_block_file(self._name):
             try:
@@ -157,7 +155,6 @@ class _LocalLoad:
         return load_packed_checkpoint(self._name, self._folder, self._dtype, plain_reason=reason)
 
     def _later_start(self) -> LoadedModel | None:
-        """Load from what the first start kept."""
         options = self._options
         self._has_encoder = is_encoder_decoder(self._folder)
         if self._has_encoder:
@@ -195,7 +192,6 @@ class _LocalLoad:
         return self._model
 
     def _native(self) -> LoadedModel | str | None:
-        """Convert the transformers model to native kernels."""
         from draftree.loading.lowering import lower_encoder_decoder, lower_model  # later starts do not need it
 
         name, options = str(self._name), self._options
@@ -239,11 +235,7 @@ class _LocalLoad:
 
 
 def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, Any]:
-    """Return the arguments of `from_pretrained` with which accelerate places the modules of a model.
-
-    Args:
-        offload: memory for weights on it, such as "8GB".
-    """
+    """Return the arguments of `from_pretrained` with which accelerate keeps `offload` bytes on the device."""
     if find_spec("accelerate") is None:
         raise ConfigurationError(
             f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model and its origin."""
-
     model: LanguageModel
     folder: Path | None  # folder of its files, if it was loaded from files
     eos_ids: tuple[int, ...]  # tokens that end a text
@@ -121,7 +119,6 @@ def require_generation_config(generation_config: str) -> None:
 
 
 def sampling_in(folder: Path | None) -> Sampling:
-    """Return the defaults in a model's folder."""
     path = None if folder is None else folder / GENERATION_CONFIG
     if path is None or not path.is_file():
         return NEUTRAL
@@ -129,7 +126,6 @@ def sampling_in(folder: Path | None) -> Sampling:
 
 
 def sampling_of(settings: Mapping[str, Any], place: str) -> Sampling:
-    """Return the defaults in the settings of a generation configuration."""
     values: dict[str, Any] = {field.name: settings.get(field.name) for field in dataclasses.fields(Sampling)}
     try:
         return SamplingParams(**values).sampling
@@ -184,7 +180,6 @@ def require_layers(layers: Sequence[int], target: LoadedModel) -> None:
 
 
 def tokenizer_of(loaded: LoadedModel, given: Any, *, trust_remote_code: bool = False) -> Tokenizer | None:
-    """Return the given tokenizer, or the one in the model's folder."""
     if isinstance(given, str | os.PathLike):
         raise ConfigurationError(
             f"tokenizer is {os.fspath(given)!r}: give a loaded one, such as from AutoTokenizer.from_pretrained"
@@ -203,16 +198,12 @@ def eos_ids_of(loaded: LoadedModel, tokenizer: Tokenizer | None) -> tuple[int, .
     """Return ids of the tokens that end a text: those of the model's settings, or else the tokenizer's.
 
     Generation and benchmarks use this function, so that they end texts alike.
-
-    Args:
-        tokenizer: the target's, if it has one.
     """
     eos = None if tokenizer is None else tokenizer.eos_token_id
     return loaded.eos_ids or (() if eos is None else (eos,))
 
 
 def require_same_tokenizer(tokenizer: Tokenizer | None, wanted: str) -> None:
-    """Check that a tokenizer is the server's."""
     if tokenizer is not None and tokenizer_fingerprint(tokenizer) != wanted:
         raise VocabularyMismatchError(
             f"the tokenizer of {tokenizer.name} is not the one of the verify server: leave the tokenizer out to fetch "

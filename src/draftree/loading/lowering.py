@@ -44,16 +44,10 @@ def lower_model(
     quantization: str | None = None,
     start: PackedStart | None = None,
 ) -> LoadedModel:
-    """Convert a transformers model to native kernels and check it. The model's own weights are released.
+    """Convert a transformers model to native kernels and check it.
 
-    Args:
-        folder: folder of its files, if it was loaded from files.
-        quantization: "int8" or "int4" for weights of 8 or 4 bits, None for the model's own.
-        start: keeps what later starts need; None keeps nothing.
-
-    Raises:
-        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
-        NativeMismatchError: the native model computes other logits; the model's weights were released.
+    The model is intact after NativeUnavailableError; otherwise its weights were released. NativeMismatchError: its
+    logits differ. `start` keeps what later starts need.
     """
     model.eval().requires_grad_(False)
     implementation = model.config._attn_implementation
@@ -100,16 +94,7 @@ def lower_model(
 
 
 def lower_encoder_decoder(model: Any, name: str, *, quantization: str | None = None) -> NativeEncoderDecoder:
-    """Convert a model, and check it. The weights of its decoder are released.
-
-    Args:
-        quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's own.
-
-    Raises:
-        NativeUnavailableError: its architecture or this machine has no native kernels; the model is intact.
-        NativeMismatchError: the native model computes other logits; weights were released.
-        ModelLoadError: there is not enough memory.
-    """
+    """Convert an encoder-decoder model in the same way; only the weights of its decoder are released."""
     model.eval().requires_grad_(False)
     dtype = str(model.dtype).removeprefix("torch.")
     mixed = {parameter.dtype for parameter in model.parameters()}

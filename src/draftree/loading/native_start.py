@@ -55,8 +55,6 @@ from draftree.weights.cache import WEIGHT_FILES, Cache, distrust, keep_sums, ste
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The recorded facts of a model."""
-
     blueprint: Blueprint  # structure of the native model
     places: Mapping[str, StoredWeight]  # locations of its weights in files
     check: CheckResult  # result of the self-check
@@ -191,7 +189,6 @@ STABLE = ("folder", "dtype", "quantization", "files", "settings")
 
 
 def keeps_packed() -> bool:
-    """Return whether packed weights are kept in the cache."""
     given = os.environ.get(SWITCH) or "1"
     if given not in ("0", "1"):
         raise ConfigurationError(f"{SWITCH} is '{given}': set it to 0 to keep no packed weights, or to 1")
@@ -199,26 +196,16 @@ def keeps_packed() -> bool:
 
 
 def copy_name(folder: Path, place: str, kind: str) -> str:
-    """Return the name of a folder of packed weights.
-
-    Args:
-        place: hash that distinguishes it from other folders of the same name.
-        kind: name of the dtype of keys and values.
-    """
+    """Return the name of a folder of packed weights; `place` distinguishes it from others of the same name."""
     return f"{folder.name}-{place[:12]}-{kind}"
 
 
 def place_of(folder: Path) -> str:
-    """Return the hash of a folder's path."""
     return hashlib.sha256(str(folder.resolve()).encode()).hexdigest()
 
 
 def packed_folders(model: Path | None = None) -> list[tuple[Path, int]]:
-    """Return the folders of packed weights in the cache and their sizes in bytes, by name.
-
-    Args:
-        model: folder of the model whose packed weights are returned; None for those of all models.
-    """
+    """Return the folders of packed weights in the cache, of one model or all, and their sizes in bytes."""
     names = None if model is None else _names_of(model)
     found = []
     for folder in sorted((Cache().root / FOLDER).glob("[!.]*/")):
@@ -298,12 +285,7 @@ def _is_slow_to_pack(quantization: str | None) -> bool:
 class PackedStart:
     """Start of a model with native kernels, and what it keeps for later ones.
 
-    Args:
-        memory: memory for its weights, such as "8GB", if passes read the other ones from the cache; None for all
-            weights in memory.
-
-    Raises:
-        ConfigurationError: malformed memory.
+    With `memory`, such as "8GB", passes read the weights beyond it from the cache.
     """
 
     def __init__(self, key: StartKey, memory: str | int | None = None) -> None:
@@ -354,12 +336,7 @@ class PackedStart:
         return model
 
     def record(self, model: NativeModel, eos_ids: tuple[int, ...], places: Mapping[str, StoredWeight] | None) -> None:
-        """Record everything that later starts need.
-
-        Args:
-            eos_ids: tokens that end a text.
-            places: locations of its weights in files; None if the files have other values.
-        """
+        """Record everything that later starts need; `places` is None if the files have other values."""
         assert model.self_check is not None, "the model was checked"
         record = Record(model.blueprint, places or {}, model.self_check, eos_ids, logits_digest(model))
         if places is not None:

@@ -33,7 +33,6 @@ def resolve_device(device: str) -> torch.device:
 
 
 def has_native_bfloat16(device: torch.device) -> bool:
-    """Return whether the device has bfloat16 instructions."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if platform.machine().lower() in ("arm64", "aarch64"):
@@ -54,7 +53,6 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
 
 
 def require_known(kernels: str, quantization: str | None) -> None:
-    """Raise for unknown or incompatible names."""
     if kernels not in KERNELS:
         raise ConfigurationError(f"unknown kernels '{kernels}': {suggestion(str(kernels), list(KERNELS))}")
     if quantization is not None and quantization not in QUANTIZATIONS:
@@ -111,7 +109,6 @@ class LoadOptions:
 
     @property
     def allows_native(self) -> bool:
-        """Whether passes may run on native kernels."""
         return self.kernels in ("auto", "native")
 
     @property

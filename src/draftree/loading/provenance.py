@@ -103,7 +103,6 @@ def load_average() -> list[float] | None:
 
 
 def now() -> str:
-    """Return date and time in UTC."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

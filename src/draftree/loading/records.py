@@ -30,11 +30,7 @@ BLOCKS_SUFFIX = ".blocks"
 
 
 class Store:
-    """Records by name. Safe for processes that write at once.
-
-    Raises:
-        ConfigurationError: `DRAFTREE_BLUEPRINTS` is neither 0 nor 1.
-    """
+    """Records by name. Safe for processes that write at once."""
 
     def __init__(self) -> None:
         self.folder = Cache().root / "blueprints"
@@ -84,7 +80,6 @@ class Store:
         return sorted(found, key=lambda entry: entry[1].st_mtime_ns, reverse=True)
 
     def facts(self, path: Path) -> Mapping[str, Any]:
-        """Return the facts that a record was made for; empty if it is unreadable."""
         try:
             content = path.read_bytes()
             found: Mapping[str, Any] = (
@@ -95,7 +90,6 @@ class Store:
             return {}
 
     def clear(self) -> int:
-        """Remove all records, and parts that interrupted processes left; how many records there were."""
         entries = self.entries()
         for path in (*(path for path, _ in entries), *self.folder.glob(f"*{PART}")):
             path.unlink(missing_ok=True)
@@ -113,7 +107,6 @@ def _parsed(whole: bytes) -> dict[str, Any]:
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """Return a hash of the contents of files."""
     found = hashlib.sha256()
     for path in files:
         found.update(hashlib.sha256(path.read_bytes()).digest())

@@ -92,13 +92,11 @@ class _Copies:
         self._own: list[Tensor] = []
 
     def start(self) -> None:
-        """Replace the parameters by float32 copies."""
         self._own = [parameter.data for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.data = parameter.data.float()
 
     def end(self) -> None:
-        """Restore the parameters, also after an error in between."""
         for parameter, own in zip(self._parameters, self._own, strict=False):
             parameter.data = own
         self._own = []
@@ -121,14 +119,7 @@ GROUP_INPUTS, LARGEST = 32, 127
 
 
 def rounded(inputs: Tensor) -> Tensor:
-    """Return inputs of products as native kernels round them: 8 bits, one scale per 32 numbers of the last dimension.
-
-    Args:
-        inputs: shape (…, inputs); the last group may be shorter.
-
-    Returns:
-        A tensor of the same shape, float32.
-    """
+    """Return inputs as native kernels round them, float32: 8 bits, one scale per 32 numbers of the last dimension."""
     size = inputs.shape[-1]
     groups = F.pad(inputs.float(), (0, -size % GROUP_INPUTS)).unflatten(-1, (-1, GROUP_INPUTS))
     most = groups.abs().amax(-1, keepdim=True)
@@ -200,13 +191,7 @@ class PackedExperts:
     ours: NativeModel  # the model with the packed weights
 
     def forward(self, hidden: Tensor, *given: Any, **named: Any) -> Tensor:
-        """Return the weighted sums of the chosen experts of each row.
-
-        Args:
-            hidden: inputs, shape (rows, hidden).
-            given: experts of each row and their weights, both of shape (rows, experts of a row), in this order; by
-                name in some families.
-        """
+        """Return the weighted sums of each row's experts; `given` are these and their weights, (rows, experts)."""
         chosen, scores = (*given, *(named[name] for name in ("router_indices", "routing_weights") if name in named))
         found = torch.zeros(hidden.shape, dtype=torch.float32)
         for expert in chosen.unique().tolist():
@@ -246,12 +231,8 @@ def with_rounded_inputs(model: nn.Module) -> Iterator[None]:
 def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
     """Return logits of the model's own forward pass over the packed weights, with rounded inputs.
 
-    Args:
-        model: the `…ForCausalLM` whose weights were packed; unusable afterwards if they were released, otherwise
-            unchanged.
-
-    Returns:
-        The reference; None for a model with a projection before its layers, and for one with experts that is streamed.
+    None for a model with a projection before its layers, and for one with experts that is streamed. A model whose
+    weights were released is unusable afterwards.
     """
     plan = ours.blueprint
     if plan.projection is not None or (plan.has_experts and ours.streams_weights):
@@ -264,11 +245,7 @@ def packed_reference(model: Any, ours: NativeModel) -> ReferenceLogits | None:
 
 @torch.inference_mode()
 def packed_source_reference(model: Any, ours: NativeEncoderDecoder) -> ReferenceLogits:
-    """Return the same of an encoder-decoder model on the probe source, whose encoder keeps its own weights and dtype.
-
-    Args:
-        model: the `…ForConditionalGeneration` whose weights were packed and released; unusable afterwards.
-    """
+    """Return the same of an encoder-decoder model on the probe source; its encoder keeps its own weights."""
     hidden = encoded_probe(model)
     with with_packed_weights(model, ours, embedding=model.get_decoder().embed_tokens):
         return source_reference_logits(model, hidden.float())
@@ -290,11 +267,7 @@ def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> Refe
 
 @contextlib.contextmanager
 def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) -> Iterator[None]:
-    """Compute products of forward passes with packed weights and rounded inputs inside the block, in float32.
-
-    Args:
-        embedding: embedding of its decoder; None for its input embedding.
-    """
+    """Compute products with packed weights and rounded inputs inside the block, in float32."""
     plan = ours.blueprint
     weights = UnpackedWeights(plan.as_unpacked(), ours.decoder, torch.float32)
     products: list[PackedProduct | PackedExperts] = [
@@ -322,11 +295,7 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
 
 
 def checked_packed(model: Any, ours: NativeModel, rough: CheckResult) -> CheckResult:
-    """Compare passes over 4-bit weights with the model's own forward pass over the same weights.
-
-    Args:
-        rough: result of the comparison with the weights before rounding; returned if there is no other reference.
-    """
+    """Compare passes with the model's own over the same 4-bit weights; `rough` if there is no reference."""
     reference = packed_reference(model, ours)
     return rough if reference is None else require_packed(ours, reference, rough)
 

@@ -38,25 +38,8 @@ def resolve_model(
     """Return the local folder of a model, after a check that its settings and weights are present and readable.
 
     `name` is tried in this order: a name of the catalogue; a model folder or a GGUF file (converted once into the
-    cache, with a warning); the name of a folder in the cache; a hub id, `owner/name` or `name`. A `Path` is never a
-    name.
-
-    Args:
-        name: the model.
-        fetch: whether models may be downloaded.
-        convert: whether GGUF files may be converted.
-        reason: why a GGUF file does not run on its own blocks, for the warning.
-        progress: called with the bytes fetched, read and converted.
-
-    Raises:
-        ModelNotFoundError: no model of that name is available.
-        ModelLoadError: it was found, but is damaged or not a model.
-        UnsupportedModelError: a GGUF file with an unsupported architecture.
-        WeightsError: it could not be fetched or converted.
-
-    Example:
-        >>> resolve_model("smollm2-135m-instruct")  # doctest: +SKIP
-        PosixPath('/home/me/.cache/draftree/models/smollm2-135m-instruct')
+    cache, with a warning that has the `reason`); the name of a folder in the cache; a hub id, `owner/name` or
+    `name`. A `Path` is never a name. `progress` gets the bytes fetched, read and converted.
     """
     cache = Cache()
     if isinstance(name, str) and name in CATALOGUE:
@@ -169,7 +152,6 @@ def hub_folder(repository: str, *, fetch: bool) -> Path:
 
 
 def hub_cache() -> Path:
-    """Return the folder in which the hub's client keeps models."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return Path(HF_HUB_CACHE) if home_folder() or os.environ.get("HF_HOME") else Cache().root / "hub"

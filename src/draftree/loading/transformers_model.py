@@ -72,11 +72,8 @@ def read_model(
 ) -> Any:
     """Load the transformers model of a folder.
 
-    Args:
-        dtype: dtype of its weights; "auto" for that of the files.
-        trust_remote_code: whether Python code of the folder may run.
-        reader: the class of transformers that reads it; None for the one of causal models.
-        placement: arguments that place its modules on several devices or in files; None for all on `device`.
+    `reader` is a class of transformers, by default that of causal models; `placement` spreads the modules over
+    devices and files.
     """
     from transformers import AutoModelForCausalLM
 
@@ -118,11 +115,7 @@ def read_model(
 
 
 def _require_room(folder: Path, loader: Any, dtype: torch.dtype | str, *, device: torch.device, trusts: bool) -> None:
-    """Raise before anything is allocated for a configuration that needs more than its files hold, or than is free.
-
-    Args:
-        trusts: whether Python code of the folder may run.
-    """
+    """Raise before allocation for a configuration that needs more than its files hold, or than is free."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trusts)
@@ -218,12 +211,7 @@ processor has bfloat16 instructions."""
 
 
 def wrap_checked(model: Any, name: str, *, shapes: Shapes | None = None) -> HFModel | CachedModel:
-    """Return a checked model: with our attention if it is exact there, else with transformers' own cache.
-
-    Args:
-        model: a `…ForCausalLM` in evaluation mode; its attention implementation is replaced if ours is used.
-        shapes: fixed shapes of its passes, if our attention is used.
-    """
+    """Return a checked model: with our attention if it is exact there, else with transformers' own cache."""
     kind = type(model).__name__
     implementation = model.config._attn_implementation
     try:
@@ -281,13 +269,7 @@ def row_buckets(model: Any) -> tuple[int, ...]:
 def wrap_model(
     model: Any, *, folder: Path | None = None, name: str = "", packed: bool = False, shapes: Shapes | None = None
 ) -> LoadedModel:
-    """Wrap a transformers model as a `LanguageModel` and check it.
-
-    Args:
-        folder: folder of its files, if it was loaded from files.
-        packed: whether its float32 linear layers may be replaced by packed ones.
-        shapes: run passes in these fixed shapes, as CUDA graphs on a GPU; None for exact shapes.
-    """
+    """Wrap a transformers model as a `LanguageModel`, with packed float32 layers if allowed, and check it."""
     model.eval().requires_grad_(False)
     if model.config.is_encoder_decoder:
         if shapes is not None:
@@ -318,13 +300,7 @@ def wrap_model(
 def wrap_encoder_decoder(
     model: Any, name: str, *, packed: bool = False, rules: DecodingRules | None = None
 ) -> HFEncoderDecoder:
-    """Return a checked model. One whose trees are not scored exactly is limited to chains.
-
-    Args:
-        model: a `…ForConditionalGeneration` in evaluation mode; its attention implementation is replaced.
-        packed: whether the float32 weights of its decoder may be replaced by packed ones.
-        rules: settings of every text; None to read them from its generation configuration.
-    """
+    """Return a checked model. One whose trees are not scored exactly is limited to chains."""
     kind, implementation = type(model).__name__, model.config._attn_implementation
     try:
         reference = source_reference_logits(model)  # before the attention is replaced

@@ -43,12 +43,10 @@ class ReferenceLogits:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The tokens before the tree."""
         return self.ids[:PREFIX_LENGTH]
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The tokens of the tree."""
         return self.ids[PREFIX_LENGTH:]
 
     @property

@@ -30,7 +30,6 @@ NOTHING = Footprint(weights=0, token=0, logits=0, row=0)  # footprint of no mode
 
 
 def total(footprints: Iterable[Footprint]) -> Footprint:
-    """Return the sum of footprints."""
     every = list(footprints)
     sizes = ("weights", "token", "logits", "row", "graphs")
     return Footprint(**{size: sum(getattr(one, size) for one in every) for size in sizes})

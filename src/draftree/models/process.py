@@ -51,7 +51,6 @@ def encode_pass(pass_: Pass) -> dict[str, Any]:
 
 
 def decode_pass(data: Mapping[str, Any], slots: Mapping[int, Slot]) -> Pass:
-    """Decode a pass on these slots."""
     end, attention, mlp = data["layers"]
     jobs = [Extend(slots[slot], tokens, parents, logits_at) for slot, tokens, parents, logits_at in data["jobs"]]
     return Pass(jobs, LayerSubset(end, frozenset(attention), frozenset(mlp)), tuple(data["capture"]))
@@ -200,10 +199,7 @@ def _own(slot: Slot) -> ProcessSlot:
 
 
 def serve_model(connection: Connection, model: LanguageModel) -> None:
-    """Answer the requests of a `ProcessModel` until its side is closed.
-
-    `model`: the model, without open slots.
-    """
+    """Answer the requests of a `ProcessModel` until its side is closed."""
     facts = {name: getattr(model, name) for name in FACTS}
     facts |= {"dtype": str(model.dtype).removeprefix("torch."), "weights": model.footprint.weights}
     slots: dict[int, Slot] = {}

@@ -33,8 +33,6 @@ from draftree.sampling.params import SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedText:
-    """One text of the target."""
-
     prompt: tuple[int, ...]  # token ids of the prompt
     tokens: tuple[int, ...]  # the text, the token that ended it included
     params: SamplingParams  # parameters of its request
@@ -54,8 +52,6 @@ class RecordedText:
 
 
 class ReplayCosts(Protocol):
-    """Measured seconds of the recorded target."""
-
     def pass_seconds(self, rows: int) -> float:
         """Return the seconds of a pass over so many tokens."""
 
@@ -71,11 +67,9 @@ class ReplayClock:
         self._clock, self._added = clock, 0.0
 
     def __call__(self) -> float:
-        """Return the seconds of the clock and of all charges."""
         return self._clock() + self._added
 
     def charge(self, since: float, seconds: float) -> None:
-        """Set the time to `seconds` after `since`."""
         self._added += since + seconds - self()
 
 
@@ -142,7 +136,6 @@ class ReplaySlot(Slot):
 
 
 def replayed(slot: Slot) -> ReplaySlot:
-    """Return a slot as one of a replayed target."""
     assert isinstance(slot, ReplaySlot), "a replayed target has replay slots"
     return slot
 
@@ -159,9 +152,6 @@ class ReplayModel(LanguageModel):
 
     Not replayable: picks beside the text (`DraftTraits.wants_picks`) and passes through a part of the target's
     layers. Hidden states of the text are returned if they were recorded.
-
-    Args:
-        costs: seconds of its passes.
     """
 
     applies_controls = True

@@ -20,8 +20,6 @@ from draftree.sampling.decoding_rules import DecodingRules
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """Source of token ids."""
-
     tokens: tuple[int, ...]  # at least one token id, special tokens included, without padding
 
 
@@ -40,7 +38,6 @@ class FeatureSource:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """No token ids."""
         return ()
 
 
@@ -52,7 +49,6 @@ class HiddenSource:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """No token ids."""
         return ()
 
 

@@ -56,11 +56,9 @@ class TableSlot(Slot):
         return len(self.tokens)
 
     def context(self, node: int) -> list[int]:
-        """Return the tokens from the start up to a node."""
         return self.prefix + [self.tokens[n] for n in path(self.parents, node)]
 
     def take(self, job: Extend) -> list[list[int]]:
-        """Append a job's nodes; return their contexts."""
         first = self.num_tentative
         self.tokens.extend(map(int, job.tokens))
         self.parents.extend(map(int, job.parents))
@@ -76,7 +74,6 @@ class TableSlot(Slot):
 
 
 def check_commit(slot: TableSlot, edit: Commit) -> None:
-    """Check that the nodes of a commit are connected."""
     path, keep = list(edit.path), list(edit.keep)
     for node, parent in zip(path, [ROOT, *path], strict=False):
         if not 0 <= node < slot.num_tentative or slot.parents[node] != parent:
@@ -90,7 +87,6 @@ def check_commit(slot: TableSlot, edit: Commit) -> None:
 
 
 def check_prefix(edit: str, slot: TableSlot, length: int) -> None:
-    """Check that a length is within the prefix."""
     if not 0 <= length <= slot.length:
         raise ValueError(f"{edit} to {length} tokens, but the prefix has {slot.length}: name 0 to {slot.length}")
 

@@ -56,11 +56,7 @@ def lost_process() -> str | None:
 
 
 class Lifelines:
-    """Watches connections to other ranks on a thread of its own.
-
-    Args:
-        peers: connected sockets by rank.
-    """
+    """Watches connections to other ranks on a thread of its own."""
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket]) -> None:
         self._rank, self._peers = rank, dict(peers)
@@ -123,7 +119,6 @@ class Lifelines:
                 peer.close()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the connections end, at most this long."""
         self._thread.join(seconds)
 
     def _watch(self) -> None:
@@ -205,8 +200,6 @@ class MessageError(RuntimeError):
 
 
 class Flag(IntEnum):
-    """Purpose of a message."""
-
     WORK = 0
     STOP = 1
 
@@ -264,8 +257,6 @@ Operation = Open | Reserve | Run | Ask | Edit
 
 
 class MessageWriter:
-    """The operations of the next message."""
-
     def __init__(self) -> None:
         self._numbers = array("q")
         self._count = 0
@@ -275,11 +266,9 @@ class MessageWriter:
         return self._count
 
     def open(self) -> None:
-        """Add `Open`."""
         self._add(_Code.OPEN)
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Add `Reserve`."""
         self._add(_Code.RESERVE, num_slots, length)
 
     def edits(self, edits: Sequence[Edit]) -> None:
@@ -298,7 +287,6 @@ class MessageWriter:
                     self._add(_Code.CLOSE, slot.id)
 
     def run(self, pass_: Pass, num_open: int) -> None:
-        """Add `Run`."""
         self._add(_Code.RUN, num_open, len(pass_.jobs))
         self._part(pass_.layers)
         self._list(pass_.capture)
@@ -310,7 +298,6 @@ class MessageWriter:
             self._list(() if job.logits_at is None else job.logits_at)
 
     def ask(self, ask: Ask) -> None:
-        """Add `Ask`."""
         self._add(_Code.ASK, ask.question, ask.width)
 
     def take(self, flag: Flag = Flag.WORK) -> bytes:
@@ -345,8 +332,6 @@ class MessageWriter:
 
 
 class MessageReader:
-    """Reads messages in their order."""
-
     def __init__(self) -> None:
         self._received = 0
         self._numbers: Sequence[int] = ()
@@ -354,7 +339,6 @@ class MessageReader:
 
     @staticmethod
     def rest_of(header: bytes) -> int:
-        """Return the number of bytes after a header."""
         magic, version, length, *_ = array("q", header)
         if (magic, version) != (MAGIC, VERSION) or not HEADER <= length <= MAX_NUMBERS:
             raise MessageError(
@@ -470,11 +454,9 @@ class Leader:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages can be sent."""
         return bool(self._peers)
 
     def send(self, message: bytes) -> None:
-        """Send a message to all other ranks."""
         self.num_bytes += len(message)
         self.num_messages += 1
         if not self._peers or self.lifelines.failure is not None:
@@ -486,7 +468,6 @@ class Leader:
                 self.give_up(error)
 
     def reports(self) -> list[bytes]:
-        """Return one report of each other rank, in the order of the ranks."""
         found = []
         for peer in self._peers.values():
             try:
@@ -541,7 +522,6 @@ class Member:
         self.lifelines = Lifelines(world.rank, {0: lifeline})
 
     def receive(self) -> tuple[bytes, bytes]:
-        """Wait for a message; return its header and the rest."""
         try:
             header = _received_exactly(self._messages, HEADER * NUMBER_BYTES)
             return header, _received_exactly(self._messages, MessageReader.rest_of(header))
@@ -549,7 +529,6 @@ class Member:
             raise RankError(f"rank 0 ended, so rank {self.rank} ends") from error
 
     def report(self, data: bytes) -> None:
-        """Send a report to rank 0."""
         try:
             self._messages.sendall(LENGTH.pack(len(data)) + data)
         except OSError as error:
@@ -560,7 +539,6 @@ class Member:
         self.lifelines.fail(reason)
 
     def close(self) -> None:
-        """End the connection as planned."""
         self._messages.close()
         self.lifelines.end()
 

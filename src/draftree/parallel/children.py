@@ -23,12 +23,7 @@ LOOPBACK = "127.0.0.1"
 def start_ranks(
     model: str, division: ParallelOptions, settings: Mapping[str, Any], *, threads: int | None = None
 ) -> list[subprocess.Popen[bytes]]:
-    """Make this process rank 0 of a new job on this machine, and start its other ranks, which end with it.
-
-    Args:
-        settings: as for `load_divided`; values that JSON can hold.
-        threads: CPU threads of each rank; None keeps torch's own choice.
-    """
+    """Make this process rank 0 of a new job on this machine, and start its other ranks, which end with it."""
     if "RANK" in os.environ:
         raise ConfigurationError("this process is a rank of a job and cannot start another one: leave torchrun out")
     count = str(division.num_processes)

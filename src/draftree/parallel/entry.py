@@ -23,11 +23,7 @@ def load_divided(
     division: ParallelOptions,
     settings: Mapping[str, Any],
 ) -> LoadedModel:
-    """Load a model with `load`, or together with the other processes if it is divided.
-
-    Args:
-        load: loads a model in one process, from its name and the settings.
-    """
+    """Load a model with `load`, or together with the other processes if it is divided."""
     if not division.is_parallel:
         return load(model, **settings)
     from draftree.parallel.load import load_together
@@ -42,9 +38,6 @@ def leave_to_rank_zero(
     """Return on rank 0 and in a job of one process; on other ranks, run the passes of their shares, then exit.
 
     Commands call it first, so that only rank 0 reads input, writes output and opens ports.
-
-    Args:
-        threads: CPU threads; None keeps torch's own choice.
     """
     if not division.is_parallel:
         require_one_process(division)

@@ -63,11 +63,7 @@ APPLY = "apply_tensor_parallelism"
 
 
 def own_part(model: Any, plan: Mapping[str, str]) -> dict[str, str]:
-    """Return the entries of a plan whose modules or parameters this process has.
-
-    Args:
-        plan: style by name of a module or parameter of the whole model.
-    """
+    """Return the entries of a plan, styles by name, whose modules or parameters this process has."""
     modules = {name for name, module in model.named_modules() if type(module).__name__ != REPLACED}
     known = modules | {name for name, _ in model.named_parameters()}
     return {name: style for name, style in plan.items() if name in known}
@@ -109,8 +105,6 @@ PARTS = ("communicate", "pp_is_first_stage", "pp_is_last_stage", "pp_rank", "pp_
 
 
 class Stage:
-    """Forward passes through the layers of one stage."""
-
     def __init__(self, model: Any, version: str) -> None:
         self._model = model
         self._stage: Any = getattr(model, "_pp_stage", None)
@@ -123,15 +117,10 @@ class Stage:
 
     @property
     def sends_logits(self) -> bool:
-        """Whether this process gets logits from a pass."""
         return not self.is_own or bool(self._stage.pp_is_last_stage)
 
     def logits(self, **arguments: Any) -> Tensor | None:
-        """Run one pass through all stages.
-
-        Returns:
-            The logits; None where they are not computed.
-        """
+        """Run one pass through all stages; None where the logits are not computed."""
         if not self.is_own:
             found: Tensor = self._model(**arguments).logits
             return found
@@ -173,12 +162,7 @@ WITHOUT_SUMS = (
 
 
 def ordered_sum(part: Tensor, group: Any) -> Tensor:
-    """Return the sum of all ranks' parts, added in float32 in the order of the ranks, in the dtype of the parts.
-
-    Args:
-        part: of this rank; the same shape on all ranks.
-        group: process group of the ranks.
-    """
+    """Return the sum of all ranks' parts, added in float32 in the order of the ranks, in the parts' dtype."""
     import torch.distributed as dist
 
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
@@ -337,7 +321,6 @@ class LoadedShare:
 
     @property
     def is_native(self) -> bool:
-        """Whether passes run in C."""
         return isinstance(self.model, NativeModel)
 
 

@@ -52,13 +52,6 @@ class ParallelModel(LanguageModel):
     """Model that several processes compute together, as rank 0 uses it.
 
     Edits are applied here at once and sent with the next pass, so a round needs one message.
-
-    Args:
-        own: rank 0's share of the model.
-        leader: connections to the other ranks, which repeat every operation on their shares.
-        has_embeddings: whether rank 0 can return embedding, head, final norm and hidden states.
-        has_parts: whether embedding and head of each share are its own rows, which the other ranks report; otherwise
-            they gather them themselves.
     """
 
     def __init__(
@@ -71,7 +64,8 @@ class ParallelModel(LanguageModel):
         self.device, self.dtype = own.device, own.dtype
         self.fingerprint, self.num_layers, self.self_check = own.fingerprint, own.num_layers, own.self_check
         self._leader, self._writer = leader, MessageWriter()
-        self._has_embeddings, self._has_parts = has_embeddings, has_parts
+        self._has_embeddings = has_embeddings  # whether rank 0 can return embedding, head, norm and hidden states
+        self._has_parts = has_parts  # whether embedding and head of a share are its rows, which the others report
         self._knows_norm = False
         self._lock = threading.RLock()
         self._ending = weakref.finalize(self, _stop, leader, self._writer, self._lock)
@@ -83,7 +77,6 @@ class ParallelModel(LanguageModel):
 
     @property
     def num_messages(self) -> int:
-        """Number of messages so far."""
         return self._leader.num_messages
 
     @property
@@ -156,10 +149,9 @@ class ParallelModel(LanguageModel):
         return self.own.final_norm(hidden)
 
     def on_loss(self, callback: Callable[[RankError], bool]) -> Callable[[], None]:
-        """Add a function that is called, on another thread, when a rank ends; a pass may never return then.
+        """Call a function, on another thread, when a rank ends; a pass may never return then.
 
-        Args:
-            callback: returns whether nothing uses the model any more; otherwise this process ends after some seconds.
+        Unless it returns that nothing uses the model any more, this process ends after some seconds.
         """
 
         def lose(reason: str) -> None:
@@ -180,7 +172,6 @@ class ParallelModel(LanguageModel):
             )
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """Return the rows of all processes."""
         if not self._has_parts:
             return rows
         others = [
@@ -211,7 +202,6 @@ class ParallelModel(LanguageModel):
 
 
 def _stop(leader: Leader, writer: MessageWriter, lock: threading.RLock) -> None:
-    """Send a stop and end the connections."""
     if not leader.is_open or leader.lifelines.failure is not None:
         return  # a pass that waits for an ended rank keeps the lock
     with lock:
@@ -223,12 +213,7 @@ def _stop(leader: Leader, writer: MessageWriter, lock: threading.RLock) -> None:
 
 
 def follow(model: SlottedModel, member: Member, *, has_parts: bool = False) -> None:
-    """Repeat the operations of rank 0 until it stops.
-
-    Args:
-        model: this rank's share.
-        member: connection to rank 0.
-    """
+    """Repeat the operations of rank 0 on this rank's share until it stops."""
     replay, reader = _Replay(model, member if has_parts else None), MessageReader()
     while True:
         header, rest = member.receive()
@@ -239,12 +224,7 @@ def follow(model: SlottedModel, member: Member, *, has_parts: bool = False) -> N
 
 
 class _Replay:
-    """Slots of this rank, by id.
-
-    Args:
-        model: this rank's share.
-        reports_to: gets this share's rows of embedding and head; None if the model gathers them.
-    """
+    """Slots of this rank, by id."""
 
     def __init__(self, model: SlottedModel, reports_to: Member | None) -> None:
         self._model, self._reports_to = model, reports_to

@@ -27,12 +27,10 @@ class ParallelOptions:
 
     @property
     def num_processes(self) -> int:
-        """Number of processes."""
         return self.tp * self.pp
 
     @property
     def is_parallel(self) -> bool:
-        """Whether there is more than one process."""
         return self.num_processes > 1
 
     def __str__(self) -> str:

@@ -16,8 +16,6 @@ LAUNCHER = "TORCHELASTIC_RUN_ID"
 
 @dataclass(slots=True)
 class World:
-    """The processes that torchrun started."""
-
     rank: int  # number of this process; rank 0 runs the engine
     size: int  # number of processes
     local_rank: int  # number of this process on its machine
@@ -28,7 +26,6 @@ class World:
 
     @property
     def is_one_machine(self) -> bool:
-        """Whether all processes run on one machine."""
         return self.local_size == self.size
 
     def next_name(self, what: str) -> str:

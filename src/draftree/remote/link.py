@@ -74,12 +74,7 @@ class Latency:
         self._trips.append(seconds)
 
     def note_round(self, seconds: float, *, queue: float, passed: float, texts: int, tokens: int) -> None:
-        """Note a verified round.
-
-        Args:
-            queue: of these, seconds before the server's pass.
-            passed: of these, seconds of the pass.
-        """
+        """Note a verified round; `queue` and `passed` are seconds before the server's pass and in it."""
         self._trips.append(max(0.0, seconds - queue - passed))
         self._queues.append(queue)
         self._passes.append(passed)
@@ -184,7 +179,6 @@ class Welcome:
 
     @classmethod
     def read(cls, message: Mapping[str, Any]) -> Welcome:
-        """Return the content of a reply."""
         try:
             found = cls(
                 session=str(message["s"]),
@@ -209,12 +203,7 @@ class Welcome:
 
 @final
 class Link:
-    """A session with a verify server. For one thread.
-
-    Args:
-        key: API key; None for none.
-        connector: opens connections; None for those of the address.
-    """
+    """A session with a verify server. For one thread."""
 
     def __init__(
         self,
@@ -245,7 +234,6 @@ class Link:
         self.welcome = self.begin()
 
     def begin(self) -> Welcome:
-        """Begin a new session, after the first one or a lost one."""
         self._leave()
         found = Welcome.read(self._answered({"t": "hello", "v": VERSION, "model": self._address.model}))
         self._session = found.session

@@ -36,28 +36,24 @@ MAX_NAME = 256
 
 
 def read_number(name: str, value: Any) -> int:
-    """Return a whole number from 0 on."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_ID:
         raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number from 0 to {MAX_ID}")
     return value
 
 
 def read_seed(name: str, value: Any) -> int:
-    """Return a whole number of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**64:
         raise FrameError(f"'{name}' is {value!r:.60}: it must be a whole number of at most 64 bits")
     return value
 
 
 def read_flag(name: str, value: Any) -> bool:
-    """Return a truth value."""
     if not isinstance(value, bool):
         raise FrameError(f"'{name}' is {value!r:.60}: it must be true or false")
     return value
 
 
 def read_token(name: str, value: Any) -> str | None:
-    """Return a short text, or None."""
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > MAX_NAME:
@@ -66,7 +62,6 @@ def read_token(name: str, value: Any) -> str | None:
 
 
 def read_numbers(name: str, value: Any) -> tuple[int, ...]:
-    """Return whole numbers from 0 on."""
     if not isinstance(value, list):
         raise FrameError(f"'{name}' must be a list of whole numbers")
     if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_ID for item in value):
@@ -75,14 +70,12 @@ def read_numbers(name: str, value: Any) -> tuple[int, ...]:
 
 
 def read_values(name: str, value: Any, length: int) -> Sequence[Any]:
-    """Return a list of this many values."""
     if not isinstance(value, list) or len(value) != length:
         raise FrameError(f"'{name}' must be a list of {length} values")
     return value
 
 
 def params_field(name: str, value: Any) -> dict[str, Any]:
-    """Return a map of sampling parameters, unchecked."""
     if not isinstance(value, dict):
         raise FrameError(f"'{name}' must be a map of sampling parameters")
     return value
@@ -116,17 +109,12 @@ class WalkedText:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return the frame of a message."""
     packed: bytes = msgpack.packb(message, use_bin_type=True)
     return packed
 
 
 def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool = False) -> dict[str, Any]:
-    """Return the message of a frame; its fields are not checked.
-
-    Args:
-        takes_bytes: whether binary values are allowed, which only messages with hidden states have.
-    """
+    """Return the message of a frame, its fields unchecked; only messages with hidden states have binary values."""
     if len(frame) > max_bytes:
         raise FrameError(f"the frame has {len(frame)} bytes: at most {max_bytes} are allowed", code="frame_too_large")
     try:
@@ -151,11 +139,7 @@ def decode(frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, takes_bytes: bool 
 def read_request(
     frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES, more: Mapping[str, Mapping[str, Check]] = NO_REQUESTS
 ) -> dict[str, Any]:
-    """Return a request whose fields have the types and ranges of the protocol; `t` is its type.
-
-    Args:
-        more: types besides those of the protocol, with their fields; they may have binary values.
-    """
+    """Return a request whose fields have the protocol's types and ranges; `more` types may have binary values."""
     message = decode(frame, max_bytes=max_bytes, takes_bytes=bool(more))
     kind = message.get("t")
     known = {**REQUESTS, **more}
@@ -186,7 +170,6 @@ def pack_draft(draft: DraftedText) -> list[Any]:
 
 
 def unpack_draft(name: str, values: Any) -> DraftedText:
-    """Return a draft from its plain values."""
     text, length, crc, tokens, parents = read_values(name, values, 5)
     given = read_numbers(f"{name}.tokens", tokens)
     if parents is None:
@@ -208,7 +191,6 @@ def pack_walk(walk: WalkedText) -> list[Any]:
 
 
 def unpack_walk(values: Any) -> WalkedText:
-    """Return a verdict from its plain values."""
     text, path, bonus, is_done = read_values("walk", values, 4)
     if isinstance(path, int) and not isinstance(path, bool) and 0 <= path <= MAX_TOKENS:
         nodes = tuple(range(path))
@@ -250,7 +232,6 @@ REQUESTS: dict[str, dict[str, Check]] = {
 
 
 def results_of(reply: Mapping[str, Any]) -> list[Any]:
-    """Return the results of a reply."""
     found = reply.get("x")
     if not isinstance(found, list):
         raise RefusedError("the server's reply has no results: it is no verify server", code="bad_reply")
@@ -287,11 +268,7 @@ def sendable_params(params: SamplingParams) -> dict[str, Any]:
 
 
 def read_params(given: Mapping[str, Any], *, seed: int, max_tokens: int) -> SamplingParams:
-    """Return the parameters of a request, checked as those of any request.
-
-    Args:
-        max_tokens: most tokens of the text, those that are written already included.
-    """
+    """Return checked parameters of a request; `max_tokens` includes the tokens that are written already."""
     values = dict(given)
     for name in values:
         if name not in SENT:

@@ -80,8 +80,6 @@ MAX_REOPENED = 3  # attempts of one pass whose texts the server lost
 
 @dataclass(slots=True)
 class _Turn:
-    """A text in a pass: its slot, its tree and its result."""
-
     slot: RemoteSlot
     tree: TokenTree
     num_rows: int
@@ -99,8 +97,6 @@ class _Turn:
 @final
 @dataclass(eq=False)
 class RemoteModel(LanguageModel):
-    """A model on a verify server."""
-
     link: Link
     device: torch.device
     dtype: torch.dtype
@@ -292,7 +288,6 @@ class RemoteModel(LanguageModel):
         self.link.traffic()
 
     def disconnect(self) -> None:
-        """End the session."""
         self.link.close()
 
 

@@ -63,7 +63,6 @@ def tokenizer_files(tokenizer: Tokenizer | None) -> dict[str, str]:
 
 
 def files_digest(files: Mapping[str, str]) -> str:
-    """Return a hash of files by name."""
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 

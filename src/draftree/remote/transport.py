@@ -77,11 +77,8 @@ class Transport(ABC):
 class WebSocketTransport(Transport):
     """Binary frames over one WebSocket.
 
-    Args:
-        key: API key; None for none.
-        timeout: seconds for each reply.
-        silence: seconds for connecting, and for the answer to a ping. A server whose replies take long answers pings
-            in the meantime; one that hangs, or whose packets are lost, does not.
+    A server whose replies take long answers a ping within `silence` seconds; one that hangs, or whose packets are
+    lost, does not.
     """
 
     def __init__(self, address: RemoteAddress, key: str | None, *, timeout: float, silence: float = SILENCE) -> None:
@@ -180,13 +177,7 @@ async def _closed(connection: ClientConnection) -> None:
 
 @final
 class PostTransport(Transport):
-    """One POST request per frame, over a connection that is kept.
-
-    Args:
-        key: API key; None for none.
-        timeout: seconds for each reply.
-        silence: seconds for connecting.
-    """
+    """One POST request per frame, over a connection that is kept."""
 
     needs_session = True
 

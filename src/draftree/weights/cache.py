@@ -62,7 +62,6 @@ Sum = tuple[int, int, str]  # bytes, modification time in nanoseconds, sha256
 
 
 def are_pickled(folder: Path) -> bool:
-    """Return whether the weights of a folder are pickled: no record of a start then notices that they changed."""
     return not any(folder.glob("*.safetensors")) and any(folder.glob("*.bin"))
 
 
@@ -90,7 +89,6 @@ def keep_sums(folder: Path, root: Path) -> None:
 
 
 def noted_sums(folder: Path, root: Path) -> dict[str, Sum]:
-    """Return the recorded sums of a folder; empty if there are none."""
     return known_sums(_noted(folder, root).get("files"))
 
 
@@ -100,16 +98,13 @@ def distrust(folder: Path, root: Path) -> None:
 
 
 def is_distrusted(folder: Path, root: Path) -> bool:
-    """Return whether all files must be read again."""
     return bool(_noted(folder, root).get("distrusted"))
 
 
 def require_intact(folder: Path, root: Path, stored: Mapping[str, Sum] | None = None, *, again: bool = False) -> None:
     """Compare a folder with its sums; files that are unchanged since the last comparison are not read.
 
-    Args:
-        stored: sums from a manifest, which are binding whatever the modification times; None for other folders, whose
-            files may be replaced.
+    Sums `stored` in a manifest are binding whatever the modification times; other folders may be replaced.
     """
     note = _noted(folder, root)
     noted = known_sums(note.get("files"))
@@ -191,7 +186,6 @@ class Cache:
 
     @property
     def models(self) -> Path:
-        """The folder of complete model folders."""
         return self.root / MODELS
 
     @property
@@ -200,7 +194,6 @@ class Cache:
         return self.root / WORK
 
     def folder(self, name: str) -> Path:
-        """Return the path of the model of that name, whether it exists or not."""
         return self.models / name
 
     def manifest(self, name: str) -> dict[str, object] | None:
@@ -216,7 +209,6 @@ class Cache:
         return manifest is not None and all(manifest.get(key) == value for key, value in origin.items())
 
     def names(self) -> list[str]:
-        """Return the names of all complete folders."""
         if not self.models.is_dir():
             return []
         return sorted(path.name for path in self.models.iterdir() if (path / MANIFEST).is_file())
@@ -312,7 +304,6 @@ class Cache:
 
 
 def default_root() -> Path:
-    """Return the cache root from the environment."""
     if own := os.environ.get("DRAFTREE_CACHE"):
         return expanded(own).absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -352,7 +343,6 @@ def require_space(name: str, folder: Path, needed_bytes: int) -> None:
 
 
 def unwritable(folder: Path, error: OSError) -> WeightsError:
-    """Return the error for a cache that is not writable."""
     if error.errno in DISK_FULL:
         return disk_full("the cache", folder)
     return WeightsError(
@@ -361,7 +351,6 @@ def unwritable(folder: Path, error: OSError) -> WeightsError:
 
 
 def disk_full(name: str, folder: Path) -> WeightsError:
-    """Return the error for a disk that became full during the work."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free_bytes = shutil.disk_usage(existing).free
     return WeightsError(
@@ -380,7 +369,6 @@ def make_durable(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
     if os.name == "nt":
         return  # Windows cannot flush a folder or a file that is open for reading only.
     descriptor = os.open(path, os.O_RDONLY)

@@ -50,7 +50,6 @@ class CatalogueEntry:
 
     @property
     def download_bytes(self) -> int:
-        """Size of the download."""
         return sum(package.num_bytes for package in self.packages)
 
     @property

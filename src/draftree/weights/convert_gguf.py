@@ -52,7 +52,6 @@ class Architecture:
 
 
 def shared_settings(file: GgufFile) -> Settings:
-    """Return the settings that all decoder architectures name alike in GGUF."""
     prefix = file.metadata["general.architecture"]
 
     def get(key: str, default: Any = None) -> Any:
@@ -112,7 +111,6 @@ def _llama_settings(file: GgufFile) -> Settings:
 
 
 def dense_settings(file: GgufFile) -> Settings:
-    """Return the settings of an architecture whose models have no experts here."""
     if file.metadata.get(f"{file.metadata['general.architecture']}.expert_count", 0):
         raise UnsupportedModelError(
             f"'{file.path}' is a mixture of experts of an architecture that cannot be unpacked from GGUF: "
@@ -122,7 +120,6 @@ def dense_settings(file: GgufFile) -> Settings:
 
 
 def expert_settings(file: GgufFile) -> Settings:
-    """Return the settings of Qwen's models with experts in every layer."""
     settings, prefix = shared_settings(file), file.metadata["general.architecture"]
     keys = {
         "num_experts": "expert_count",
@@ -217,7 +214,6 @@ ANSWER_END = "<|return|>"
 
 
 def save_gguf_tokenizer(file: GgufFile, folder: Path) -> None:
-    """Write the file's tokenizer as a transformers tokenizer."""
     pieces = _spelled_pieces(file)
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     roles = {role: token_id(file, key) for role, key in ROLES.items()}
@@ -425,7 +421,6 @@ def read_joined(file: GgufFile, source: str) -> np.ndarray[Any, np.dtype[np.floa
 
 
 def joined_bytes(file: GgufFile, source: str) -> int:
-    """Return the size of a tensor, or of several that are joined, in the file."""
     return sum(file.tensor(name).num_bytes for name in source.split(JOINED))
 
 

@@ -57,11 +57,9 @@ class Llama2cHeader:
 
     @property
     def head_dim(self) -> int:
-        """Size of one attention head."""
         return self.dim // self.num_heads
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every stacked tensor in file order."""
         layers, dim, hidden = self.num_layers, self.dim, self.hidden_dim
         kv_dim = self.num_kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
@@ -109,7 +107,6 @@ def convert_llama2c(source: Path, folder: Path, *, progress: Progress) -> None:
 
 
 def read_header(source: Path, content: bytes) -> Llama2cHeader:
-    """Read the checkpoint's sizes."""
     if len(content) < HEADER.size:
         raise broken(source, f"it has {len(content)} bytes")
     dim, hidden_dim, num_layers, num_heads, num_kv_heads, vocab_size, context = HEADER.unpack_from(content)

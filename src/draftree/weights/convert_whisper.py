@@ -30,20 +30,13 @@ TYPES = {0: "<f4", 1: "i1", 2: "<i2", 3: "<i4", 4: "<f2"}
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Place of a variable in the file."""
-
     shape: tuple[int, ...]
     dtype: str
     offset: int
 
 
 class Ctranslate2File:
-    """A model file, and what follows it.
-
-    Raises:
-        ModelLoadError: it is damaged or truncated.
-        UnsupportedModelError: it has another version, or values of another type.
-    """
+    """A model file, and what follows it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +83,6 @@ class Ctranslate2File:
         return values
 
     def broken(self, reason: str) -> ModelLoadError:
-        """Return the error of a damaged file."""
         return ModelLoadError(f"'{self.path}' is damaged: {reason}")
 
     def _take(self, size: int) -> bytes:
@@ -144,7 +136,6 @@ class Part:
         self._name, self._index, self._count = name, index, count
 
     def __call__(self, file: Ctranslate2File) -> np.ndarray:
-        """Return the values."""
         found: np.ndarray = np.split(file.values(self._name), self._count)[self._index]
         return found
 
@@ -188,7 +179,6 @@ def _rows(module: str, names: tuple[str, ...], source: str) -> Iterator[tuple[st
 
 
 def _saved_tokenizer(file: Ctranslate2File, folder: Path) -> Any:
-    """Write the tokenizer that follows the model, with the tokens of timestamps."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -205,7 +195,6 @@ def _saved_tokenizer(file: Ctranslate2File, folder: Path) -> Any:
 
 
 def _saved_configuration(file: Ctranslate2File, folder: Path, tokenizer: Any) -> Any:
-    """Write the configuration, the generation configuration and the settings of the feature extractor."""
     from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor
 
     def token(name: str) -> int:

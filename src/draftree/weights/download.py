@@ -121,8 +121,6 @@ def _download_arguments(package: Package, goal: Path, scratch: Path) -> list[str
 
 @dataclass(frozen=True, slots=True)
 class ClientOutcome:
-    """Exit status and output of a client."""
-
     returncode: int
     output: str
 

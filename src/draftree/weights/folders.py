@@ -35,13 +35,7 @@ TEXT_CONFIGS = ("text_config", "decoder", "llm_config", "language_config")
 def check_sizes(
     source: Path, config: Mapping[str, Any], *, num_tensors: int | None = None, num_values: int | None = None
 ) -> None:
-    """Raise for sizes that are not numbers, are out of range, or do not match the weights.
-
-    Args:
-        config: the model's configuration; that of a text model inside it is checked too.
-        num_tensors: number of tensors in the weight files; None if unknown.
-        num_values: upper bound of the values in all tensors together; None if unknown.
-    """
+    """Raise for sizes in a configuration that are no numbers, out of range, or do not match the weights."""
     for part in _parts(config):
         for name, (least, greatest) in LIMITS.items():
             for value in _sizes_named(part.get(name)):
@@ -98,7 +92,6 @@ OPTIONAL_SETTINGS = ("generation_config.json", "tokenizer_config.json")
 
 
 def check_model_folder(folder: Path) -> None:
-    """Read the settings and the headers of the weights."""
     if not (folder / "config.json").is_file():
         raise ModelLoadError(f"the folder '{folder}' is not a model folder: {_why_not(folder)}")
     config = read_settings(folder / "config.json")
@@ -160,7 +153,6 @@ def index_files(index: Path) -> list[str]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read one of the settings files of a model."""
     try:
         return read_json(path)
     except FileNotFoundError:

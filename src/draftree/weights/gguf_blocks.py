@@ -39,16 +39,13 @@ class BlockFile:
         self.sources = sources
 
     def kind(self, name: str) -> str:
-        """Return the name of the blocks of a parameter, of several tensors the one with the most bytes."""
         parts = self.sources[name].split(JOINED)
         return self._file.kind_of(max(parts, key=lambda part: self._file.tensor(part).num_bytes))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter."""
         return joined_shape(self._file, self.sources[name])
 
     def values(self, name: str) -> Tensor:
-        """Return a parameter in the layout of transformers, float32."""
         found = self._architecture.restore(name, read_joined(self._file, self.sources[name]), self._settings)
         return torch.from_numpy(np.require(found, requirements=["C", "W"]))
 
@@ -66,7 +63,6 @@ class BlockFile:
         return tuple(found)
 
     def order(self, name: str) -> Tensor:
-        """Return the row of the file of each output of a matrix, int64."""
         count = self._file.tensor(self.sources[name]).shape[0]
         numbers = np.arange(count, dtype=np.float32)[:, None]
         found = self._architecture.restore(name, numbers, self._settings)

@@ -54,7 +54,6 @@ Dtype = Literal["bfloat16", "float16", "float32"]
 
 
 def require_gguf() -> None:
-    """Raise unless the package that dequantizes GGUF blocks is installed; imports nothing."""
     require_extra("gguf", PURPOSE, error=WeightsError)
 
 
@@ -91,11 +90,7 @@ class GgufTensor:
 
 
 class GgufFile:
-    """One GGUF file, mapped into memory.
-
-    Raises:
-        ModelLoadError: it is not a GGUF file, is truncated, or has an unsupported version or block type.
-    """
+    """One GGUF file, mapped into memory."""
 
     __slots__ = ("_bytes", "_position", "_raw", "metadata", "path", "tensors")
 
@@ -121,7 +116,6 @@ class GgufFile:
 
     @property
     def unpacked_bytes(self) -> int:
-        """Size of all tensors in `natural_dtype`."""
         item_bytes = 4 if self.natural_dtype == "float32" else 2
         return item_bytes * sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
@@ -131,13 +125,11 @@ class GgufFile:
         return ModelLoadError(f"'{self.path}' is not a readable GGUF file: {shown}; get the file again")
 
     def tensor(self, name: str) -> GgufTensor:
-        """Return the location of a tensor."""
         if name not in self.tensors:
             raise self.broken(f"it lacks the tensor '{name}'")
         return self.tensors[name]
 
     def read(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the tensor's values, dequantized to float32."""
         import_extra("gguf", PURPOSE, error=WeightsError)
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -161,7 +153,6 @@ class GgufFile:
             ) from error
 
     def kind_of(self, name: str) -> str:
-        """Return the name of a tensor's blocks."""
         return _kind(self.tensor(name).kind)[0]
 
     def rows(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:

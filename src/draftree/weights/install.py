@@ -52,7 +52,6 @@ TOKENIZER_BYTES = 48_000_000  # disk space for the tokenizer files and settings 
 
 
 def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
-    """Return whether the cache holds the entry, made by the current converter."""
     return cache.holds(entry.name, origin(entry))
 
 
@@ -88,7 +87,6 @@ def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, pr
 
 
 def gguf_folder_name(path: Path, sha256: str) -> str:
-    """Return the name in the cache of the folder that a GGUF file is converted to."""
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem)[:60].strip("-.")
     return f"gguf-{stem}-{sha256[:12]}"
 
@@ -96,13 +94,7 @@ def gguf_folder_name(path: Path, sha256: str) -> str:
 def install_gguf(
     path: Path, cache: Cache, *, convert: bool = True, reason: str = "", progress: Progress = silent
 ) -> Path:
-    """Return the folder made from a GGUF file; converted with a warning if its content has not been converted yet.
-
-    Args:
-        convert: whether it may be converted.
-        reason: why the file does not run on its own blocks, for the warning; by default the kinds of its matrices.
-        progress: called with the bytes read and converted.
-    """
+    """Return the folder made from a GGUF file, converted once with a warning that has the `reason`."""
     require_gguf()
     file = GgufFile(path)
     sha256 = fingerprint(path, cache, progress=progress)
@@ -133,7 +125,6 @@ def install_gguf(
 
 
 def block_folder_name(path: Path, sha256: str) -> str:
-    """Return the name in the cache of the description of a GGUF file that runs on its own blocks."""
     return f"{gguf_folder_name(path, sha256)}-blocks"
 
 
@@ -143,11 +134,7 @@ def is_block_description(folder: Path) -> bool:
 
 
 def check_gguf(path: Path, cache: Cache) -> bool:
-    """Read a GGUF file and all folders that were made from it, and compare them with their checksums.
-
-    Returns:
-        Whether a checksum of the file was recorded; it is now.
-    """
+    """Compare a GGUF file and folders made from it with their checksums; returns whether the file had one."""
     require_gguf()
     GgufFile(path)
     was_known = is_fingerprinted(path, cache)
@@ -167,7 +154,6 @@ def why_converted(file: GgufFile) -> str:
 
 
 def origin(entry: CatalogueEntry) -> dict[str, object]:
-    """Return the facts that determine the folder's content."""
     return {
         "source": [f"{package.registry}:{package.name}=={package.version}" for package in entry.packages],
         "sha256": entry.sha256,
@@ -190,13 +176,11 @@ def check_sums(folder: Path, cache: Cache, *, again: bool = False) -> None:
 
 
 def manifest_of(folder: Path, cache: Cache) -> dict[str, object] | None:
-    """Return the manifest of a folder in the cache; None for other folders."""
     is_ours = folder.resolve() == cache.folder(folder.name).resolve()
     return cache.manifest(folder.name) if is_ours else None
 
 
 def has_sums(folder: Path, cache: Cache) -> bool:
-    """Return whether any checksums of the folder are recorded."""
     manifest = manifest_of(folder, cache)
     return bool(manifest and known_sums(manifest.get(SUMS))) or bool(noted_sums(folder, cache.root))
 

@@ -58,11 +58,7 @@ def quantization_of(folder: Path) -> Mapping[str, Any] | None:
 
 
 def scheme_refusal(folder: Path, what: str) -> UnsupportedModelError:
-    """Return the refusal of a checkpoint.
-
-    Args:
-        what: kind of its weights, such as "3 bits".
-    """
+    """Return the refusal of a checkpoint with such weights, for example "3 bits"."""
     return UnsupportedModelError(
         f"'{folder}' has weights of {what}: supported are 4 bits by gptq, awq or compressed-tensors, in groups of a "
         "multiple of 32 inputs in their order; use the model without quantization, or a GGUF file"
@@ -70,7 +66,6 @@ def scheme_refusal(folder: Path, what: str) -> UnsupportedModelError:
 
 
 def scheme_of(folder: Path, settings: Mapping[str, Any]) -> Scheme:
-    """Return the scheme that a quantization declares."""
     method = str(settings.get("quant_method"))
     if method not in SUFFIXES:
         raise scheme_refusal(folder, f"the method '{method}'")
@@ -142,8 +137,6 @@ OTHER_BITS = (2, 3, 8)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Type, as safetensors names it, and shape of a tensor."""
-
     dtype: str
     shape: tuple[int, ...]
 
@@ -154,11 +147,7 @@ class Header:
 def matrix_shape(
     scheme: Scheme, stem: str, headers: Mapping[str, Header], declared: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Check the tensors of a matrix of 4 bits and return its outputs and inputs.
-
-    Args:
-        declared: the content of `weight_shape` of compressed-tensors; empty for none.
-    """
+    """Check the tensors of a matrix of 4 bits and return its outputs and inputs."""
     return _Matrix(scheme, stem, headers).shape(declared)
 
 
@@ -289,12 +278,7 @@ class Codes:
 
 
 class PackedCheckpoint:
-    """Files of a folder whose matrices have 4 bits.
-
-    Raises:
-        UnsupportedModelError: a quantization of another kind, or experts; the message has the reason.
-        ModelLoadError: a file is missing or damaged, or tensors of a matrix do not fit each other or the settings.
-    """
+    """Files of a folder whose matrices have 4 bits."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from safetensors import SafetensorError, safe_open
@@ -340,17 +324,14 @@ class PackedCheckpoint:
         return ModelLoadError(f"'{self._folder}' is damaged: {what}: {get_again(self._folder)}")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a parameter."""
         if name not in self._packed and name not in self._headers:
             raise self._missing(name)
         return self._packed[name] if name in self._packed else self._headers[name].shape
 
     def kind(self, name: str) -> str:
-        """Return the name of the blocks of a parameter."""
         return self._codes(name).kind if name in self._packed else "dense"
 
     def values(self, name: str) -> Tensor:
-        """Return a parameter, float32."""
         if name in self._packed:
             return self._codes(name).values()
         found = self._headers.get(name)
@@ -363,15 +344,12 @@ class PackedCheckpoint:
         return self._codes(name).rows()
 
     def expert(self, name: str, expert: int) -> tuple[tuple[str, Tensor], ...]:
-        """Raise: experts of such checkpoints are not known."""
         raise UnsupportedModelError(f"'{name}' holds experts: checkpoints of 4 bits with experts are not supported")
 
     def order(self, name: str) -> Tensor:
-        """Return the row of each output of a matrix, int64."""
         return torch.arange(len(self._codes(name).codes))
 
     def release(self, name: str) -> None:
-        """Free the matrix that was read last."""
         self._read = None
 
     def _tensor(self, name: str) -> Tensor:

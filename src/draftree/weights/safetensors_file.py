@@ -67,8 +67,6 @@ def write_safetensors(
 
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
-    """Facts from the header of a safetensors file."""
-
     num_tensors: int
     num_values: int
 

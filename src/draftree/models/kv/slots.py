@@ -50,7 +50,6 @@ class KVSlot(Slot):
         return len(self.parents)
 
     def append(self, parents: Sequence[int]) -> None:
-        """Append tentative nodes."""
         for parent in parents:
             assert ROOT <= parent < len(self.parents), "a parent must be an earlier tentative node"
             self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
@@ -69,7 +68,6 @@ class KVSlot(Slot):
         self.depths = [self.depths[node] - len(path) for node in keep]
 
     def truncate(self, length: int) -> None:
-        """Keep only the first `length` tokens of the prefix; drop the tree."""
         assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
         self._length = length
         self.commit(())
@@ -81,20 +79,13 @@ class KVSlot(Slot):
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Shape of one layer's keys and values for one token."""
-
     kv_heads: int
     key_dim: int
     value_dim: int
 
 
 class KVMemory:
-    """Keys and values of all layers and slots. Mutated by passes and commits.
-
-    Args:
-        shapes: shape of each attention layer by layer index.
-        num_scratch: positions after the end of each slot for values that are never read.
-    """
+    """Keys and values of all layers and slots. Mutated by passes and commits."""
 
     def __init__(
         self,
@@ -109,7 +100,7 @@ class KVMemory:
         self._dtype = dtype
         self._device = device
         self._granule = granule
-        self.num_scratch = num_scratch
+        self.num_scratch = num_scratch  # positions after the end of each slot for values that are never read
         self.version = 0  # token that changes whenever the memory is reallocated
         self.num_slots = 0
         self.length = 0
@@ -120,27 +111,21 @@ class KVMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all slots in bytes."""
         return self.num_slots * (self.length + self.num_scratch) * self.token_bytes
 
     @property
     def token_bytes(self) -> int:
-        """Size of one token in one slot in bytes."""
         values = sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self._shapes.values())
         return values * self._dtype.itemsize
 
     def clear(self) -> None:
-        """Free all memory."""
         self.num_slots = self.length = self._num_held = 0
         self.version += 1
         self._stores = []
         self.keys, self.values = {}, {}
 
     def reserve(self, num_slots: int, length: int, *, used: Mapping[int, int]) -> None:
-        """Make room for slots and tokens.
-
-        `used`: number of stored tokens by slot; these are kept, all others are lost.
-        """
+        """Make room. The first `used` tokens of each slot are kept, all others are lost."""
         length = -(-length // self._granule) * self._granule
         if (num_slots, length) == (self.num_slots, self.length):
             return
@@ -153,7 +138,6 @@ class KVMemory:
                 self.keys[layer], self.values[layer] = keys[:num_slots, place], values[:num_slots, place]
 
     def _exchange(self, num_slots: int, length: int, used: Mapping[int, int]) -> None:
-        """Reallocate, and copy the used tokens."""
         # untouched host memory costs nothing: slots that are added later fit without a copy
         held = num_slots * SPARE if self._device.type == "cpu" else num_slots
         try:
@@ -209,7 +193,6 @@ class KVMemory:
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
-        """Fill a slot with zeros."""
         for pair in self._stores:
             for store in pair:
                 store[slot].zero_()
@@ -240,7 +223,6 @@ class KVMemory:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` tokens of a slot to another."""
         for pair in self._stores:
             for store in pair:
                 store[target, :, :, :length] = store[source, :, :, :length]
@@ -277,12 +259,7 @@ class Leftovers(Enum):
 
 
 class SlotPool:
-    """Slots of one model in shared memory. Mutated by its model only.
-
-    Args:
-        shapes: shapes of keys and values by layer index.
-        num_scratch: positions after the end of each slot for values that are never read.
-    """
+    """Slots of one model in shared memory. Mutated by its model only."""
 
     def __init__(
         self,
@@ -301,7 +278,6 @@ class SlotPool:
 
     @property
     def num_open(self) -> int:
-        """Number of open slots."""
         return len(self._open)
 
     def check_integrity(self) -> None:
@@ -314,16 +290,12 @@ class SlotPool:
             assert len(slot.parents) == len(slot.depths), "every tentative node has a parent and a depth"
 
     def clear(self) -> None:
-        """Close every slot and free all memory."""
         self.memory.clear()
         self._free.clear()
         self._open.clear()
 
     def reserve(self, num_slots: int, length: int) -> None:
-        """Make room for `num_slots` slots of `length` tokens.
-
-        If slots are too short, all are reallocated, exactly as many as requested.
-        """
+        """Make room; slots that are too short are all reallocated, exactly as many as requested."""
         memory = self.memory
         known = memory.num_slots
         if length > memory.length:
@@ -345,7 +317,6 @@ class SlotPool:
         return slot
 
     def close(self, slot: KVSlot) -> None:
-        """Free a slot."""
         if self._leftovers is Leftovers.CLEARED:
             self.memory.wipe(slot.index)
         elif self._leftovers is Leftovers.MASKED:
@@ -355,7 +326,6 @@ class SlotPool:
         slot.index = CLOSED
 
     def fork(self, slot: KVSlot, length: int) -> KVSlot:
-        """Copy the first `length` tokens of the prefix into a new slot."""
         assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
         target = self.open()
         self.memory.copy(slot.index, target.index, length)
@@ -364,10 +334,7 @@ class SlotPool:
         return target
 
     def adopt(self, layers: Mapping[int, tuple[Tensor, Tensor]], length: int) -> KVSlot:
-        """Open a slot with keys and values that were computed elsewhere.
-
-        `layers`: keys and values of all layers, shape (kv_heads, length, dim).
-        """
+        """Open a slot with keys and values by layer, shape (kv_heads, length, dim), computed elsewhere."""
         slot = self.open()
         if length > self.memory.length:
             self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
@@ -376,7 +343,6 @@ class SlotPool:
         return slot
 
     def append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
-        """Append the jobs' tokens to these slots; return their nodes."""
         assert len({id(job.slot) for job in jobs}) == len(jobs), "a slot occurs in one job at most"
         nodes: list[Sequence[int]] = []
         for slot, job in zip(slots, jobs, strict=True):
@@ -398,7 +364,6 @@ class SlotPool:
             slot.commit(edit.path, edit.keep)
 
     def truncate(self, slot: KVSlot, length: int) -> None:
-        """Cut the prefix to `length` tokens and drop the tree."""
         self._settle([slot], [()])
         slot.truncate(length)
 
@@ -410,7 +375,6 @@ class SlotPool:
         slot.copy_prefix(slot.length - count)
 
     def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
-        """Move the kept nodes of each slot to the start of its tree."""
         if self._leftovers is not Leftovers.CLEARED:
             for slot, nodes in zip(slots, kept, strict=True):
                 self.memory.gather(slot.index, start=slot.length, offsets=nodes)
@@ -495,8 +459,6 @@ class LayerRange:
 
 @dataclass(frozen=True, slots=True)
 class RangeOutput:
-    """Output of the layers of a range, the norm and the head."""
-
     logits: Logits  # logits of the requested rows
     hidden: Tensor | None = None  # output of the last layer, shape (rows, hidden); None if it was not requested
     # input of the captured layers, for every row in the order of the jobs, shape (rows, captured layers, hidden),
@@ -505,7 +467,6 @@ class RangeOutput:
 
 
 def require_capture(capture: Sequence[int], *, first: int, end: int) -> None:
-    """Check that a pass over a range of layers can capture these."""
     strange = [layer for layer in capture if not first <= layer <= end]
     if strange:
         raise ConfigurationError(
@@ -542,7 +503,6 @@ class PartialTree:
 
     @property
     def end(self) -> int:
-        """First layer that the nodes did not run through."""
         assert self.part.end is not None, "only the first layers have an end"
         return self.part.end
 
@@ -560,7 +520,6 @@ class PartialTree:
             self._hidden.append(hidden)
 
     def hidden(self) -> Tensor:
-        """Return hidden states of all nodes, shape (nodes, hidden)."""
         return torch.cat(self._hidden)
 
     def find(self, tokens: Sequence[int], parents: Sequence[int]) -> Found:

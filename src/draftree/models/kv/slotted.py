@@ -124,7 +124,6 @@ class SlottedModel(LanguageModel):
 
     @torch.inference_mode()
     def _run_part(self, pass_: Pass) -> RangeOutput:
-        """Run a pass through a subset of the layers."""
         jobs, part = pass_.jobs, pass_.layers
         partials = []
         for job in jobs:
@@ -188,10 +187,7 @@ class SlottedModel(LanguageModel):
     def run_rest(
         self, jobs: Sequence[Extend], hidden: Tensor, *, first: int, capture: Sequence[int] = ()
     ) -> PassResult:
-        """Append nodes whose first layers ran elsewhere, and run the other layers over them.
-
-        `hidden`: output of the layers before `first` for every row of the jobs, shape (rows, hidden).
-        """
+        """Append nodes whose first layers ran elsewhere, shape (rows, hidden), and run the layers from `first` on."""
         nodes = self._pool.append([kv_slot(job.slot) for job in jobs], jobs)
         given = hidden.to(self.device, torch.float64 if self.dtype == torch.float64 else torch.float32).contiguous()
         layers = LayerRange(first, self.num_layers, hidden=given, capture=tuple(capture))
@@ -200,10 +196,7 @@ class SlottedModel(LanguageModel):
 
     @torch.inference_mode()
     def read_out(self, hidden: Tensor) -> Logits:
-        """Return the logits of outputs of the last layer, computed as in a pass.
-
-        `hidden`: before the final norm, shape (rows, hidden), at least one row.
-        """
+        """Return logits of the last layer's outputs before the norm, shape (rows, hidden), computed as in a pass."""
         slot = self._pool.open()
         try:
             result = self.run_rest(
@@ -236,10 +229,7 @@ class SlottedModel(LanguageModel):
 
 
 def requested_rows(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
-    """Return the rows whose logits are requested, in the order of the jobs.
-
-    `order` gives the order of the jobs' rows in the pass.
-    """
+    """Return the rows whose logits are requested, in the jobs' order; the pass has the jobs in `order`."""
     first_rows, row = {}, 0
     for job in order:
         first_rows[job] = row

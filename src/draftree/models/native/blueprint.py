@@ -16,8 +16,6 @@ from draftree.models.native.structures import CPass
 
 @dataclass(frozen=True, slots=True)
 class LinearBlueprint:
-    """Linear layer."""
-
     weight: str  # name of its weight
     bias: str | None  # name of its bias; None for none
     inputs: int
@@ -45,7 +43,6 @@ class LinearBlueprint:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of its parameters."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
@@ -61,8 +58,6 @@ class SourceBlueprint:
 
 @dataclass(frozen=True, slots=True)
 class ScoreBias:
-    """Bias of scores by distance."""
-
     weight: str  # name of its table of shape (buckets, heads)
     buckets: tuple[int, ...]  # bucket of each distance; farther ones are in the last of these
 
@@ -102,7 +97,6 @@ class ExpertsBlueprint:
 
     @property
     def widest(self) -> int:
-        """Largest number of results of an activation."""
         return max(self.down.inputs, 0 if self.shared_down is None else self.shared_down.inputs)
 
 
@@ -114,8 +108,6 @@ TOLERANCE = 1e-3  # maximum error of a cosine; angles of thousands have few frac
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Kind of rotary positions."""
-
     frequencies: tuple[float, ...]  # radians per position for each pair of numbers
     scaling: float  # factor of cosines and sines
 
@@ -150,7 +142,6 @@ class RopeTables:
 
 @torch.inference_mode()
 def read_ropes(rotary: Any, kinds: Sequence[str], *, context: int) -> tuple[Rope, ...]:
-    """Return the kinds of rotary positions of a model."""
     positions = torch.cat((torch.arange(min(NEAR, context)), torch.arange(0, context, max(FAR, context // MOST))))
     return tuple(_read(rotary, kind, positions) for kind in kinds)
 
@@ -227,7 +218,6 @@ class LayerBlueprint:
 
     @property
     def linears(self) -> tuple[LinearBlueprint, ...]:
-        """All projections."""
         source = () if self.source is None else (self.source.query, self.source.output)
         own = () if self.experts is None else self.experts.linears
         return (*self.qkv, self.output, *source, *self.gate_up, self.down, *own)
@@ -241,7 +231,6 @@ class LayerBlueprint:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Names of all norms."""
         found = (self.attention_norm, self.embedding_norm, self.attention_post_norm, self.mlp_norm, self.mlp_post_norm)
         source = None if self.source is None else self.source.norm
         return tuple(name for name in (*found, source, self.query_norm, self.key_norm) if name is not None)
@@ -329,17 +318,14 @@ class Blueprint:
 
     @property
     def has_experts(self) -> bool:
-        """Whether a layer has experts."""
         return any(layer.experts is not None for layer in self.layers)
 
     @property
     def is_tied(self) -> bool:
-        """Whether the head and the embedding share their weight."""
         return self.head.weight == self.embedding
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of all parameters."""
         norms = [self.start_norm, self.final_norm, *(name for layer in self.layers for name in layer.norms)]
         found = [name for name in norms if name is not None]
         found += [bias for name in found if (bias := self.bias_of_norm(name)) is not None]

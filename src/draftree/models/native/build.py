@@ -97,7 +97,6 @@ def publish(fresh: Path, folder: Path, prefix: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it, which only this user can write whatever the umask is."""
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)
 
@@ -118,7 +117,6 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
 
 
 def private_folder() -> Path:
-    """Create a private folder of this user, removed when this process ends."""
     root = Path(tempfile.gettempdir())
     remove_leftovers(root, PRIVATE)
     folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_owner()}-", dir=root))
@@ -416,7 +414,6 @@ def find_compiler() -> tuple[str, ...]:
 
 
 def first_reason(error: Exception) -> str:
-    """Return the first line of an error message."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
 
 

@@ -52,8 +52,6 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """Sources of the rows of a pass."""
-
     rows: array[int]  # index of each row's source
     table: array[int]  # address and length of the keys and values of each source, one after the other
     # receives the queries with which the last layer attends to them, shape (rows, heads, head_dim), float32; None
@@ -64,10 +62,7 @@ class SourceRows:
 def plan_rows(
     slots: Sequence[KVSlot], tokens: Sequence[Sequence[int]], nodes: Sequence[Sequence[int]], *, rows_of_chunk: int
 ) -> Rows:
-    """Return the rows of a pass.
-
-    `nodes`: tentative nodes of these rows, ascending.
-    """
+    """Return the rows of a pass over these tentative nodes, ascending."""
     columns = _Columns()
     chunks = [0]
     for slot, chosen in zip(slots, nodes, strict=True):
@@ -83,7 +78,6 @@ def plan_rows(
 
 
 def place_of(numbers: array[int] | array[float]) -> int:
-    """Return the address of an array's numbers."""
     return numbers.buffer_info()[0]
 
 
@@ -167,9 +161,6 @@ class NativeTrees:
     """Trees after the rows of one pass, in the format of the C library.
 
     Few arrays and no tensors: the code that runs between two passes of the target is not in the processor caches.
-
-    Args:
-        shape: shape of the trees.
     """
 
     def __init__(
@@ -227,7 +218,6 @@ class NativeTrees:
         )
 
     def trees(self) -> list[FoundTree]:
-        """Return the trees."""
         found, total = [], self._count * self._most
         for tree in range(self._count):
             first = tree * self._most
@@ -263,12 +253,7 @@ FIRST_DISTANCES = 256
 
 
 class ScoreBiases:
-    """Tables that grow with the texts.
-
-    Args:
-        tables: biases by distance, shape (heads, distances); farther ones are those of the last distance.
-        used: table of each layer; None for none.
-    """
+    """Score biases by distance, shape (heads, distances), whose tables grow with the texts."""
 
     def __init__(self, tables: Sequence[Tensor], used: Sequence[int | None]) -> None:
         self._tables, self._used = tables, used
@@ -276,7 +261,6 @@ class ScoreBiases:
         self._kept: list[Tensor] = []
 
     def point(self, run: CPass, layers: Any, *, longest: int) -> None:
-        """Set the tables of a pass whose positions are below `longest`."""
         if not self._tables or longest <= self._length:
             return
         self._length = max(2 * self._length, longest, FIRST_DISTANCES)
@@ -298,14 +282,7 @@ ROW_COLUMNS = ("tokens", "slot", "place", "position", "identical", "list_start",
 
 
 class NativeDecoder:
-    """Packed weights of one model, and its forward passes.
-
-    Args:
-        weights: read one by one and released once they are packed; or packed weights.
-        quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
-            model's dtype.
-        share: this process's share of a model that a team computes; None for the whole model.
-    """
+    """Packed weights of a model, or of one process's share of it, and its forward passes."""
 
     def __init__(
         self,
@@ -342,17 +319,14 @@ class NativeDecoder:
 
     @property
     def packed(self) -> PackedSource:
-        """The packed weights."""
         return self._packed
 
     @property
     def num_layers(self) -> int:
-        """Number of layers."""
         return len(self._blueprint.layers)
 
     @property
     def instructions(self) -> str:
-        """Instruction set of the kernels."""
         return self._library.instructions
 
     @property
@@ -362,7 +336,6 @@ class NativeDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Size of all packed weights and of a separate embedding in bytes."""
         return self._packed.num_bytes
 
     @property
@@ -428,11 +401,9 @@ class NativeDecoder:
         return found
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """Return hidden states after the final norm, float32."""
         return self._library.final_norm(self._packed.decoder, hidden.float().contiguous())
 
     def embedding_facts(self) -> EmbeddingFacts:
-        """Return how the model uses its embedding and its head."""
         bias = self._packed.at(self._packed.decoder.head.bias)
         plan = self._blueprint
         if plan.start_norm is not None:

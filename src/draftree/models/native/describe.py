@@ -65,14 +65,10 @@ class ModelFacts(Protocol):
     fingerprint: str
 
     @property
-    def kind(self) -> str:
-        """Name in messages."""
-        ...
+    def kind(self) -> str: ...
 
     @property
-    def calls(self) -> Mapping[int, LayerCall]:
-        """Arguments of the attention of each layer."""
-        ...
+    def calls(self) -> Mapping[int, LayerCall]: ...
 
 
 class OwnAttention:
@@ -95,10 +91,7 @@ class OwnAttention:
 
 
 def facts_of(model: Any) -> ModelFacts:
-    """Return the facts of a model.
-
-    `model`: a `…ForCausalLM` in evaluation mode. Its attention implementation is set to ours where it has one.
-    """
+    """Return the facts of a `…ForCausalLM`, whose attention is set to ours where it can be chosen."""
     layers = first_part(model.base_model, "h")
     attention = first_part(layers[0], "self_attention") if layers is not None and len(layers) else None
     if hasattr(attention, "query_key_value") and first_part(model.base_model, "rotary_emb") is not None:
@@ -148,13 +141,7 @@ class _Queries(ProbePass):
 def _before_and_after(
     model: ModelFacts, layers: Sequence[Any], *, last: int | None = None
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Return by layer its queries as its product and norm give them, and as it attends with them.
-
-    `last`: layer at which the pass ends; None for all.
-
-    Returns:
-        Two tensors of shape (rows, heads, head_dim), float32, for rows at positions 0, 1, ….
-    """
+    """Return each layer's queries before and after rotation, (rows, heads, head_dim), up to layer `last`."""
     heads = int(model.config.num_attention_heads)
     tokens = [1, 2, 1] if heads == 2 else [1, 2]  # not as many rows as heads, which tells both dimensions apart
     found: dict[int, Tensor] = {}
@@ -268,7 +255,6 @@ class LayerNorms:
 
 
 def norms_of(layer: Any) -> LayerNorms:
-    """Return the norms of a layer."""
     first, after = first_part(layer, *BEFORE_ATTENTION), first_part(layer, AFTER_ATTENTION)
     feedforward = first_part(layer, "post_feedforward_layernorm")
     if first is None and after is not None and feedforward is not None:
@@ -292,10 +278,7 @@ def up_of(mlp: Any) -> str | None:
 def describe_layer(
     layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float, pairs: int = 0
 ) -> LayerBlueprint:
-    """Return the blueprint of a layer.
-
-    `rope`: index of its rotary positions; None for none.
-    """
+    """Return the blueprint of a layer whose rotary positions have the index `rope`; None for none."""
     attention = part(layer, *ATTENTION)
     mlp = mlp_of(layer)
     norms = norms_of(layer)
@@ -344,7 +327,6 @@ def _queries_keys_values(attention: Any, *, names: Names, pairs: int) -> tuple[L
 
 
 def is_gated(layer: LayerBlueprint) -> bool:
-    """Return whether the perceptron of a layer has a gate."""
     return sum(linear.outputs for linear in layer.gate_up) == 2 * layer.down.inputs
 
 
@@ -355,7 +337,6 @@ ACTIVATION = ("act_fn", "activation_fn", "act")
 
 
 def read(model: ModelFacts) -> Blueprint:
-    """Derive the blueprint of a model."""
     names = Names(model.model)
     config = model.config
     inner = model.model
@@ -454,7 +435,6 @@ def _logit_scale(config: Any) -> float:
 
 
 def _has_joint_norms(layers: Sequence[LayerBlueprint], names: Names, head_dim: int) -> bool:
-    """Return whether the norms of queries and keys are over all heads together."""
     norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
     return any(names.parameters[name].numel() != head_dim for name in norms)
 
@@ -540,7 +520,6 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
 
 
 def require_sizes(found: Blueprint, names: Names) -> None:
-    """Check that the C library can compute layers of these sizes."""
     inner = {size for layer in found.layers for size in _inner_sizes(layer)}
     units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
     for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):

@@ -43,8 +43,6 @@ KIND_BITS = 4  # bits of the kind in an entry of a table of blocks; the other bi
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """A weight in the blocks of a GGUF file."""
-
     kind: str  # name of the blocks, one of `KINDS`
     rows: Tensor  # bytes of the rows, shape (rows, bytes of a row), uint8, contiguous
     order: Tensor  # row of each output, int64
@@ -53,7 +51,6 @@ class RowBlocks:
         return len(self.order)
 
     def part(self, first: int, end: int) -> RowBlocks:
-        """Return the outputs from `first` to `end`, exclusive."""
         return replace(self, order=self.order[first:end])
 
 
@@ -80,15 +77,12 @@ class GroupFunctions:
         library.draftree_unpack_groups.restype = None
 
     def block_bytes(self, inputs: int, kind: str) -> int:
-        """Return the size of 16 packed outputs in bytes."""
         return int(self._library.draftree_group_bytes(inputs, KINDS.index(kind)))
 
     def pack(self, source: Tensor | RowBlocks, inputs: int, packed: Tensor, blocks: Tensor) -> None:
-        """Pack outputs into blocks of `packed`: quantize a float32 or bfloat16 weight, or copy codes and scales.
+        """Pack outputs into blocks of `packed`: quantize a weight, or copy codes and scales.
 
-        `source`: weight of shape (outputs, inputs), contiguous; or blocks of a GGUF file. `packed`: bytes of
-        the whole product. `blocks`: entry of each block of these outputs in the product's table, int64,
-        contiguous.
+        `blocks` are these outputs' entries in the product's table, int64, contiguous.
         """
         if isinstance(source, RowBlocks):
             order = source.order.contiguous()
@@ -115,10 +109,7 @@ class GroupFunctions:
 
 
 def kinds_of_plan(plan: Blueprint, found: dict[str, str]) -> list[tuple[LinearBlueprint, str]]:
-    """Return every product of a decoder and its embedding, if it is not the head, with the kind of its blocks.
-
-    Routers are not among them: they are never quantized.
-    """
+    """Return every product but the routers, and an untied embedding, with the kind of its blocks."""
     parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
     parts.append((plan.head, HEAD_KIND))
     if not plan.is_tied:
@@ -127,15 +118,11 @@ def kinds_of_plan(plan: Blueprint, found: dict[str, str]) -> list[tuple[LinearBl
 
 
 def lookup_of(plan: Blueprint) -> LinearBlueprint:
-    """Return the embedding as a product."""
     return LinearBlueprint(plan.embedding, None, plan.hidden, max(plan.vocab, plan.head.outputs))
 
 
 def table_of(kinds: Sequence[str], sizes: Sequence[int]) -> Tensor:
-    """Return the table of a product's blocks, int64.
-
-    `sizes`: size of each block in bytes.
-    """
+    """Return the table of a product's blocks, int64, from their kinds and sizes in bytes."""
     starts = torch.tensor([0, *sizes[:-1]], dtype=torch.int64).cumsum(0)
     return (starts << KIND_BITS) + torch.tensor([KINDS.index(kind) for kind in kinds], dtype=torch.int64)
 
@@ -147,8 +134,6 @@ UNREAD = 3  # references to an unused buffer: by the list, the loop and the call
 
 
 class RowsAt(NamedTuple):
-    """Location of float32 rows in host memory."""
-
     address: int
     rows: int
     stride: int  # distance between rows, in numbers
@@ -156,8 +141,6 @@ class RowsAt(NamedTuple):
 
 
 class LogitBuffer(NamedTuple):
-    """Buffer for rows of floats."""
-
     memory: ctypes.Array[ctypes.c_float]
     address: int  # address of the first row
 
@@ -218,8 +201,6 @@ class TilesRefusedError(NativeUnavailableError):
 
 
 class CSearch(ctypes.Structure):
-    """`Search`."""
-
     _fields_ = (
         ("logits", _pointer),
         *((name, _size) for name in ("rows", "stride", "vocab", "count")),
@@ -248,7 +229,6 @@ class SearchBuffers:
         self.search_at = ctypes.addressof(self.search)
 
     def found(self, rows: int, count: int) -> Top:
-        """Return the results of the search."""
         tokens, scores = self._tokens[: rows * count], self._scores[: rows * count]
         if rows == 1:
             return Top([tokens], [scores], self._totals[:1])
@@ -258,13 +238,10 @@ class SearchBuffers:
 
 
 class ThreadBuffers(threading.local):
-    """`SearchBuffers` of each thread."""
-
     def __init__(self) -> None:
         self._buffers = SearchBuffers(16, 256)
 
     def of(self, rows: int, count: int) -> SearchBuffers:
-        """Return buffers that are large enough."""
         buffers = self._buffers
         if rows > buffers.rows or rows * count > buffers.numbers:
             buffers = self._buffers = SearchBuffers(2 * rows, 2 * rows * count)
@@ -272,11 +249,7 @@ class ThreadBuffers(threading.local):
 
 
 class Library:
-    """Functions of a built library.
-
-    Args:
-        path: path of the shared library.
-    """
+    """Functions of a built library."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -325,12 +298,10 @@ class Library:
 
     @property
     def instructions(self) -> str:
-        """Instruction set of the kernels."""
         name: bytes = self._library.draftree_instructions()
         return name.decode()
 
     def block_bytes(self, inputs: int, kind: int) -> int:
-        """Return the size of 16 packed outputs in bytes."""
         return int(self._library.draftree_block_bytes(inputs, kind))
 
     def pack(
@@ -361,7 +332,6 @@ class Library:
         )
 
     def run(self, decoder: CDecoder, run: CPass) -> None:
-        """Run one pass."""
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):
             raise MemoryError(f"no memory for a pass over {run.rows} rows")
 
@@ -370,7 +340,6 @@ class Library:
         return int(self._library.draftree_team_bytes(ctypes.byref(decoder), rows, num_logits))
 
     def grow_trees(self, decoder: CDecoder, run: CPass, trees: CTrees) -> None:
-        """Run one pass, and grow trees after its rows with logits."""
         if self._library.draftree_grow(ctypes.byref(decoder), ctypes.byref(run), ctypes.byref(trees)):
             raise MemoryError(f"no memory for trees after {run.rows} rows")
 
@@ -434,7 +403,6 @@ def library() -> Library:
 
 
 def load_library(variant: Variant) -> Library:
-    """Load the library of a variant."""
     try:
         return Library(built_library(variant))
     except NotLoadableError as error:
@@ -443,13 +411,9 @@ def load_library(variant: Variant) -> Library:
 
 
 def format_of(quantization: str | None, dtype: str) -> int:
-    """Return the format of the products of a model.
-
-    `quantization`: "int8", "int4", "gguf" for the blocks of a GGUF file, or None for the model's dtype.
-    """
+    """Return the format of a model's products: grouped for "int4" and for "gguf", the blocks of a GGUF file."""
     return FORMATS[{None: dtype, "int8": "int8"}.get(quantization, "grouped")]
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Return the address of a tensor's values; None for no tensor."""
     return None if tensor is None else tensor.data_ptr()

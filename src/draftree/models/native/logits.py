@@ -180,8 +180,6 @@ ARRAYS = ("bias", "rows", "mix", "bias_squares", "rows_squares", "mix_squares")
 
 
 class CCorrection(ctypes.Structure):
-    """`Correction`."""
-
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ARRAYS),
         *((name, ctypes.c_int64) for name in ("tokens", "hidden", "rank")),
@@ -190,11 +188,7 @@ class CCorrection(ctypes.Structure):
 
 @final
 class NativeCorrection:
-    """The arrays of a correction, changed in place by C.
-
-    Args:
-        arrays: `ARRAYS` by name, contiguous float32 in host memory; rows has shape (rank, tokens), mix (rank, hidden).
-    """
+    """`ARRAYS` of a correction, float32, changed in place by C: rows (rank, tokens), mix (rank, hidden), …."""
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:
         self._library = library()

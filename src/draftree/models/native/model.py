@@ -21,13 +21,7 @@ from draftree.models.native.weights import Weights
 
 
 class NativeModel(SlottedModel):
-    """Model whose passes run in C.
-
-    Args:
-        quantization: "int8" for 8-bit weights, "int4" for 4-bit ones, "gguf" for blocks of a file, None for the
-            model's dtype.
-        share: this process's share of a model that a team of processes computes; None for the whole model.
-    """
+    """Model whose passes run on native kernels."""
 
     def __init__(
         self,
@@ -91,12 +85,10 @@ class NativeModel(SlottedModel):
 
     @property
     def instructions(self) -> str:
-        """Instruction set of the kernels."""
         return self._decoder.instructions
 
     @property
     def decoder(self) -> NativeDecoder:
-        """Packed weights and their passes."""
         return self._decoder
 
     def run_with(self, decoder: NativeDecoder, pass_: Pass) -> PassResult:
@@ -143,11 +135,7 @@ class NativeModel(SlottedModel):
 
 @final
 class UnpackedWeights(Weights):
-    """Weights of a decoder, unpacked one product at a time. Its embedding is lent.
-
-    Args:
-        dtype: dtype of matrices; None for the decoder's.
-    """
+    """Weights of a decoder, unpacked one product at a time. Its embedding is lent."""
 
     def __init__(self, blueprint: Blueprint, decoder: NativeDecoder, dtype: torch.dtype | None = None) -> None:
         self._blueprint = blueprint

@@ -38,15 +38,12 @@ class Names:
         self._names = {id(parameter): name for name, parameter in self.parameters.items()}
 
     def of(self, module: Any) -> str:
-        """Return the name of a module's weight."""
         return self._names[id(part(module, "weight"))]
 
     def of_parameter(self, parameter: Any) -> str:
-        """Return the name of a parameter."""
         return self._names[id(parameter)]
 
     def of_bias(self, module: Any) -> str | None:
-        """Return the name of a module's bias, if it has one."""
         bias = getattr(module, "bias", None)
         return None if bias is None else self._names[id(bias)]
 
@@ -157,24 +154,20 @@ TOLERANCE = 2.0**-6  # largest error of a weight: that of two roundings to bfloa
 
 
 def has_experts(mlp: Any) -> bool:
-    """Return whether a module chooses among experts."""
     return first_part(mlp, "experts") is not None
 
 
 def activation_module(mlp: Any) -> Any:
-    """Return the module whose activation the experts use."""
     return part(mlp, "experts") if has_experts(mlp) else mlp
 
 
 def clamps_of(mlp: Any) -> tuple[float, float] | None:
-    """Return limit and slope of gates that are clamped; None if they are not."""
     experts = activation_module(mlp)
     found = first_part(experts, "limit"), first_part(experts, "alpha")
     return None if found[0] is None or found[1] is None else (float(found[0]), float(found[1]))
 
 
 def experts_of(mlp: Any, hidden: int, *, names: Names) -> ExpertsBlueprint:
-    """Return the experts of a layer."""
     experts, router = part(mlp, "experts"), part(mlp, *ROUTER)
     weight = first_part(experts, "gate_up_proj")
     if not isinstance(weight, Tensor) or weight.dim() != 3 or not isinstance(first_part(experts, "down_proj"), Tensor):
@@ -302,7 +295,6 @@ def _norm_error(norm: Any, kind: int, offset: float) -> Tensor:
 
 
 def require_like_norms(model: Any, names: Iterable[str], wanted: NormFacts) -> None:
-    """Check that all norms have one formula, as the C library requires."""
     for name in names:
         found = norm_facts(model.get_submodule(name.rpartition(".")[0]))
         if found != wanted:

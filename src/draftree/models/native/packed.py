@@ -27,11 +27,7 @@ from draftree.weights.gguf_file import KINDS
 def packed_experts(
     plan: ExpertsBlueprint, pack: Callable[..., CLinear], router_format: int
 ) -> tuple[CExperts, tuple[Any, Any]]:
-    """Return the structure of a layer's experts, and the two arrays to which it points.
-
-    `pack`: packs linear layers (`PackedWeights`), without releasing their weights. `router_format`: format of the
-    router, which is never quantized.
-    """
+    """Return the structure of a layer's experts, whose router is never quantized, and the arrays it points to."""
     router = pack(plan.unquantized, kind=router_format, is_one=True, release=False)
     first, last = [], []
     for expert in range(plan.count):
@@ -55,8 +51,6 @@ def packed_experts(
 
 
 class PackedSource(Protocol):
-    """Packed weights of one model, in the structures of the C library."""
-
     decoder: CDecoder  # structure of the model
     layers: Any  # array of the structures of its layers, whose keys and values passes set
 
@@ -103,18 +97,10 @@ PAGE = 1 << 12
 
 
 class PackedWeights:
-    """Packed weights of one model, in the structures of the C library.
+    """Packed weights of one model, in the structures of the C library; keys, values and score biases are not set.
 
-    Args:
-        weights: read one by one and released once they are packed.
-        arena: memory for the products, such as a mapped file; None for new memory.
-        after_layer: called after every packed layer with the bytes of the arena that are in use.
-        share: this process's share of the model, whose blueprint is `blueprint`; None for the whole model.
-
-    Attributes:
-        decoder: the structure of the model.
-        layers: those of its layers; keys, values and score biases are not set.
-        biases: score biases by distance, shape (heads, distances); farther ones are those of the last distance.
+    Weights are read one by one and released once they are packed. `arena` is memory for the products, such as a
+    mapped file; `after_layer` gets the bytes of it that are in use.
     """
 
     def __init__(
@@ -151,12 +137,10 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all packed weights and of a separate embedding in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the arena that are in use."""
         return self._used
 
     @property
@@ -167,13 +151,11 @@ class PackedWeights:
         return [tensor for tensor in (*self._kept, *self._lent) if not start <= tensor.data_ptr() < end]
 
     def at(self, place: int | None) -> Tensor | None:
-        """Return the retained tensor at an address; None for no address."""
         if place is None:
             return None
         return next(tensor for tensor in (*self._kept, *self._lent) if tensor.data_ptr() == place)
 
     def product(self, layer: int, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return the packed blocks of a layer's product, and the scales of int8 blocks."""
         linear: CLinear = getattr(self.layers[layer], name)
         blocks = self.at(linear.weight)
         assert blocks is not None, "a layer has all products"

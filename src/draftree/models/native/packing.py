@@ -42,7 +42,6 @@ class Packing:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the decoder."""
         found: torch.dtype = getattr(torch, self.plan.dtype)
         return found
 
@@ -50,11 +49,7 @@ class Packing:
 def packed_bias(
     outputs: Sequence[int], biases: Sequence[Tensor | None], *, dtype: torch.dtype, in_turns: bool
 ) -> Tensor | None:
-    """Return the biases of layers that are packed together, float32; None if there are none.
-
-    `biases`: their biases; None for none. `in_turns`: whether blocks of two layers alternate; otherwise the layers
-    follow each other.
-    """
+    """Return the biases of layers that are packed together, float32; in turns, blocks of two layers alternate."""
     if all(bias is None for bias in biases):
         return None
     full = [
@@ -121,10 +116,7 @@ def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor
 
 
 def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: int, page: int) -> int:
-    """Return the size of all packed weights of a decoder in bytes, each rounded up to a page.
-
-    `page`: alignment of a weight in bytes.
-    """
+    """Return the size of all packed weights of a decoder in bytes, each rounded up to a page."""
     if kind == FORMATS["grouped"]:
         return grouped_bytes(plan, library, weights, page=page)
     products = [([plan.head], kind)]
@@ -149,10 +141,7 @@ def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: i
 
 
 def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: int) -> int:
-    """Return the size of all packed weights with groups in bytes, each rounded up to a page, and a projection.
-
-    `page`: alignment of a weight in bytes.
-    """
+    """Return the same for weights with groups."""
     names = list(dict.fromkeys(part.weight for layer in plan.layers for part in layer.products))
     blocks = {name: weights.block_kind(name) for name in (*names, plan.head.weight, plan.embedding)}
     given = {name: found for name, found in blocks.items() if found is not None}
@@ -170,8 +159,6 @@ def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: 
 
 @dataclass(frozen=True, slots=True)
 class LinearPacker:
-    """Packs products of one decoder."""
-
     library: Library  # packs weights
     packing: Packing  # the decoder's weights, and where the result goes
 
@@ -208,8 +195,6 @@ class LinearPacker:
 
 @dataclass(frozen=True, slots=True)
 class GroupedPacker:
-    """Packs products of one decoder."""
-
     functions: GroupFunctions  # of the C library
     packing: Packing  # the decoder's weights, and where the result goes
 
@@ -221,10 +206,7 @@ class GroupedPacker:
         is_head: bool = False,
         first_output: int = 0,
     ) -> CLinear:
-        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up).
-
-        `is_head`: whether it is the output head or the embedding, which have more bits.
-        """
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks; a head has more bits."""
         inputs = linears[0].inputs
         sources = [source for linear in linears for source in self._sources(linear)]
         biases = [None if linear.bias is None else self._arranged(linear.bias, linear) for linear in linears]
@@ -289,7 +271,6 @@ def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlock
 
 
 def _owners(blocks: Sequence[int], *, in_turns: bool) -> list[int]:
-    """Return the source of each block."""
     if in_turns:
         return [source for _ in range(blocks[0]) for source in range(len(blocks))]
     return [source for source, count in enumerate(blocks) for _ in range(count)]
@@ -301,13 +282,7 @@ TYPES = {FORMATS["float32"]: torch.float32, FORMATS["bfloat16"]: torch.bfloat16,
 
 
 def unpack(packed: Tensor, kind: int, *, inputs: int, outputs: int, scales: Tensor | None) -> Tensor:
-    """Return a weight of shape (outputs, inputs), as the pass uses it.
-
-    `packed`: bytes of the blocks. `scales`: one for each output of int8 blocks; None otherwise.
-
-    Returns:
-        The packed float32 or bfloat16 weight, bit for bit; for int8 the product of weights and scales in float32.
-    """
+    """Return a packed weight, shape (outputs, inputs): the same bits, or of int8 the product with its scales."""
     numbers = packed.view(TYPES[kind])
     blocks = -(-outputs // LANES)
     if kind == FORMATS["float32"]:

@@ -93,8 +93,6 @@ class TeamMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """Share of one process."""
-
     rank: int  # number of the process
     size: int  # number of processes
     blueprint: Blueprint  # of the share: heads and outputs are its own, `mlp` and `vocab` those of the model
@@ -107,25 +105,19 @@ class Share:
 
     @property
     def group(self) -> int:
-        """Query heads of one key-value head."""
         return self.whole.heads // self.whole.kv_heads
 
     @property
     def all_heads(self) -> int:
-        """Query heads of the model."""
         return self.whole.heads
 
     @property
     def first_head(self) -> int:
-        """First query head of the share."""
         return self.kv_heads.start * self.group
 
 
 def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Share:
-    """Return the share of a process.
-
-    `memory`: shared by the team.
-    """
+    """Return the share of a process."""
     if blueprint.kv_heads < size:
         raise ConfigurationError(
             f"the model has {blueprint.kv_heads} key-value heads for {size} processes: use tp of at most "
@@ -176,8 +168,6 @@ def _layer(layer: LayerBlueprint, whole: Blueprint, kv_heads: int, hidden: int, 
 
 
 class ShareWeights(Weights):
-    """Rows of weights that a share needs."""
-
     def __init__(self, weights: Weights, share: Share) -> None:
         self._weights, self._rows = weights, _rows_by_name(share)
 
@@ -192,7 +182,6 @@ class ShareWeights(Weights):
 
 
 def _rows_by_name(share: Share) -> dict[str, list[range]]:
-    """Return the rows of each divided parameter, by its name."""
     found: dict[str, list[range]] = {}
     whole = share.whole
     found |= {name: [share.vocab] for name in (*whole.head.names, whole.embedding)}

@@ -16,8 +16,6 @@ _float = ctypes.c_float
 
 
 class CLinear(ctypes.Structure):
-    """`Linear`."""
-
     _fields_ = (
         ("weight", _pointer),
         ("scale", _pointer),
@@ -32,8 +30,6 @@ class CLinear(ctypes.Structure):
 
 
 class CExperts(ctypes.Structure):
-    """`Experts`."""
-
     _fields_ = (
         ("router", CLinear),
         ("gate_up", _pointer),
@@ -49,8 +45,6 @@ def expert_products(experts: CExperts, name: str) -> ctypes.Array[CLinear]:
 
 
 class CLayer(ctypes.Structure):
-    """`Layer`."""
-
     _fields_ = (
         ("attention_norm", _pointer),
         ("embedding_norm", _pointer),
@@ -90,8 +84,6 @@ def product_of(layer: CLayer, name: str) -> CLinear:
 
 
 class CDecoder(ctypes.Structure):
-    """`Decoder`."""
-
     _fields_ = (
         *((name, _size) for name in ("hidden", "heads", "kv_heads", "head_dim", "mlp", "num_layers", "vocab")),
         *((name, _size) for name in ("format", "kv_format", "cache_format", "activation")),
@@ -116,8 +108,6 @@ class CDecoder(ctypes.Structure):
 
 
 class CPass(ctypes.Structure):
-    """`Pass`."""
-
     _fields_ = (
         *((name, _size) for name in ("rows", "num_threads", "first_layer", "last_layer", "num_logits", "num_chunks")),
         *((name, _size) for name in ("num_captured", "places", "slot_step", "rotary_dim")),
@@ -141,8 +131,6 @@ class CPass(ctypes.Structure):
 
 
 class CTrees(ctypes.Structure):
-    """`Trees`."""
-
     _fields_ = (
         *((name, _size) for name in ("trees", "levels", "is_best", "is_normed")),
         *((name, _size) for name in ("room", "most_nodes", "most_rows", "most_width")),

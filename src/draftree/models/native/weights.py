@@ -33,11 +33,7 @@ class FilePages:
         self._ranges = _ranges() if hasattr(mmap, "MADV_DONTNEED") else []
 
     def give_back(self, weight: Tensor) -> bool:
-        """Release a weight's pages if they are mapped from a file; later reads load them again.
-
-        Returns:
-            Whether pages were released.
-        """
+        """Release a weight's pages if they are mapped from a file; later reads load them again. Returns whether."""
         start, size = weight.data_ptr(), weight.numel() * weight.element_size()
         if not any(first <= start and start + size <= end for first, end in self._ranges):
             return False
@@ -129,8 +125,6 @@ class KeptWeights(Weights):
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Location of a weight in a file."""
-
     file: str  # file in the model's folder
     key: str  # name in the file
     shape: tuple[int, ...]  # shape in the file
@@ -169,7 +163,6 @@ class FileWeights(Weights):
         self._pages[self._places[name].file].give_back(self._mapped.pop(name))
 
     def close(self) -> None:
-        """Close the files."""
         self._mapped.clear()
         self._stack.close()
 

@@ -182,7 +182,6 @@ class ProbePass:
 
     @property
     def windows_of_calls(self) -> set[int]:
-        """Windows of the calls."""
         return {call.window for call in self.calls.values() if call.window is not None}
 
     def note_mask(self, window: int | None) -> None:
@@ -191,7 +190,6 @@ class ProbePass:
             self.windows_of_masks.add(window)
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Compute causal attention among the rows of the pass."""
         self.shapes[call.layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         self.calls[call.layer] = call
         rows = query.shape[2]
@@ -279,7 +277,6 @@ class SlotPass:
     """Slot and first index, if all rows belong to one sequence and are written as one slice."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store keys and values, then attend block by block."""
         keys, values = self.memory.keys[call.layer], self.memory.values[call.layer]
         count = self.num_rows
         if self.only is not None:
@@ -317,18 +314,13 @@ class SlotPass:
 
 
 def is_run(numbers: Sequence[int]) -> bool:
-    """Return whether ascending numbers have no gap."""
     return numbers[-1] - numbers[0] == len(numbers) - 1
 
 
 def plan_pass(
     memory: KVMemory, slots: Sequence[KVSlot], nodes: Sequence[Sequence[int]], device: torch.device
 ) -> SlotPass:
-    """Return the handler of the attention calls of one pass.
-
-    `slots`: slot of each job, ascending by index, with the nodes appended. `nodes`: for each job the tentative
-    nodes that are rows of the pass, ascending.
-    """
+    """Return the handler of a pass over these nodes, ascending, of slots that ascend by index."""
 
     def visible(job: int) -> Tensor | None:
         parents, own = slots[job].parents, nodes[job]
@@ -355,9 +347,7 @@ def plan_blocks(
 ) -> list[Block]:
     """Divide a pass into blocks.
 
-    `slots`: slot of each job, ascending by index, with the nodes appended. `nodes`: for each job the tentative
-    nodes that are rows of the pass, ascending. `visible`: for a job the bool mask (rows, tentative nodes) in its
-    tree; None if its rows end a chain.
+    `visible` returns the mask of a job's rows in its tree, (rows, nodes); None for the end of a chain.
     """
     blocks: list[Block] = []
     counts = [len(chosen) for chosen in nodes]

@@ -258,7 +258,6 @@ class CachedModel(LanguageModel):
 
 
 def _commit(slot: CacheSlot, edit: Commit) -> None:
-    """Keep the first tokens of the chain: the path becomes prefix, the next ones stay tentative."""
     kept = [*edit.path, *edit.keep]
     assert kept == list(range(len(kept))), "a path of a chain starts at its first node, followed by the kept nodes"
     assert len(kept) <= slot.tentative, "kept nodes are tentative"

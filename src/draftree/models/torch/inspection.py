@@ -18,7 +18,6 @@ CACHE_NAMES = ("cache", "past_key_values")
 
 
 def accepts_cache(function: Callable[..., Any]) -> bool:
-    """Return whether a function has an argument for stored keys and values."""
     return not inspect.signature(function).parameters.keys().isdisjoint(CACHE_NAMES)
 
 
@@ -82,11 +81,7 @@ SAMPLES = 16  # number of sampled values of each parameter; fine-tuned models di
 
 
 def fingerprint(model: Any) -> str:
-    """Return a hash of a model, sixteen hexadecimal digits; empty if some of its weights are not in memory.
-
-    `model`: a transformers model with its weights. Values are compared in bfloat16, so that the dtype makes no
-    difference.
-    """
+    """Return a hash of a model, the same in every dtype; empty if some of its weights are not in memory."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return ""
     return fingerprint_of(type(model).__name__, samples_of(model))
@@ -106,7 +101,6 @@ def samples_of(model: Any) -> dict[str, bytes]:
 
 
 def fingerprint_of(kind: str, samples: Mapping[str, bytes]) -> str:
-    """Return the hash of a model of this class with these samples."""
     found = hashlib.sha256(kind.encode())
     for name in sorted(samples):
         found.update(samples[name])
@@ -131,7 +125,6 @@ INDEXED = "Indexed"  # substring in the names of caches with an index for sparse
 
 
 def layer_types(config: Any) -> frozenset[str]:
-    """Return the layer types in a text configuration; empty if it has none."""
     return frozenset(getattr(config, "layer_types", None) or ())
 
 
@@ -251,11 +244,7 @@ def padding_counts(model: Any) -> bool:
 
 
 def offsets_of(positions: Tensor | None, lengths: list[int]) -> list[int]:
-    """Return position minus index of each row's last token.
-
-    `positions`: positions of the prompts, shape (batch, length) or (kinds, batch, length); None if the model
-    numbers positions itself. `lengths`: number of tokens of each row without padding.
-    """
+    """Return position minus index of each row's last token; positions are (batch, length) or (kinds, batch, length)."""
     if positions is None:
         return [0] * len(lengths)
     ends = positions[..., -1].reshape(-1, positions.shape[-2])

@@ -36,8 +36,6 @@ class Caught:
 
 
 class TorchLayers:
-    """Layers of a transformers model."""
-
     def __init__(self, model: Any, num_layers: int) -> None:
         self.num_layers = num_layers
         self._name = type(model).__name__
@@ -54,11 +52,9 @@ class TorchLayers:
         self._layers = list(next(lists, []))
 
     def release(self) -> None:
-        """Drop the references to the layers until the next `bind`."""
         self._layers = []
 
     def require(self, part: LayerSubset) -> None:
-        """Check that the layers and the skipped sublayers exist."""
         self._require_found()
         for layer in part.attention:
             self._attention(layer)
@@ -66,7 +62,6 @@ class TorchLayers:
             self._perceptron(layer)
 
     def require_capture(self) -> None:
-        """Check that the inputs of the layers can be copied."""
         self._require_found()
         if self._num_axes != 3:
             raise UnsupportedModelError(
@@ -199,7 +194,6 @@ def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
 
 
 def scale_of_embedding(embedding: Any, config: Any) -> float:
-    """Return the factor of embeddings from the embedding module and the configuration."""
     scale = getattr(embedding, "embed_scale", None)
     own = 1.0 if scale is None else float(torch.as_tensor(scale).to(embedding.weight.dtype))
     return own * float(getattr(config, "embedding_multiplier", 1.0))

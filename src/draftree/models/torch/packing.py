@@ -62,7 +62,6 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def pack(model: Any) -> int:
-    """Replace all float32 linear layers of a model and return their number."""
     found = [
         (parent, name, child)
         for parent in model.modules()

@@ -25,8 +25,6 @@ WORD_BITS = 64  # number of tentative nodes per integer of visibility bits
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Limits of static shapes and captured graphs."""
-
     # maximum number of new and of tentative tokens of a slot in a static pass; other passes, such as prompt chunks,
     # are dynamic
     max_nodes: int = 64
@@ -65,12 +63,10 @@ class Bucket:
 
     @property
     def num_cells(self) -> int:
-        """Number of cells of the rectangle."""
         return self.num_slots * self.nodes
 
     @property
     def tree_size(self) -> int:
-        """Maximum number of tentative nodes per slot."""
         return self.words * WORD_BITS
 
 
@@ -118,8 +114,6 @@ Array = TypeVar("Array", np.ndarray, Tensor)
 
 @dataclass(frozen=True, slots=True)
 class Inputs(Generic[Array]):
-    """Views of one array of integers."""
-
     tokens: Array  # token of each row; 0 for padding
     positions: Array  # position of each row
     slots: Array  # slot of each row's keys; for padding the first slot of the range
@@ -134,12 +128,10 @@ class Inputs(Generic[Array]):
 
 
 def inputs_size(bucket: Bucket) -> int:
-    """Return the number of integers of a pass of this shape."""
     return sum(int(np.prod(shape)) for shape in _shapes(bucket))
 
 
 def inputs_of(array: Array, bucket: Bucket) -> Inputs[Array]:
-    """Return the views of a flat array of `inputs_size` integers."""
     views, start = [], 0
     for shape in _shapes(bucket):
         end = start + int(np.prod(shape))
@@ -163,10 +155,7 @@ def pack_inputs(
     requested: Sequence[int],
     scratch: int,
 ) -> np.ndarray:
-    """Return the integers of one pass.
-
-    `bucket`: shape of the pass. `scratch`: index that is never read.
-    """
+    """Return the integers of one pass; `scratch` is an index that is never read."""
     array = np.zeros(inputs_size(bucket), dtype=np.int64)
     into = inputs_of(array, bucket)
     into.slots[:] = bucket.first_slot
@@ -196,13 +185,10 @@ def pack_inputs(
 
 
 class StaticAttention:
-    """Handler of the attention calls of one static pass. Mutates the memory.
+    """Handler of the attention calls of one static pass.
 
     Keys and values are written by index and read in place, as a slice of slots and positions; a mask hides
     invisible keys. Nothing depends on a value, so nothing waits for the device.
-
-    Args:
-        bucket: shape of the pass.
     """
 
     def __init__(self, memory: KVMemory, bucket: Bucket, inputs: Inputs[Tensor]) -> None:
@@ -215,7 +201,6 @@ class StaticAttention:
         """Do nothing: each call has its window."""
 
     def attend(self, call: LayerCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store keys and values, then attend over the range of slots at once."""
         bucket, inputs = self._bucket, self._inputs
         keys, values = self._memory.keys[call.layer], self._memory.values[call.layer]
         keys[inputs.slots, :, inputs.places] = key[0].transpose(0, 1)
@@ -297,8 +282,6 @@ class GraphApi(ABC):
 
 @final
 class CudaApi(GraphApi):
-    """CUDA runtime of torch for one GPU."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
@@ -333,8 +316,6 @@ class CudaApi(GraphApi):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A captured graph."""
-
     # runs the graph on the current stream; returns the same tensor each time, with new values
     replay: Callable[[], Tensor]
     num_bytes: int  # size of that tensor, which occupies the pool while the graph is kept
@@ -381,7 +362,6 @@ class Graphs:
 
 
 def graphs_of(device: torch.device) -> Graphs | None:
-    """Return the `Graphs` of a model on this device; None if the device has no graphs."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return Graphs(CudaApi(device))
@@ -394,8 +374,6 @@ Forward = Callable[[Tensor, Tensor], Tensor]  # tokens and positions, both (1, r
 
 @dataclass(slots=True)
 class Prepared:
-    """Static buffer and pass of one shape."""
-
     buffer: Tensor  # integers of a pass, at a fixed address
     run: Callable[[], Tensor]  # the pass; its logits are overwritten by the next pass
     uses: int = 0  # number of passes so far
@@ -404,15 +382,11 @@ class Prepared:
 
 
 class StaticPasses:
-    """Passes of static shapes. Mutates the memory of slots.
+    """Passes of static shapes.
 
-    On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that graphs do not support, and for
-    shapes without room, the same work runs operator by operator. A captured shape is evicted for another one only
-    rarely, because a capture costs more than a few passes.
-
-    Args:
-        memory: keys and values, with an index after each slot's end that is never read.
-        shapes: limits of shapes.
+    Mutates the memory of slots. On a GPU a repeated shape is captured as a CUDA graph. On a CPU, with models that
+    graphs do not support, and for shapes without room, the same work runs operator by operator. A captured shape is
+    evicted for another one only rarely, because a capture costs more than a few passes.
     """
 
     def __init__(
@@ -441,12 +415,10 @@ class StaticPasses:
 
     @property
     def num_captured(self) -> int:
-        """Number of captured graphs."""
         return sum(prepared.is_captured for prepared in self._prepared.values())
 
     @property
     def num_bytes(self) -> int:
-        """Size of the logits of captured graphs in bytes."""
         return sum(prepared.num_bytes for prepared in self._prepared.values())
 
     @property
@@ -486,13 +458,7 @@ class StaticPasses:
         nodes: Sequence[Sequence[int]],
         requested: Sequence[int],
     ) -> Tensor:
-        """Run one pass.
-
-        `bucket`: shape of the pass.
-
-        Returns:
-            Logits of shape (requested rows, vocab), in new memory.
-        """
+        """Run one pass; returns logits of the requested rows, shape (rows, vocab), in new memory."""
         prepared = self._ready(bucket)
         packed = pack_inputs(bucket, slots, tokens, nodes, requested=requested, scratch=self._memory.length)
         prepared.buffer.copy_(to_device(packed, self._device))
@@ -504,7 +470,6 @@ class StaticPasses:
         return prepared.run().index_select(0, rows)
 
     def drop(self) -> None:
-        """Drop all shapes."""
         self._prepared.clear()
 
     def _ready(self, bucket: Bucket) -> Prepared:

@@ -70,7 +70,6 @@ class SplitSlot(Slot):
 
     @property
     def num_local(self) -> int:
-        """Nodes in the local slot, those of drafts included."""
         return len(self._states)
 
     def note_local(self, tokens: Sequence[int], parents: Sequence[int], states: Tensor) -> None:
@@ -109,7 +108,6 @@ class SplitSlot(Slot):
         self.packed += [row.tobytes() for row in packed]
 
     def drop_local(self) -> None:
-        """Forget all nodes of the local slot."""
         self._places.clear()
         self._states.clear()
 
@@ -141,7 +139,6 @@ class SplitSlot(Slot):
             )
 
     def truncate(self, length: int) -> None:
-        """Keep only the first tokens, and no tree."""
         if self.parents or length < self.length:
             self._note_edit((), ())
         del self.sent[length * self._row_bytes :]
@@ -154,7 +151,6 @@ class SplitSlot(Slot):
 
 
 def split_slot(slot: Slot) -> SplitSlot:
-    """Return a slot as `SplitSlot`."""
     assert isinstance(slot, SplitSlot), "a split target has slots of its own"
     return slot
 
@@ -168,23 +164,18 @@ LARGEST = 0.95
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a comparison found."""
-
     is_same: bool  # whether all states and logits have the same bits
     is_lossless: bool  # whether the states of both sides are unchanged by the format
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """States of a few tokens."""
-
     middle: Tensor  # output of the device's layers, shape (tokens, hidden), float32
     last: Tensor  # output of the last layer, shape (tokens, hidden), float32
     best: Tensor  # largest logit of each token, shape (tokens,), float32
 
     @property
     def hidden(self) -> int:
-        """Values of a state."""
         return self.middle.shape[1]
 
     @classmethod
@@ -263,8 +254,6 @@ SPARE_BYTES = 1 << 14  # bytes of a frame for everything but states
 
 @dataclass(slots=True)
 class Turn:
-    """New nodes of one text, and their results."""
-
     slot: SplitSlot  # of the text
     parents: Sequence[int]  # of the nodes
     packed: np.ndarray  # their packed states, shape (nodes, row_bytes)
@@ -317,11 +306,7 @@ class Exchange:
             raise
 
     def run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
-        """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes.
-
-        Args:
-            layers: as for `Pass.capture`: states that are returned, those of the last layer among them; none for picks.
-        """
+        """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes."""
         return self._retried(lambda: self._run(turns, layers))
 
     def _retried(self, action: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -380,11 +365,7 @@ class Exchange:
         return bool(slot.text) and slot.request is None and slot.limit < min(self._limit, _tokens_of(turn))
 
     def _begin(self, slot: SplitSlot, num_tokens: int) -> int:
-        """Open a text on the server with the states of its prefix; returns how many kept nodes it needs again.
-
-        Args:
-            num_tokens: tokens for which there must be room now.
-        """
+        """Open a text on the server with its prefix's states; returns how many kept nodes it needs again."""
         self._make_room()
         self._texts += 1
         request = slot.request
@@ -446,7 +427,6 @@ class Exchange:
             slot.text = 0
 
     def close(self) -> None:
-        """End the session and its texts."""
         for slot in self.slots.values():
             slot.text = 0
         self._ended.clear()

@@ -40,8 +40,6 @@ PROBE_TOKENS = 16  # tokens whose states device and server compare before the fi
 
 @dataclass(frozen=True, slots=True)
 class RowsEdit:
-    """What happens to a text's slot before its pass."""
-
     path: tuple[int, ...]  # tentative nodes that become prefix, from the prefix down
     keep: tuple[int, ...] = ()  # nodes that stay tentative, ascending; all others are dropped
 
@@ -73,7 +71,6 @@ def pack_rows(rows: SentRows) -> list[Any]:
 
 
 def unpack_rows(name: str, given: Any) -> SentRows:
-    """Return nodes from their plain values."""
     text, length, edit, parents, wanted, data = read_values(name, given, 6)
     above = _counted(f"{name}.parents", parents)
     if isinstance(parents, list):
@@ -152,25 +149,14 @@ HEAD_BYTES = PLACES.stop
 
 @final
 class StateFormat:
-    """A format of hidden states.
-
-    Args:
-        kind: "float32", "bfloat16" or "int8".
-    """
+    """A format of hidden states."""
 
     def __init__(self, kind: str, hidden: int) -> None:
         self.kind, self.hidden = kind, hidden
         self.row_bytes = (HEAD_BYTES if kind == "int8" else 0) + VALUE_BYTES[kind] * hidden
 
     def pack(self, states: Tensor) -> np.ndarray:
-        """Return rows as bytes.
-
-        Args:
-            states: shape (rows, hidden), any floating dtype.
-
-        Returns:
-            Shape (rows, row_bytes), uint8.
-        """
+        """Return rows of shape (rows, hidden) as bytes, shape (rows, row_bytes), uint8."""
         values = states.detach().to("cpu", torch.float32).contiguous()
         if not bool(values.isfinite().all()):
             raise GenerationError("the first layers gave hidden states that are not finite: the server cannot use them")

@@ -47,21 +47,15 @@ from draftree.sampling.logits import Logits, PickedRows, TensorLogits
 
 
 def rows_of(job: Extend) -> Sequence[int]:
-    """Return the nodes of a job whose logits are requested, ascending."""
     return range(len(job.tokens)) if job.logits_at is None else job.logits_at
 
 
 def joined_states(parts: Sequence[Tensor], num_layers: int, hidden: int) -> Tensor:
-    """Return the states of successive parts of a text, shape (nodes, layers, hidden)."""
     return torch.cat(list(parts)) if parts else torch.empty(0, num_layers, hidden)
 
 
 def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tensor]) -> Logits:
-    """Return the logits of the requested nodes.
-
-    Args:
-        states: for each job the outputs of the last layer of its last nodes, shape (nodes, hidden).
-    """
+    """Return the requested nodes' logits from the last layer's outputs for each job's last nodes, (nodes, hidden)."""
     rows: list[Tensor] = []
     for job, own in zip(jobs, states, strict=True):
         first = len(job.tokens) - len(own)
@@ -72,7 +66,6 @@ def read_out(local: SlottedModel, jobs: Sequence[Extend], states: Sequence[Tenso
 
 
 def picked_rows(jobs: Sequence[Extend], results: Sequence[Sequence[Any]], vocab: int) -> PickedRows:
-    """Return the server's picks at the requested nodes."""
     found: list[int] = []
     for job, parts in zip(jobs, results, strict=True):
         picks = [pick for part in parts for pick in part]
@@ -88,9 +81,7 @@ def make_turns(
 ) -> list[tuple[Turn, list[int]]]:
     """Return for each job what is sent, and its nodes in the local slot.
 
-    Args:
-        capture: as for `Pass`, of the whole model; if there is any, all nodes have results, else those from the first
-            with logits on.
+    With `capture` all nodes have results, else those from the first with logits on.
     """
     lower = tuple(layer for layer in capture if layer < local.num_layers)
     found: list[tuple[SplitSlot, Extend, list[int]]] = []
@@ -126,12 +117,7 @@ def captured_states(
     split: int,
     returned: Mapping[int, Tensor],
 ) -> Tensor:
-    """Return captured states of all nodes, shape (nodes, captured layers, hidden), float32.
-
-    Args:
-        turns: what was sent, as returned by `make_turns` with the same `capture`.
-        returned: states from the server by layer, shape (nodes, hidden).
-    """
+    """Return captured states of all nodes, shape (nodes, captured layers, hidden), float32."""
     each = dict(returned)
     lower = [layer for layer in capture if layer < split]
     if lower:
@@ -150,11 +136,7 @@ def note_pass(
     row_bytes: int,
     times: tuple[float, float, float],
 ) -> None:
-    """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count.
-
-    Args:
-        times: seconds of the pass, of the server's queue, and of the server's pass.
-    """
+    """Note times and bytes of a pass; states of nodes without logits are those of prompts, and do not count."""
     up, down = link.traffic()
     latency, read = link.latency, [min(rows_of(job), default=len(job.tokens)) for job in jobs]
     for (turn, _), job, count in zip(turns, jobs, read, strict=True):
@@ -173,11 +155,7 @@ def note_pass(
 
 @final
 class SplitModel(LanguageModel):
-    """The first layers of a model here, the others on a server.
-
-    Args:
-        local: the first layers as a model of their own, with final norm and output head.
-    """
+    """The first layers of a model here, the others on a server."""
 
     def __init__(self, link: Link, local: SlottedModel, address: RemoteAddress, *, clock: Clock = SYSTEM_CLOCK) -> None:
         welcome = link.welcome
@@ -368,5 +346,4 @@ class SplitModel(LanguageModel):
         self._exchange.end(slot)
 
     def disconnect(self) -> None:
-        """End the session."""
         self._exchange.close()

@@ -38,8 +38,6 @@ TOLERANCE = 2e-2  # largest relative difference between a factor and one of the 
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecoder:
-    """Facts about a decoder."""
-
     is_post_norm: bool  # whether norms follow their sublayers
     is_start_norm_first: bool  # whether positions are added after the norm of embeddings
     embedding_scale: float  # factor of embeddings
@@ -48,10 +46,7 @@ class RecordedDecoder:
 
 @torch.inference_mode()
 def record(model: Any, decoder: Any, *, first: Any, attention: Any, start_norm: Any) -> RecordedDecoder:
-    """Run a decoder over two texts of one token each.
-
-    `start_norm`: norm of embeddings; None for none.
-    """
+    """Run a decoder over two texts of one token each, and compare what its modules read and return."""
     tokens = [token for token in range(3, 8) if token != getattr(model.config, "pad_token_id", None)][:2]
     one, other = (_inputs(model, decoder, first, attention, start_norm, token) for token in tokens)
     weight: Tensor = decoder.embed_tokens.weight
@@ -131,8 +126,6 @@ def _factor(found: Tensor, of: Tensor, what: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PositionTable:
-    """Table of positions."""
-
     name: str  # name of the parameter or buffer
     offset: int  # row of position 0
     length: int  # number of positions
@@ -140,7 +133,6 @@ class PositionTable:
 
 
 def position_table(model: Any, decoder: Any) -> PositionTable | None:
-    """Return the table of a decoder; None for none."""
     found = first_part(decoder, "embed_positions")
     if found is None:
         return None
@@ -181,8 +173,6 @@ OUTPUT = ("out_proj", "o")
 
 @dataclass(frozen=True, slots=True)
 class LayerModules:
-    """Modules of one layer."""
-
     own: Any  # attention to the text
     own_norm: Any
     source: Any  # attention to the source

@@ -56,13 +56,11 @@ class SourceEncoder:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters."""
         found = [*self.encoder.parameters()]
         return found + [parameter for pair in self.products for linear in pair for parameter in linear.parameters()]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights in bytes."""
         unique = {id(parameter): parameter for parameter in self.parameters}
         return sum(parameter.numel() * parameter.element_size() for parameter in unique.values())
 
@@ -89,11 +87,7 @@ class SourceEncoder:
 
 
 class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
-    """Encoder-decoder model with native kernels.
-
-    Args:
-        quantization: "int8" or "int4" for weights of the decoder with 8 or 4 bits, None for the model's dtype.
-    """
+    """Encoder-decoder model with native kernels."""
 
     def __init__(
         self,
@@ -174,7 +168,6 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
 
 
 def _rows_of(sources: Sequence[NativeSource], counts: Sequence[int], queries: Tensor | None) -> SourceRows:
-    """Return the sources of the rows of jobs."""
     places: dict[int, int] = {}
     table, rows = array("q"), array("q")
     for source, count in zip(sources, counts, strict=True):
@@ -186,11 +179,7 @@ def _rows_of(sources: Sequence[NativeSource], counts: Sequence[int], queries: Te
 
 
 class DecoderWeights(ModelWeights):
-    """Weights of a decoder; those that the encoder or sources need stay.
-
-    Args:
-        model: a `…ForConditionalGeneration`, whose decoder is unusable once weights are released.
-    """
+    """Weights of a decoder; those that the encoder or sources need are kept."""
 
     def __init__(self, model: Any, kept: set[int]) -> None:
         super().__init__(model)

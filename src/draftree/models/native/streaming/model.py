@@ -83,9 +83,7 @@ class MappedLayers(Protocol):
         """Copy a layer; raise ModelLoadError if the file cannot be read any more."""
         ...
 
-    def close(self) -> None:
-        """Close the file."""
-        ...
+    def close(self) -> None: ...
 
 
 def copy_in_background(weights: MappedLayers, count: int) -> threading.Thread:
@@ -145,8 +143,6 @@ class BudgetError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the layers of a model are."""
-
     resident: tuple[int, ...]  # layers that stay in memory, ascending
     streamed: tuple[int, ...]  # layers that are read from the file in every pass, ascending
     num_buffers: int  # layers that fit into memory besides the resident ones
@@ -157,9 +153,7 @@ def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
     """Choose the layers that stay in memory: as many as fit beside two buffers, spread evenly over the model.
 
     Between two streamed layers there is then about equally much to compute, so reading rarely waits for a buffer.
-
-    `sizes`: size of every layer in bytes. `fixed`: bytes that are always in memory: norms, the output head, scales.
-    `budget`: bytes for all weights in memory.
+    `fixed` bytes are always in memory: norms, the output head, scales.
     """
     count, largest = len(sizes), max(sizes)
     if fixed + sum(sizes) <= budget:
@@ -179,7 +173,6 @@ def place(sizes: Sequence[int], *, fixed: int, budget: int) -> Placement:
 
 
 def readable(size: int) -> str:
-    """Return a size in MB or GB, rounded up to three digits."""
     unit = "GB" if size >= UNITS["GB"] else "MB" if size >= UNITS["MB"] else "KB"
     return f"{-(-size * 100 // UNITS[unit]) / 100:g}{unit}"
 
@@ -254,12 +247,10 @@ class StreamedWeights:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all packed weights in the file."""
         return self._store.num_bytes
 
     @property
     def pass_bytes(self) -> int:
-        """Bytes that a whole pass reads from the file."""
         return sum(self._store.extents[layer].size for layer in self.placement.streamed)
 
     @property
@@ -317,7 +308,6 @@ class StreamedWeights:
             self._map.release(extent)
 
     def close(self) -> None:
-        """Stop reading and close the file."""
         if self._reader is not None:
             self._reader.close()
         else:
@@ -363,8 +353,6 @@ PASSES_BEFORE_COPY = 32
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """Counters of streamed weights."""
-
     memory: int  # bytes of weights in memory, buffers included
     file: int  # bytes of all weights in the file
     of_pass: int  # bytes that a whole pass reads
@@ -375,11 +363,7 @@ class StreamStats:
 
 @final
 class StreamedDecoder(NativeDecoder):
-    """Decoder whose pass waits for each layer.
-
-    Args:
-        quantization: "int8" for 8-bit weights, None for the model's dtype.
-    """
+    """Decoder whose pass waits for each layer."""
 
     def __init__(self, blueprint: Blueprint, weights: StreamedWeights, *, quantization: str | None = None) -> None:
         super().__init__(blueprint, weights, quantization=quantization)
@@ -456,7 +440,6 @@ class ResidentDecoder(NativeDecoder):
 
 
 def resident_model(blueprint: Blueprint, store: WeightStore, *, quantization: str | None) -> NativeModel:
-    """Return a model whose packed weights stay in memory, large ones mapped in the first passes."""
     decoder = ResidentDecoder(blueprint, StreamedWeights(library(), store, None), quantization=quantization)
     return NativeModel(blueprint, decoder, quantization=quantization)
 
@@ -483,12 +466,7 @@ def _in_order(whole: LayerRange, captured: Sequence[Tensor]) -> Tensor:
 
 @final
 class StreamedModel(NativeModel):
-    """Model with packed weights in a file.
-
-    Args:
-        budget: bytes for all weights in memory.
-        quantization: "int8" for 8-bit weights, None for the model's dtype.
-    """
+    """Model with packed weights in a file, of which `budget` bytes are in memory."""
 
     streams_weights = True
 
@@ -502,12 +480,10 @@ class StreamedModel(NativeModel):
 
     @property
     def reads_directly(self) -> bool:
-        """Whether the file is read past the system's page cache."""
         return self._weights.reads_directly
 
     @property
     def stream_stats(self) -> StreamStats:
-        """Memory and reads of the weights."""
         weights, placed = self._weights, self._weights.placement
         return StreamStats(
             weights.num_bytes,

@@ -37,10 +37,7 @@ SET_BY_PASSES = ("keys", "values")  # pointers of a layer that every memory of s
 
 
 def layout() -> dict[str, list[str]]:
-    """Return the fields that a description has; another version of the package may have others.
-
-    The experts of a layer are a structure of their own, and two arrays of products.
-    """
+    """Return the fields of a description; those of another version of the package may differ."""
     kinds = (CDecoder, CLayer, CExperts, CLinear)
     return {kind.__name__: [entry[0] for entry in kind._fields_] for kind in kinds}
 
@@ -66,12 +63,10 @@ def exported(structure: ctypes.Structure, place_of: Callable[[int], Mapping[str,
 
 
 def decoder_of(fields: Mapping[str, Any], layers: Any, address_of: Callable[[Mapping[str, int]], int]) -> CDecoder:
-    """Return the structure of a model over an array of its layers."""
     return CDecoder(layers=layers, **_values(CDecoder, fields, address_of))
 
 
 def layer_of(fields: Mapping[str, Any], address_of: Callable[[Mapping[str, int]], int]) -> CLayer:
-    """Return the structure of a layer, without its experts."""
     return CLayer(**_values(CLayer, fields, address_of))
 
 
@@ -140,11 +135,7 @@ class Extent:
 
 
 class WeightFile:
-    """Open file of packed weights, read without the system's page cache where the file system supports that.
-
-    Args:
-        is_cached: whether the system's page cache is used, for a file that is read once per process.
-    """
+    """Open file of packed weights, read past the system's page cache where the file system supports that."""
 
     def __init__(self, path: Path, *, is_cached: bool = False) -> None:
         self.path = path
@@ -189,7 +180,6 @@ class WeightFile:
             self._verified.add(extent.start)
 
     def close(self) -> None:
-        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -233,7 +223,6 @@ class LayerReader:
             return self._in_use[index]
 
     def release(self, index: int) -> None:
-        """Let the reader use the buffer of a layer again."""
         with self._changed:
             self._free.append(self._in_use.pop(index))
             self._changed.notify_all()
@@ -302,24 +291,18 @@ class WeightStore:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
         last = self.tail if self.embedding is None else self.embedding
         return last.start + last.size
 
     @property
     def file(self) -> Path:
-        """Path of the file of weights."""
         return self.folder / WEIGHTS
 
 
 def write_store(
     folder: Path, library: Library, blueprint: Blueprint, weights: Weights, *, quantization: str | None
 ) -> WeightStore:
-    """Pack weights into a new folder, within a few layers of memory; `add_facts` completes it.
-
-    `weights`: read one by one and released once they are packed. `quantization`: "int8" for 8-bit weights, None for
-    the model's dtype.
-    """
+    """Pack weights into a new folder, within a few layers of memory; `add_facts` completes it."""
     kind = format_of(quantization, blueprint.dtype)
     size = bytes_needed(blueprint, library, weights, kind=kind, page=PAGE)
     size += PAGE + blueprint.vocab * blueprint.hidden * (4 if blueprint.dtype == "float32" else 2)
@@ -364,10 +347,7 @@ def save_store(folder: Path, packed: PackedWeights, facts: Mapping[str, Any]) ->
 def _described(
     packed: PackedWeights, extents: Sequence[Extent], append: Callable[[memoryview, int], Extent]
 ) -> tuple[dict[str, Any], list[Tensor]]:
-    """Return the description of packed weights and the small tensors beside them.
-
-    `append`: writes a separate embedding to the end of the file, filled up to a number of bytes.
-    """
+    """Return the description of packed weights and the small tensors; `append` writes a separate embedding."""
     embedding: Extent | None = None
     places: dict[int, dict[str, int]] = {}
     small: list[Tensor] = []
@@ -403,7 +383,6 @@ def _save_small(tensors: Sequence[Tensor], folder: Path) -> None:
 
 
 def add_facts(store: WeightStore, facts: Mapping[str, Any]) -> WeightStore:
-    """Store facts that JSON can represent with the weights; replaces those from before."""
     description = read_json(store.folder / DESCRIPTION)
     _write(store.folder, description | {"facts": facts})
     return dataclasses.replace(store, facts=facts)
@@ -454,7 +433,6 @@ def publish(work: Path, place: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of packed weights."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -28,7 +28,6 @@ class Projection:
 
     @classmethod
     def of(cls, *linears: nn.Linear) -> Projection:
-        """Return the projection of linear layers."""
         return cls(linears, partial(_side_by_side, linears) if len(linears) > 1 else partial(_linear, linears[0]))
 
     @torch.inference_mode()
@@ -63,8 +62,6 @@ def _side_by_side(linears: Sequence[nn.Linear], rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Self- or cross-attention of a layer."""
-
     norm: Rows  # normalization of its input, or of its output and the residual stream
     queries: Projection  # queries; in self-attention with keys and values
     keys_values: Projection | None  # keys and values of the source, for cross-attention
@@ -81,8 +78,6 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer."""
-
     own: Attention
     cross: Attention
     norm: Rows
@@ -93,13 +88,7 @@ class DecoderLayer:
 
 
 class DecoderFunction:
-    """A decoder with its head, as a function of a pass.
-
-    Args:
-        norms_after: whether norms follow the residual sum.
-        final: the norm after the last layer; None for none.
-        bias: added to the logits; None for none.
-    """
+    """A decoder with its head, as a function of a pass."""
 
     def __init__(
         self,
@@ -201,7 +190,6 @@ def decoder_function(model: Any, decoder: Any) -> DecoderFunction | None:
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """Return the decoder of a model."""
     decoder = model.get_decoder()
     if not isinstance(decoder, nn.Module):
         raise UnsupportedModelError(f"{type(model).__name__} names no decoder")

@@ -47,8 +47,6 @@ def empty_cache(shapes: dict[int, tuple[int, int, int]], *, dtype: torch.dtype, 
     from transformers import DynamicCache, EncoderDecoderCache
 
     class PassedThrough(DynamicCache):
-        """Self-attention: keys and values are returned unchanged."""
-
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
             return key_states, value_states
 
@@ -68,12 +66,9 @@ def empty_cache(shapes: dict[int, tuple[int, int, int]], *, dtype: torch.dtype, 
 
 
 class HFEncoderDecoder(SourcedModel[EncodedSource]):
-    """Transformers model as an `EncoderDecoder`.
+    """Transformers `…ForConditionalGeneration` as an `EncoderDecoder`.
 
-    Args:
-        model: a `…ForConditionalGeneration` in evaluation mode. Its attention implementation is set to ours, which
-            computes calls outside of our passes as transformers does.
-        rules: settings of every text; None to read them from the generation configuration.
+    Its attention is set to ours, which computes calls outside of our passes as transformers does.
     """
 
     def __init__(self, model: Any, rules: DecodingRules | None = None) -> None:

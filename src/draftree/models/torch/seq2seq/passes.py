@@ -39,7 +39,6 @@ _CURRENT: ContextVar[DecoderCalls | None] = ContextVar("draftree_seq2seq_pass", 
 
 
 def current_calls() -> DecoderCalls | None:
-    """Return the handler of the current pass; None outside of passes."""
     return _CURRENT.get()
 
 
@@ -88,7 +87,6 @@ def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
 
 
 def use_in(model: Any) -> None:
-    """Set our attention in encoder and decoder."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)
@@ -111,16 +109,13 @@ class RecordedCalls:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, given: dict[str, Any]
     ) -> Tensor:
-        """Record keys and values, and attend as transformers does."""
         self.keys[module] = (key, value)
         return plain_attention(module, query, key, value, None, scaling=scaling, **given)
 
     def positions_of(self) -> tuple[Tensor, Tensor] | None:
-        """Leave positions to the model."""
         return None
 
     def bias_of(self, module: nn.Module) -> bool:
-        """Leave the bias to the model."""
         self.biased.append(module)
         return False
 
@@ -128,7 +123,6 @@ class RecordedCalls:
 def layer_call(
     layer: int, query: Tensor, scaling: float | None, given: dict[str, Any], bias: Tensor | None
 ) -> LayerCall:
-    """Return the arguments of a layer's call."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return LayerCall(layer, scale, given.get("sliding_window"), given.get("softcap"), given.get("s_aux"), bias)
 
@@ -152,7 +146,6 @@ class EncodedSource:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its keys and values."""
         return sum(one.numel() * one.element_size() for pair in self.layers for one in pair)
 
 
@@ -188,8 +181,6 @@ class Stack:
 
 @dataclass(slots=True, eq=False)
 class CrossRun:
-    """Sources that attend in one call."""
-
     layers: Sequence[KeysValues]  # keys and values of each layer, shape (sources, heads, length, head_dim)
     mask: Tensor | None  # additive, shape (sources, 1, rows, length); None without padding
     # rows of each source in the pass, shape (sources, rows), the first repeated as padding; None if they are all
@@ -417,16 +408,12 @@ def _sinusoidal(module: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayers:
-    """The attention modules of a decoder, with the index of their layer."""
-
     own: dict[nn.Module, int]
     cross: dict[nn.Module, int]
 
 
 @dataclass(slots=True, eq=False)
 class DecoderPass:
-    """Handler of the attention calls of one pass."""
-
     layers: DecoderLayers  # the decoder's attention modules
     inner: SlotPass  # the pass over the slots
     cross: CrossPass  # the attention to the sources
@@ -441,11 +428,9 @@ class DecoderPass:
     bias: Tensor | None = field(default=None, init=False)
 
     def positions_of(self) -> tuple[Tensor, Tensor]:
-        """Return tokens and positions of the rows."""
         return self.tokens, self.positions
 
     def bias_of(self, module: nn.Module) -> bool:
-        """Use a module's bias in the following self-attentions."""
         self.bias = self.table_of(module)
         return True
 

@@ -28,7 +28,6 @@ class SourceFacts:
 
 
 def source_facts(model: Any) -> SourceFacts:
-    """Read what a model's encoder takes."""
     config, name = model.config, model.main_input_name
     if name == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         positions = int(config.max_source_positions)
@@ -60,7 +59,6 @@ def encoder_input(source: Source, device: torch.device, dtype: torch.dtype) -> T
 
 
 def require_source(source: Source, feature_shape: tuple[int, int] | None, *, kind: str) -> None:
-    """Check that a model reads a source."""
     if isinstance(source, HiddenSource):
         return
     wanted = "token ids" if feature_shape is None else f"features of shape {feature_shape}"
@@ -86,10 +84,7 @@ def encoded_probe(model: Any) -> Tensor:
 
 @torch.inference_mode()
 def reference_logits(model: Any, hidden: Tensor | None = None) -> ReferenceLogits:
-    """Score every branch of the small tree on the probe source by the model's own forward pass, without a cache.
-
-    `hidden`: the encoder's hidden states of that source; None to compute them.
-    """
+    """Score every branch on the probe source, or on its hidden states, by the model's own forward pass."""
     if hidden is None:
         probe = source_facts(model).probe_source
         own: dict[str, Any] = {
