@@ -11,29 +11,10 @@ from torch import Tensor
 from draftree.drafters.base import SequenceView
 from draftree.drafters.tree_builder.head_stepper import HeadedSequence, HeadStepper
 from draftree.heads.base import FeatureHead
-from draftree.models.base import Slot
+from draftree.models.base import CountedSlot
 from draftree.sampling.controls import build_controls
 from draftree.sampling.history import History
 from draftree.sampling.params import SamplingParams
-
-
-class ReadSlot(Slot):
-    """Slot of a target that only counts."""
-
-    def __init__(self, length: int = 0) -> None:
-        self.count = length
-
-    @property
-    def id(self) -> int:
-        return 0
-
-    @property
-    def length(self) -> int:
-        return self.count
-
-    @property
-    def num_tentative(self) -> int:
-        return 0
 
 
 def hidden_states(head: FeatureHead, tokens: Sequence[int]) -> Tensor:
@@ -61,7 +42,7 @@ class HeadText:
         params: SamplingParams | None = None,
     ) -> None:
         controls = build_controls(params or SamplingParams(), vocab_size=head.config.vocab_size, seed=len(tokens))
-        self.slot = ReadSlot(read)
+        self.slot = CountedSlot(0, read)
         self.view = SequenceView(History(tokens), controls, self.slot)
         self.stepper, self.head = stepper, head
         if state is None:
@@ -75,23 +56,23 @@ class HeadText:
 
     def read(self, count: int | None = None) -> HeadText:
         """The target reads tokens of a prompt, all but the last by default."""
-        start = self.slot.count
-        self.slot.count = len(self.view.history) - 1 if count is None else start + count
+        start = self.slot.length
+        self.slot.length = len(self.view.history) - 1 if count is None else start + count
         self._learn(start)
-        self.stepper.read([self.state], [self.slot.count - start])
+        self.stepper.read([self.state], [self.slot.length - start])
         return self
 
     def write(self, tokens: Sequence[int], path: Sequence[int] = ()) -> HeadText:
         """A round in which all unread tokens are read and these are written, the last one as bonus."""
-        start = self.slot.count
+        start = self.slot.length
         self.view.history.append(tokens)
-        self.slot.count = len(self.view.history) - 1
+        self.slot.length = len(self.view.history) - 1
         self._learn(start)
         self.stepper.keep([self.state], [path])
         return self
 
     def _learn(self, start: int) -> None:
-        hidden = hidden_states(self.head, self.tokens[: self.slot.count])[start:]
+        hidden = hidden_states(self.head, self.tokens[: self.slot.length])[start:]
         self.stepper.learn([self.state], [hidden if len(hidden) else None])
 
     def levels(self, tokens: Sequence[int], parents: Sequence[int], sizes: Sequence[int]) -> list[Tensor]:

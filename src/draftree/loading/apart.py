@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -34,7 +33,7 @@ def load_apart(
     settings = {"name": name, "quantization": quantization, "trust_remote_code": trust_remote_code}
     settings["must_quantize"] = must_quantize
     try:
-        connection.send_bytes(json.dumps(settings | {"threads": threads}).encode())
+        connection.send(settings | {"threads": threads})
         model = ProcessModel(connection)
     except (ProcessEndedError, OSError) as error:
         _end(connection, process)
@@ -55,7 +54,7 @@ def _end(connection: Connection, process: subprocess.Popen[bytes]) -> None:
 def main(descriptor: int) -> None:
     """Load the model that the first message names, and serve it until the other side ends."""
     connection = Connection(descriptor)
-    settings: dict[str, Any] = json.loads(connection.recv_bytes())
+    settings: dict[str, Any] = connection.recv()
     try:
         import torch
 
@@ -71,7 +70,7 @@ def main(descriptor: int) -> None:
                 raise
             loaded = load_model(**(settings | {"quantization": None}), device="cpu")
     except Exception as error:  # the other side raises it
-        connection.send_bytes(json.dumps({"error": str(error)}).encode())
+        connection.send(ProcessEndedError(f"the process of the model failed: {error}"))
         return
     serve_model(connection, loaded.model)
 

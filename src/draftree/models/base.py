@@ -46,6 +46,23 @@ class Slot(ABC):
         """Number of tokens in the tentative tree."""
 
 
+@dataclass(slots=True, eq=False)
+class CountedSlot(Slot):
+    """Slot of a model that keeps keys and values elsewhere, or none. Mutated by its model only."""
+
+    id: int
+    length: int = 0
+    num_tentative: int = 0
+
+    def note(self, edit: Commit | Truncate) -> None:
+        """Count the tokens that an edit leaves."""
+        match edit:
+            case Commit(_, path, keep):
+                self.length, self.num_tentative = self.length + len(path), len(keep)
+            case Truncate(_, length):
+                self.length, self.num_tentative = length, 0
+
+
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
     """Facts about a text for a model that applies controls itself.

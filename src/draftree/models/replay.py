@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, final
 
 import torch
@@ -15,6 +15,7 @@ from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
+    CountedSlot,
     Edit,
     EmbeddingFacts,
     Extend,
@@ -77,31 +78,18 @@ BESIDE = -1  # pick at a node beside the text: it is not known, and the walk doe
 
 
 @final
-class ReplaySlot(Slot):
+@dataclass(slots=True, eq=False)
+class ReplaySlot(CountedSlot):
     """A slot of a replayed target. Mutated by `ReplayModel` only."""
 
-    def __init__(self, number: int, text: RecordedText) -> None:
-        self._id, self.text = number, text
-        self.held, self.tentative = 0, 0
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def length(self) -> int:
-        return self.held
-
-    @property
-    def num_tentative(self) -> int:
-        return self.tentative
+    text: RecordedText = field(kw_only=True)
 
     def places(self, job: Extend) -> list[int | None]:
         """Return for each node its position in prompt and text; None for a node beside them."""
         text, start = self.text, len(self.text.prompt)
         found: list[int | None] = []
         for token, parent in zip(job.tokens, job.parents, strict=True):
-            before = self.held - 1 if parent < 0 else found[parent]
+            before = self.length - 1 if parent < 0 else found[parent]
             place = None if before is None else before + 1
             if place is not None and place >= start:
                 is_right = place - start < len(text.tokens) and text.tokens[place - start] == token
@@ -194,7 +182,7 @@ class ReplayModel(LanguageModel):
 
     def _open(self, text: RecordedText) -> ReplaySlot:
         number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
-        self._slots[number] = ReplaySlot(number, text)
+        self._slots[number] = ReplaySlot(number, text=text)
         return self._slots[number]
 
     def run(self, pass_: Pass) -> PassResult:
@@ -208,7 +196,7 @@ class ReplayModel(LanguageModel):
         if pass_.capture:
             hidden = torch.cat([slot.states(way, pass_.capture) for slot, way in zip(slots, ways, strict=True)])
         for slot, job in zip(slots, pass_.jobs, strict=True):
-            slot.tentative += len(job.tokens)
+            slot.num_tentative += len(job.tokens)
         self._clock.charge(start, self._costs.pass_seconds(sum(len(job.tokens) for job in pass_.jobs)))
         return PassResult.of_jobs(pass_.jobs, PickedRows(picks, self.vocab_size, self._charge_picks), hidden)
 
@@ -220,10 +208,8 @@ class ReplayModel(LanguageModel):
         for edit in edits:
             slot = replayed(edit.slot)
             match edit:
-                case Commit(_, path, keep):
-                    slot.held, slot.tentative = slot.held + len(path), len(keep)
-                case Truncate(_, length):
-                    slot.held, slot.tentative = length, 0
+                case Commit() | Truncate():
+                    slot.note(edit)
                 case Fork():
                     raise UnsupportedModelError("slots of a replayed target cannot be copied")
                 case Close():

@@ -34,18 +34,16 @@ from draftree.sampling.logits import TensorLogits
 class TableSlot(Slot):
     """Tokens and parents of one sequence. Mutated by its model only."""
 
-    __slots__ = ("_id", "parents", "partial", "prefix", "tokens")
+    __slots__ = ("id", "parents", "partial", "prefix", "tokens")
+
+    id: int
 
     def __init__(self, number: int, prefix: Sequence[int]) -> None:
-        self._id = number
+        self.id = number
         self.prefix = list(prefix)
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.partial: TableSlot | None = None
-
-    @property
-    def id(self) -> int:
-        return self._id
 
     @property
     def length(self) -> int:

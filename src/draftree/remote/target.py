@@ -22,6 +22,7 @@ from draftree.core.tree import TokenTree, is_path
 from draftree.models.base import (
     Close,
     Commit,
+    CountedSlot,
     Edit,
     Extend,
     Fork,
@@ -53,26 +54,14 @@ def crc_of(history: History) -> int:
 
 
 @final
-class RemoteSlot(Slot):
+@dataclass(slots=True, eq=False)
+class RemoteSlot(CountedSlot):
     """The device's part of a text on the server. Mutated by `RemoteModel` only."""
 
-    def __init__(self, number: int, text: int, request: SlotRequest) -> None:
-        self._id, self.length_, self.tentative = number, 0, 0
-        self.text, self.request = text, request
-        self.is_done = False  # whether the text has ended on the server
-        self.unread: list[int] = []  # tokens that the server wrote alone and the engine has not taken
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def length(self) -> int:
-        return self.length_
-
-    @property
-    def num_tentative(self) -> int:
-        return self.tentative
+    request: SlotRequest = field(kw_only=True)
+    text: int = -1
+    is_done: bool = False  # whether the text has ended on the server
+    unread: list[int] = field(default_factory=list)  # tokens that the server wrote alone and the engine has not taken
 
 
 MAX_REOPENED = 3  # attempts of one pass whose texts the server lost
@@ -142,7 +131,7 @@ class RemoteModel(LanguageModel):
 
     def _open(self, request: SlotRequest) -> RemoteSlot:
         number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
-        slot = RemoteSlot(number, -1, request)
+        slot = RemoteSlot(number, request=request)
         self._retried(partial(self._begin, slot))
         self._slots[number] = slot
         return slot
@@ -177,7 +166,7 @@ class RemoteModel(LanguageModel):
         for turn in plain:
             self._retried(partial(self._read, turn))
         for job in pass_.jobs:
-            _remote(job.slot).tentative += len(job.tokens)
+            _remote(job.slot).num_tentative += len(job.tokens)
         rows = [pick for turn in turns for pick in turn.picks()]
         return PassResult.of_jobs(pass_.jobs, PickedRows(rows, self.vocab_size))
 
@@ -267,10 +256,8 @@ class RemoteModel(LanguageModel):
         for edit in edits:
             slot = _remote(edit.slot)
             match edit:
-                case Commit(_, path, keep):
-                    slot.length_, slot.tentative = slot.length_ + len(path), len(keep)
-                case Truncate(_, length):
-                    slot.length_, slot.tentative = length, 0
+                case Commit() | Truncate():
+                    slot.note(edit)
                 case Fork():
                     raise UnsupportedModelError("texts of a remote target cannot be copied")
                 case Close():

@@ -1,4 +1,4 @@
-"""A target behind a socket: sends passes and edits as JSON lines, and gets logits and hidden states as bytes.
+"""A target behind a socket: sends passes and edits in JSON lines, and gets logits and hidden states as bytes.
 
 The server replays what it gets. It opens slots in the same order as the client, so slots have the same ids.
 """
@@ -16,44 +16,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from draftree.models.base import Close, Commit, Edit, Fork, LanguageModel, Pass, PassResult, Slot, Truncate
-from draftree.models.process import decode_edits, decode_pass, encode_edits, encode_pass
+from draftree.models.base import Close, Commit, CountedSlot, Edit, Fork, LanguageModel, Pass, PassResult, Slot, Truncate
+from draftree.models.process import decode, encode
 from draftree.sampling.logits import TensorLogits
-
-
-@final
-class RemoteSlot(Slot):
-    """The client's copy of what a slot holds."""
-
-    def __init__(self, number: int, length: int) -> None:
-        self._id, self._length, self._num_tentative = number, length, 0
-
-    @property
-    def id(self) -> int:
-        """As the server gave it."""
-        return self._id
-
-    @property
-    def length(self) -> int:
-        """Tokens in the committed prefix."""
-        return self._length
-
-    @property
-    def num_tentative(self) -> int:
-        """Tokens in the tentative tree."""
-        return self._num_tentative
-
-    def append(self, count: int) -> None:
-        """Note tentative tokens."""
-        self._num_tentative += count
-
-    def commit(self, count: int, kept: int) -> None:
-        """Note a commit."""
-        self._length, self._num_tentative = self._length + count, kept
-
-    def truncate(self, length: int) -> None:
-        """Note a shorter prefix."""
-        self._length, self._num_tentative = length, 0
 
 
 @final
@@ -84,38 +49,36 @@ class RemoteModel(LanguageModel):
         """Reserve on the server."""
         self._ask({"reserve": [num_slots, length]})
 
-    def open(self) -> RemoteSlot:
+    def open(self) -> CountedSlot:
         """Open a slot on the server."""
-        return RemoteSlot(self._ask({"open": True}), 0)
+        return CountedSlot(self._ask({"open": True}))
 
     def require_capture(self, layers: Sequence[int]) -> None:
         """Every model of the tests captures all layers."""
 
     def run(self, pass_: Pass) -> PassResult:
         """Let the server run the pass."""
-        shapes = self._ask({"pass": encode_pass(pass_)})
+        shapes = self._ask({"pass": encode(pass_).hex()})
         tensors = [self._tensor(shape) for shape in shapes]
         for job in pass_.jobs:
             slot = job.slot
-            assert isinstance(slot, RemoteSlot)
-            slot.append(len(job.tokens))
+            assert isinstance(slot, CountedSlot)
+            slot.num_tentative += len(job.tokens)
         self.passes += 1
         return PassResult.of_jobs(pass_.jobs, TensorLogits(tensors[0]), tensors[1] if len(tensors) > 1 else None)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         """Let the server apply the edits, and note what they change."""
-        opened = iter(self._ask({"edits": encode_edits(edits)}))
+        opened = iter(self._ask({"edits": encode(edits).hex()}))
         found: list[Slot] = []
         for edit in edits:
             slot = edit.slot
-            assert isinstance(slot, RemoteSlot)
+            assert isinstance(slot, CountedSlot)
             match edit:
-                case Commit(_, path, keep):
-                    slot.commit(len(path), len(keep))
-                case Truncate(_, length):
-                    slot.truncate(length)
+                case Commit() | Truncate():
+                    slot.note(edit)
                 case Fork(_, length):
-                    found.append(RemoteSlot(next(opened), length))
+                    found.append(CountedSlot(next(opened), length))
                 case Close():
                     pass
         return found
@@ -167,11 +130,11 @@ class _Replay(socketserver.StreamRequestHandler):
                 slots[slot.id] = slot
                 answer = slot.id
             elif "pass" in request:
-                result = model.run(decode_pass(request["pass"], slots))
+                result = model.run(decode(bytes.fromhex(request["pass"]), slots))
                 tensors = [result.logits.tensor(), *([] if result.hidden is None else [result.hidden])]
                 answer = [list(tensor.shape) for tensor in tensors]
             else:
-                edits = decode_edits(request["edits"], slots)
+                edits = decode(bytes.fromhex(request["edits"]), slots)
                 closed = [edit.slot.id for edit in edits if isinstance(edit, Close)]
                 opened = model.apply(edits)
                 for number in closed:

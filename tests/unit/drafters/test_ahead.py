@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -116,7 +115,7 @@ def test_an_error_in_the_other_process_is_raised_and_it_goes_on(served: ProcessM
 
 def test_a_model_that_cannot_be_loaded_is_told() -> None:
     ours, theirs = Pipe()
-    theirs.send_bytes(json.dumps({"error": "there is no such model"}).encode())
+    theirs.send(ProcessEndedError("there is no such model"))
     with pytest.raises(ProcessEndedError, match="no such model"):
         ProcessModel(ours)
     theirs.close()

@@ -129,7 +129,7 @@ def test_a_cached_prefix_is_cut_to_the_common_text(shared: int) -> None:
     source.levels(*TREE)
     state: Any = stepper.detach(source.state)
     tokens = [*source.tokens[:shared], 21, 22, 23]
-    text: Any = text_of(stepper, head, tokens, read=min(shared, source.slot.count), state=state, consumes=True)
+    text: Any = text_of(stepper, head, tokens, read=min(shared, source.slot.length), state=state, consumes=True)
     stepper.check_integrity([text.state])
     text.read()
     assert stepper.is_ready(text.state)

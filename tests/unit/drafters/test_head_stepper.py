@@ -92,7 +92,7 @@ def test_copies_and_cached_prefixes_hold_the_common_text(shared: int, *, is_cach
     state = stepper.detach(source.state) if is_cached else source.state
     assert state is not None
     # a target has not read the last token of a text when it is cached
-    read = min(shared, source.slot.count)
+    read = min(shared, source.slot.length)
     text = HeadText(stepper, head, tokens, read=read, state=state, consumes=is_cached)
     stepper.check_integrity([text.state] if is_cached else [text.state, state])
     text.read()
@@ -128,8 +128,8 @@ def test_windows_depend_on_the_text_only(chunk: int) -> None:
     head, stepper = built(max_length=16)
     tokens = [(7 * i + i // 5) % VOCAB for i in range(50)]
     text = HeadText(stepper, head, tokens)
-    while text.slot.count < len(tokens) - 1:
-        text.read(min(chunk, len(tokens) - 1 - text.slot.count))
+    while text.slot.length < len(tokens) - 1:
+        text.read(min(chunk, len(tokens) - 1 - text.slot.length))
         stepper.check_integrity([text.state])
     for bonus in range(20):
         found = text.levels([5], [-1], [1])

@@ -26,11 +26,13 @@ CLOSED = -1  # index of a closed slot
 class KVSlot(Slot):
     """Bookkeeping of a slot. Mutated by its model only."""
 
-    __slots__ = ("_length", "depths", "index", "offset", "parents", "partial")
+    __slots__ = ("depths", "index", "length", "offset", "parents", "partial")
+
+    length: int
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._length = 0
+        self.length = 0
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.partial: PartialTree | None = None
@@ -40,10 +42,6 @@ class KVSlot(Slot):
     @property
     def id(self) -> int:
         return self.index
-
-    @property
-    def length(self) -> int:
-        return self._length
 
     @property
     def num_tentative(self) -> int:
@@ -57,7 +55,7 @@ class KVSlot(Slot):
 
     def commit(self, path: Sequence[int], keep: Sequence[int] = ()) -> None:
         """Append a path, stored first, to the prefix; the nodes to keep, stored next, become the tentative tree."""
-        self._length += len(path)
+        self.length += len(path)
         self.partial = None
         if not keep:
             self.parents.clear()
@@ -68,13 +66,9 @@ class KVSlot(Slot):
         self.depths = [self.depths[node] - len(path) for node in keep]
 
     def truncate(self, length: int) -> None:
-        assert 0 <= length <= self._length, "a prefix is cut, not lengthened"
-        self._length = length
+        assert 0 <= length <= self.length, "a prefix is cut, not lengthened"
+        self.length = length
         self.commit(())
-
-    def copy_prefix(self, length: int) -> None:
-        """Set the prefix length after a copy of another slot's prefix."""
-        self._length = length
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +323,7 @@ class SlotPool:
         assert 0 <= length <= slot.length, "a prefix is cut, not lengthened"
         target = self.open()
         self.memory.copy(slot.index, target.index, length)
-        target.copy_prefix(length)
+        target.length = length
         target.offset = slot.offset
         return target
 
@@ -339,7 +333,7 @@ class SlotPool:
         if length > self.memory.length:
             self.reserve(self.memory.num_slots, max(length, 2 * self.memory.length))
         self.memory.write(slot.index, layers, length)
-        slot.copy_prefix(length)
+        slot.length = length
         return slot
 
     def append(self, slots: Sequence[KVSlot], jobs: Sequence[Extend]) -> list[Sequence[int]]:
@@ -372,7 +366,7 @@ class SlotPool:
         assert not slot.num_tentative, "a slot with a tree is not cut at its beginning"
         assert count <= slot.length, "a prefix is cut, not lengthened"
         self.memory.gather(slot.index, start=0, offsets=range(count, slot.length))
-        slot.copy_prefix(slot.length - count)
+        slot.length -= count
 
     def _settle(self, slots: Sequence[KVSlot], kept: Sequence[Sequence[int]]) -> None:
         if self._leftovers is not Leftovers.CLEARED:
@@ -496,7 +490,7 @@ class PartialTree:
         self.part = part
         self.nodes = KVSlot(slot.index)
         """Bookkeeping of the nodes in the form that passes use: same prefix, same positions."""
-        self.nodes.copy_prefix(slot.length)
+        self.nodes.length = slot.length
         self.nodes.offset = slot.offset
         self._places: dict[tuple[int, int], int] = {}
         self._hidden: list[Tensor] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from draftree.models.base import (
     ALL_LAYERS,
     Close,
     Commit,
+    CountedSlot,
     Edit,
     EmbeddingFacts,
     Extend,
@@ -47,37 +49,20 @@ from draftree.models.torch.packing import weight_bytes
 from draftree.sampling.logits import TensorLogits
 
 
-class CacheSlot(Slot):
+@dataclass(slots=True, eq=False)
+class CacheSlot(CountedSlot):
     """A slot with a transformers cache. Mutated by its model only."""
 
-    __slots__ = ("_id", "_length", "cache", "num_pads", "offset", "tentative")
-
-    def __init__(self, number: int, cache: Any, *, num_pads: int = 0, offset: int = 0) -> None:
-        self._id = number
-        self.cache = cache
-        self._length = 0
-        self.tentative = 0
-        self.num_pads = num_pads  # number of masked padding tokens before the prefix
-        self.offset = offset  # position minus index of a token
-
-    @property
-    def id(self) -> int:
-        return self._id
-
-    @property
-    def length(self) -> int:
-        return self._length
-
-    @property
-    def num_tentative(self) -> int:
-        return self.tentative
+    cache: Any = field(kw_only=True)
+    num_pads: int = 0  # masked padding tokens before the prefix
+    offset: int = 0  # position minus index of a token
 
     def set_length(self, length: int) -> None:
         """Crop the cache to a prefix of this length; drop the tentative chain."""
-        surplus = self._length + self.tentative - length
+        surplus = self.length + self.num_tentative - length
         if surplus:
             self.cache.crop(-surplus)
-        self._length, self.tentative = length, 0
+        self.length, self.num_tentative = length, 0
 
 
 class CachedModel(LanguageModel):
@@ -155,7 +140,7 @@ class CachedModel(LanguageModel):
         from transformers import DynamicCache
 
         # without the configuration no layer gets a sliding cache, which could not be rolled back
-        return CacheSlot(self._ids.take(), DynamicCache())
+        return CacheSlot(self._ids.take(), cache=DynamicCache())
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
@@ -186,7 +171,7 @@ class CachedModel(LanguageModel):
             slot.cache.update(keys[None, :, :-1], values[None, :, :-1], layer)
         slot.num_pads = prompt.num_pads
         slot.offset = prompt.offset
-        slot._length = prompt.length - 1
+        slot.length = prompt.length - 1
         return slot
 
     @torch.inference_mode()
@@ -209,9 +194,9 @@ class CachedModel(LanguageModel):
 
     def _logits(self, job: Extend) -> Tensor:
         slot = _slot(job.slot)
-        expected = range(slot.tentative - 1, slot.tentative - 1 + len(job.tokens))
+        expected = range(slot.num_tentative - 1, slot.num_tentative - 1 + len(job.tokens))
         assert list(job.parents) == list(expected), "this model scores chains only"
-        start = slot.length + slot.tentative
+        start = slot.length + slot.num_tentative
         count = len(job.tokens)
         requested = list(range(count) if job.logits_at is None else job.logits_at)
         rows = torch.tensor(requested or [0], device=self.device)  # the head needs at least one row
@@ -226,7 +211,7 @@ class CachedModel(LanguageModel):
             **({"logits_to_keep": rows} if self._rows_keyword else {}),
             **({"position_ids": positions.unsqueeze(0)} if self._takes_positions else {}),
         )
-        slot.tentative += count
+        slot.num_tentative += count
         logits = output.logits[0] if self._rows_keyword else output.logits[0, rows]
         return (logits if logits.dtype == torch.float64 else logits.float())[: len(requested)]
 
@@ -251,8 +236,8 @@ class CachedModel(LanguageModel):
     def _fork(self, source: CacheSlot, length: int) -> CacheSlot:
         assert 0 <= length <= source.length, "a prefix is cut, not lengthened"
         cache = copy.deepcopy(source.cache)
-        twin = CacheSlot(self._ids.take(), cache, num_pads=source.num_pads, offset=source.offset)
-        twin._length, twin.tentative = source.length, source.tentative
+        twin = CacheSlot(self._ids.take(), cache=cache, num_pads=source.num_pads, offset=source.offset)
+        twin.length, twin.num_tentative = source.length, source.num_tentative
         twin.set_length(length)
         return twin
 
@@ -260,10 +245,10 @@ class CachedModel(LanguageModel):
 def _commit(slot: CacheSlot, edit: Commit) -> None:
     kept = [*edit.path, *edit.keep]
     assert kept == list(range(len(kept))), "a path of a chain starts at its first node, followed by the kept nodes"
-    assert len(kept) <= slot.tentative, "kept nodes are tentative"
+    assert len(kept) <= slot.num_tentative, "kept nodes are tentative"
     length = slot.length + len(edit.path)
     slot.set_length(length + len(edit.keep))
-    slot._length, slot.tentative = length, len(edit.keep)
+    slot.length, slot.num_tentative = length, len(edit.keep)
 
 
 def _slot(slot: Slot) -> CacheSlot:
