@@ -23,26 +23,36 @@ ROOT = -1
 class Draw(enum.Enum):
     """How the children of a node were drawn, which decides the verifiers that may be used."""
 
-    FREE = "free"  # chosen in any way; no distribution is known
-    POINT = "point"  # at most one child per node, chosen with certainty: the draft distribution is one-hot
-    IID = "iid"  # drawn independently from the draft distribution, in order, duplicates kept
+    FREE = "free"
+    """Chosen in any way; no distribution is known."""
+    POINT = "point"
+    """At most one child per node, chosen with certainty: the draft distribution is one-hot."""
+    IID = "iid"
+    """Drawn independently from the draft distribution, in order, duplicates kept."""
     WITHOUT_REPLACEMENT = "without-replacement"
     """Drawn one after another from the remaining draft distribution, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenTree:
-    """A tree of guessed tokens."""
+    """A tree of guessed tokens.
 
-    tokens: tuple[int, ...]  # one token id per node
-    parents: tuple[int, ...]  # index of each node's parent, -1 for the root; always smaller than the node's own index
-    # the drafter's log-score per node (perturbed by the noise when sampling); empty if it has none
+    Attributes:
+        tokens: one token id per node.
+        parents: index of each node's parent, -1 for the root; always smaller than the node's own index.
+        scores: the drafter's log-score per node (perturbed by the noise when sampling); empty if it has none.
+        draw: how children were drawn; siblings are in draw order.
+        distributions: draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that
+            have one.
+        sources: names of the drafters that proposed node i, or of a drafter's own sources; empty if there is only one
+            drafter with one source.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
     scores: tuple[float, ...] = ()
-    draw: Draw = Draw.FREE  # how children were drawn; siblings are in draw order
-    # draft distribution that node i was drawn from, shape (nodes, vocab), float; only for draws that have one
+    draw: Draw = Draw.FREE
     distributions: Tensor | None = None
-    # names of the drafters that proposed node i, or of a drafter's own sources; empty if there is only one drafter
-    # with one source
     sources: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
@@ -59,6 +69,7 @@ class TokenTree:
         return len(self.tokens)
 
     def path(self, node: int) -> list[int]:
+        """Return the nodes from the root's child down to `node`; empty for the root (-1)."""
         return path(self.parents, node)
 
     def token_paths(self) -> list[tuple[int, ...]]:
@@ -86,6 +97,7 @@ def chain(
     draw: Draw = Draw.FREE,
     distributions: Tensor | None = None,
 ) -> TokenTree:
+    """Return a tree without branches."""
     row = tuple(int(t) for t in tokens)
     return TokenTree(row, tuple(range(-1, len(row) - 1)), tuple(scores), draw, distributions)
 

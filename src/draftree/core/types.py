@@ -17,11 +17,16 @@ class DraftCondition:
     A token of the draft gains nothing where an earlier draft has the accepted token of that level. The two are taken as
     independent, so level l gains gains[l] * (1 - trust * s[l]), where s[l] is the highest survival of the earlier nodes
     of the level by their own scores.
+
+    Attributes:
+        gains: expected tokens of each level without other drafts.
+        least: expected tokens that the draft must add.
+        trust: acceptance of the earlier drafts relative to their scores.
     """
 
-    gains: tuple[float, ...]  # expected tokens of each level without other drafts
-    least: float  # expected tokens that the draft must add
-    trust: float = 1.0  # acceptance of the earlier drafts relative to their scores
+    gains: tuple[float, ...]
+    least: float
+    trust: float = 1.0
 
     def is_met(self, trees: Iterable[TokenTree]) -> bool:
         """Return whether a draft is worth its cost beside these trees; trees without scores are ignored."""
@@ -33,31 +38,38 @@ class DraftCondition:
         return sum(gain * (1.0 - s) for gain, s in zip(self.gains, survivals, strict=True)) >= self.least
 
 
-MAX_NODES = 1024  # upper limit of the nodes of a sequence's tree, for every planner
+MAX_NODES = 1024
+"""Upper limit of the nodes of a sequence's tree, for every planner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The drafting limits of a sequence in one round. Zero nodes is allowed: the round is then plain decoding."""
+    """The drafting limits of a sequence in one round. Zero nodes is allowed: the round is then plain decoding.
 
-    num_nodes: int  # maximum number of nodes
-    depth: int  # maximum number of levels
-    # a drafter does not expand a node whose probability under its own distribution is below this; the node itself
-    # is kept, since dropping it would bias verifiers that use the draft distribution
+    Attributes:
+        num_nodes: maximum number of nodes.
+        depth: maximum number of levels.
+        min_confidence: a drafter does not expand a node whose probability under its own distribution is below this;
+            the node itself is kept, since dropping it would bias verifiers that use the draft distribution.
+        part_depths: levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all.
+        conditions: for each merged drafter what its draft must add to those of drafters without a model, which draft
+            before; None, or an empty tuple, for drafts in any case.
+        min_survival: a drafter with calibrated scores does not expand a node whose estimated survival is below this;
+            the node itself is kept.
+        room: nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no
+            draft; set by the loop.
+    """
+
+    num_nodes: int
+    depth: int
     min_confidence: float = 0.0
-    # levels of each merged drafter, in their order, 0 to skip one; empty: `depth` for all
     part_depths: tuple[int, ...] = ()
-    # nodes, and levels, up to which a tree may exceed these limits with tokens that are forced and so cost no
-    # draft; set by the loop
     room: int = 0
-    # a drafter with calibrated scores does not expand a node whose estimated survival is below this; the node
-    # itself is kept
     min_survival: float = 0.0
-    # for each merged drafter what its draft must add to those of drafters without a model, which draft before;
-    # None, or an empty tuple, for drafts in any case
     conditions: tuple[DraftCondition | None, ...] = ()
 
     def within(self, num_nodes: int, depth: int) -> Budget:
+        """Return the budget with these limits applied."""
         nodes, levels = max(0, min(self.num_nodes, num_nodes)), max(0, min(self.depth, depth))
         return replace(self, num_nodes=nodes, depth=levels)
 
@@ -67,6 +79,7 @@ class Budget:
         return replace(self, num_nodes=nodes, depth=depth, room=min(room, MAX_NODES))
 
     def of_part(self, part: int) -> Budget:
+        """Return the share of one of several merged drafters."""
         if not self.part_depths:
             return self
         depth = min(self.depth, self.part_depths[part])
@@ -75,25 +88,43 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class DraftPart:
-    """One of the drafters that a planner budgets."""
+    """One of the drafters that a planner budgets.
 
-    name: str  # name in the `sources` of trees; trees of a single drafter may omit it
-    depth: int  # default number of levels
-    nodes: int  # nodes of its tree at that depth
-    runs_model: bool = True  # whether each level is a pass of a model; otherwise drafting is nearly free at any depth
-    gives_confidence: bool = True  # whether it honours `Budget.min_confidence`
-    is_calibrated: bool = False  # whether its scores are fitted probabilities, and it honours `Budget.min_survival`
-    # acceptance of each level given that the level before was accepted, measured on greedy texts; empty if unknown
+    Attributes:
+        name: name in the `sources` of trees; trees of a single drafter may omit it.
+        depth: default number of levels.
+        nodes: nodes of its tree at that depth.
+        runs_model: whether each level is a pass of a model; otherwise drafting is nearly free at any depth.
+        gives_confidence: whether it honours `Budget.min_confidence`.
+        is_calibrated: whether its scores are fitted probabilities, and it honours `Budget.min_survival`.
+        greedy_rates: acceptance of each level given that the level before was accepted, measured on greedy texts; empty
+            if unknown.
+        sampled_rates: the same for texts sampled with a temperature.
+    """
+
+    name: str
+    depth: int
+    nodes: int
+    runs_model: bool = True
+    gives_confidence: bool = True
+    is_calibrated: bool = False
     greedy_rates: tuple[float, ...] = ()
-    sampled_rates: tuple[float, ...] = ()  # the same for texts sampled with a temperature
+    sampled_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    path: tuple[int, ...]  # accepted nodes from the root down, as indices into the tree; may be empty
-    bonus: int  # the token chosen at the end of the accepted path; it was not drafted
-    # the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored. Filled
-    # in by the loop, not by the verifier, for drafters with `Drafter.wants_picks`; otherwise empty
+    """The result of verifying a tree.
+
+    Attributes:
+        path: accepted nodes from the root down, as indices into the tree; may be empty.
+        bonus: the token chosen at the end of the accepted path; it was not drafted.
+        picks: the target's own choice at every row, 0 the root's, 1 + i node i's; None at a node that was not scored.
+            Filled in by the loop, not by the verifier, for drafters with `Drafter.wants_picks`; otherwise empty.
+    """
+
+    path: tuple[int, ...]
+    bonus: int
     picks: tuple[int | None, ...] = ()
 
 
@@ -115,12 +146,18 @@ class SequenceRecord:
     matches: tuple[tuple[int, int], ...] = ()
     """One pair for every node on the accepted path that has children, root first: the number of children, and the
     accepted one (1, 2, …, in draft order), 0 for none."""
-    index: int = 0  # index among the request's n sequences
-    drafted: TokenTree = EMPTY  # the tree as drafted
-    tree: TokenTree = EMPTY  # the tree as scored; the planner may have pruned the draft
-    path: tuple[int, ...] = ()  # nodes of `tree` that the verifier accepted, before any cut by a stop or a limit
-    bonus: int | None = None  # the token chosen at the end of the accepted path; None if the sequence failed
-    room: int = 0  # tokens that could still be written before the round
+    index: int = 0
+    """Index among the request's n sequences."""
+    drafted: TokenTree = EMPTY
+    """The tree as drafted."""
+    tree: TokenTree = EMPTY
+    """The tree as scored; the planner may have pruned the draft."""
+    path: tuple[int, ...] = ()
+    """Nodes of `tree` that the verifier accepted, before any cut by a stop or a limit."""
+    bonus: int | None = None
+    """The token chosen at the end of the accepted path; None if the sequence failed."""
+    room: int = 0
+    """Tokens that could still be written before the round."""
     picks: tuple[int, ...] = ()
     """The target's pick at every row of `tree`, 0 the root's, 1 + i node i's, if the request is traced; else empty."""
 
@@ -135,7 +172,8 @@ class RoundRecord:
     verify_seconds: float
     commit_seconds: float
     total_seconds: float
-    num_rows: int  # tokens in the target's pass: roots, drafted nodes and prompt tokens
+    num_rows: int
+    """Tokens in the target's pass: roots, drafted nodes and prompt tokens."""
     sequences: tuple[SequenceRecord, ...] = field(default=())
     part_seconds: tuple[float, ...] = ()
     """The share of each merged drafter, and of each that requests can choose, in `draft_seconds`; 0 for a drafter that
@@ -145,15 +183,21 @@ class RoundRecord:
     for the first time."""
 
 
-PLAIN = -1  # the choice of plain decoding
+PLAIN = -1
+"""The choice of plain decoding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The state of a sequence, and what it belongs to."""
+    """The state of a sequence, and what it belongs to.
 
-    choice: int  # index of the drafter, or `PLAIN`
-    own: Any = None  # the state that this drafter, or its planner, gave; None for `PLAIN`
+    Attributes:
+        choice: index of the drafter, or `PLAIN`.
+        own: the state that this drafter, or its planner, gave; None for `PLAIN`.
+    """
+
+    choice: int
+    own: Any = None
 
 
 def rows_by_choice(states: Sequence[Routed]) -> dict[int, list[int]]:
