@@ -108,15 +108,6 @@ class GroupFunctions:
         return found
 
 
-def kinds_of_plan(plan: Blueprint, found: dict[str, str]) -> list[tuple[LinearBlueprint, str]]:
-    """Return every product but the routers, and an untied embedding, with the kind of its blocks."""
-    parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
-    parts.append((plan.head, HEAD_KIND))
-    if not plan.is_tied:
-        parts.append((lookup_of(plan), HEAD_KIND))
-    return [(part, found.get(part.weight, kind)) for part, kind in parts]
-
-
 def lookup_of(plan: Blueprint) -> LinearBlueprint:
     return LinearBlueprint(plan.embedding, None, plan.hidden, max(plan.vocab, plan.head.outputs))
 

@@ -7,9 +7,8 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from draftree.models.native.blueprint import LAYER_NORM, Blueprint, ExpertsBlueprint, LayerBlueprint, LinearBlueprint
 from draftree.models.native.library import FORMATS, KIND_BITS, LANES, Library, address, lookup_of
-from draftree.models.native.packing import GroupedPacker, LinearPacker, Packing, by_distance, bytes_needed
+from draftree.models.native.packing import Packer, bytes_needed
 from draftree.models.native.shares import Share
 from draftree.models.native.structures import CDecoder, CExperts, CLayer, CLinear, expert_products
 from draftree.models.native.weights import Weights
@@ -130,10 +129,14 @@ class PackedWeights:
         self._used = 0
         self._after_layer = after_layer
         with torch.inference_mode(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            self.layers = (CLayer * len(blueprint.layers))(*(self._layer(layer, pool) for layer in blueprint.layers))
-            self.biases = [self._keep(by_distance(self._rounded(bias.weight), bias)) for bias in blueprint.score_biases]
-            self.decoder = self._pack(pool)
-        del self._weights
+            self._packer = Packer(library, weights, blueprint, self._room, self._keep, pool)
+            self.layers = (CLayer * len(blueprint.layers))(*map(self._layer, blueprint.layers))
+            self.biases = [
+                self._keep(self._rounded(bias.weight)[torch.tensor(bias.buckets)].t().contiguous())
+                for bias in blueprint.score_biases
+            ]
+            self.decoder = self._pack()
+        del self._weights, self._packer
 
     @property
     def num_bytes(self) -> int:
@@ -161,7 +164,7 @@ class PackedWeights:
         assert blocks is not None, "a layer has all products"
         return blocks, self.at(linear.scale)
 
-    def _pack(self, pool: Executor) -> CDecoder:
+    def _pack(self) -> CDecoder:
         plan, share = self._blueprint, self._share
         # a tied embedding is read from the packed head if that keeps its bits, or groups have a lookup of their own
         tied = plan.is_tied and (self._is_grouped or self._format == FORMATS[plan.dtype])
@@ -172,8 +175,8 @@ class PackedWeights:
         if not (tied or packs_lookup):  # after the layers, whose weights are released by then
             own = self._embedding(plan)
         if packs_lookup:
-            lookup = self._linear([lookup_of(plan)], pool, is_head=True, first_output=first)
-        head = self._linear([plan.head], pool, is_head=True, first_output=first)
+            lookup = self._linear([lookup_of(plan)], is_head=True, first_output=first)
+        head = self._linear([plan.head], is_head=True, first_output=first)
         if self._is_grouped and plan.is_tied:
             lookup = head
         return CDecoder(
@@ -212,7 +215,7 @@ class PackedWeights:
             unplaced=NO_TOKEN if plan.unplaced is None else plan.unplaced,
             start_norm=self._norm(plan.start_norm),
             is_start_norm_first=plan.is_start_norm_first,
-            **self._projection(pool),
+            **self._projection(),
         )
 
     def _positions(self) -> int | None:
@@ -221,18 +224,18 @@ class PackedWeights:
             return None
         return self._keep(self._small(plan.positions)[plan.position_offset :].clone()).data_ptr()
 
-    def _projection(self, pool: Executor) -> dict[str, Any]:
+    def _projection(self) -> dict[str, Any]:
         plan = self._blueprint.projection
         if plan is None:
             return {}
-        found: dict[str, Any] = {"projection": self._linear([plan.linear], pool, kind=FORMATS[self._blueprint.dtype])}
+        found: dict[str, Any] = {"projection": self._linear([plan.linear], kind=FORMATS[self._blueprint.dtype])}
         if plan.norms:
             norms = [self._norm_weight(name) for name in plan.norms]
             found["feature_norm"] = self._keep(torch.cat(norms)).data_ptr()
             found["feature_part"] = len(norms[0])
         return found
 
-    def _layer(self, layer: LayerBlueprint, pool: Executor) -> CLayer:
+    def _layer(self, layer: LayerBlueprint) -> CLayer:
         hidden, mlp = (0, 0) if self._share is None else (self._share.hidden.start, self._share.mlp.start)
         packed = CLayer(
             attention_norm=self._norm(layer.attention_norm),
@@ -242,20 +245,18 @@ class PackedWeights:
             mlp_post_norm=self._norm(layer.mlp_post_norm),
             query_norm=self._norm(layer.query_norm),
             key_norm=self._norm(layer.key_norm),
-            qkv=self._linear(layer.qkv, pool),
-            output=self._linear([layer.output], pool, first_output=hidden),
+            qkv=self._linear(layer.qkv),
+            output=self._linear([layer.output], first_output=hidden),
             window=layer.window or 0,
             rope=NO_ROPE if layer.rope is None else layer.rope,
             is_normed_residual=layer.is_normed_residual,
             scaling=layer.scaling,
-            **self._source(layer, pool),
+            **self._source(layer),
             score_cap=layer.score_cap or 0.0,
             sinks=None if layer.sinks is None else self._keep(self._small(layer.sinks)).data_ptr(),
         )
         if layer.experts is not None:
-            experts, arrays = packed_experts(
-                layer.experts, partial(self._linear, pool=pool), FORMATS[self._blueprint.dtype]
-            )
+            experts, arrays = packed_experts(layer.experts, self._linear, FORMATS[self._blueprint.dtype])
             self._structures += [experts, *arrays]
             packed.experts = ctypes.addressof(experts)
             kept = {name for linear in layer.experts.unquantized for name in linear.names}  # small, needed by checks
@@ -263,21 +264,21 @@ class PackedWeights:
                 if name not in kept:
                     self._weights.release(name)
         else:
-            packed.gate_up = self._linear(layer.gate_up, pool, in_turns=self._blueprint.is_gated, first_output=mlp)
-            packed.down = self._linear([layer.down], pool, first_output=hidden)
+            packed.gate_up = self._linear(layer.gate_up, in_turns=self._blueprint.is_gated, first_output=mlp)
+            packed.down = self._linear([layer.down], first_output=hidden)
         self.layer_ends.append(self._used)
         if self._after_layer is not None:
             self._after_layer(self._used)
         return packed
 
-    def _source(self, layer: LayerBlueprint, pool: Executor) -> dict[str, Any]:
+    def _source(self, layer: LayerBlueprint) -> dict[str, Any]:
         plan = layer.source
         if plan is None:
             return {}
         return {
             "source_norm": self._norm(plan.norm),
-            "source_query": self._linear([plan.query], pool),
-            "source_output": self._linear([plan.output], pool),
+            "source_query": self._linear([plan.query]),
+            "source_output": self._linear([plan.output]),
             "source_scaling": plan.scaling,
         }
 
@@ -319,36 +320,13 @@ class PackedWeights:
         return self._weights.get(name).to(self._dtype).to(torch.float32, copy=True).contiguous()
 
     def _linear(
-        self,
-        linears: Sequence[LinearBlueprint],
-        pool: Executor,
-        *,
-        in_turns: bool = False,
-        kind: int | None = None,
-        first_output: int = 0,
-        is_head: bool = False,
-        is_one: bool = False,
-        release: bool = True,
+        self, linears: Sequence[LinearBlueprint], *, kind: int | None = None, release: bool = True, **options: Any
     ) -> CLinear:
-        """Pack layers one after the other or interleaved (gate and up), and release their weights.
-
-        `kind` is their format; None for that of the decoder. The other options are those of the packers.
-        """
-        kind = self._format if kind is None else kind
-        packing = Packing(self._weights, self._blueprint, self._room, self._keep, pool)
-        if kind == FORMATS["grouped"]:
-            grouped = GroupedPacker(self._library.groups, packing)
-            packed = grouped.pack(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
-        else:
-            plain = LinearPacker(self._library, packing)
-            packed = plain.pack(linears, kind, in_turns=in_turns, is_one=is_one, first_output=first_output)
-        if release:
-            self._release(linears)
-        return packed
-
-    def _release(self, linears: Sequence[LinearBlueprint]) -> None:
-        for name in (name for linear in linears for name in linear.names):
+        """Pack layers with the options of `Packer.pack`, by default in the decoder's format; release their weights."""
+        packed = self._packer.pack(linears, self._format if kind is None else kind, **options)
+        for name in (name for linear in linears if release for name in linear.names):
             self._weights.release(name)
+        return packed
 
     def _room(self, num_bytes: int) -> Tensor:
         start = self._used
@@ -369,7 +347,9 @@ def read_bytes(library: Library, decoder: CDecoder) -> int:
             products += [layer.gate_up, layer.down]
         else:
             experts = CExperts.from_address(layer.experts)
-            total += _bytes_of_experts(library, experts)
+            both = zip(expert_products(experts, "gate_up"), expert_products(experts, "down"), strict=True)
+            sizes = [product_bytes(library, first) + product_bytes(library, last) for first, last in both]
+            total += sum(sorted(sizes[: experts.count])[: experts.chosen]) + sum(sizes[experts.count :])
             products.append(experts.router)
         total += sum(product_bytes(library, product) for product in products)
     return total
@@ -382,9 +362,3 @@ def product_bytes(library: Library, linear: CLinear) -> int:
         return count * library.block_bytes(linear.inputs, linear.format)
     kinds = Counter(entry % (1 << KIND_BITS) for entry in (ctypes.c_int64 * count).from_address(linear.blocks))
     return sum(number * library.groups.block_bytes(linear.inputs, KINDS[kind]) for kind, number in kinds.items())
-
-
-def _bytes_of_experts(library: Library, experts: CExperts) -> int:
-    both = zip(expert_products(experts, "gate_up"), expert_products(experts, "down"), strict=True)
-    sizes = [product_bytes(library, first) + product_bytes(library, last) for first, last in both]
-    return sum(sorted(sizes[: experts.count])[: experts.chosen]) + sum(sizes[experts.count :])

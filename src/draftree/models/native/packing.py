@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -10,61 +11,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from draftree.models.native.blueprint import Blueprint, LinearBlueprint, ScoreBias
+from draftree.models.native.blueprint import Blueprint, LinearBlueprint
 from draftree.models.native.build import NativeUnavailableError
 from draftree.models.native.library import (
     FORMATS,
     HEAD_KIND,
     LANES,
     LAYER_KIND,
-    GroupFunctions,
     Library,
     RowBlocks,
     address,
-    kinds_of_plan,
+    lookup_of,
     table_of,
 )
 from draftree.models.native.structures import CLinear
 from draftree.models.native.weights import Weights
 
 PACK_ROWS = 256  # number of outputs per packing task
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Weights of a decoder that are being packed, and where the result goes."""
-
-    weights: Weights  # weights of the decoder, which are not released
-    plan: Blueprint  # architecture of the decoder, to whose dtype weights without blocks are rounded first
-    room: Callable[[int], Tensor]  # returns memory for a product of this size in bytes
-    keep: Callable[[Tensor], Tensor]  # keeps a tensor as long as the decoder
-    pool: Executor  # runs packing tasks
-
-    @property
-    def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.plan.dtype)
-        return found
-
-
-def packed_bias(
-    outputs: Sequence[int], biases: Sequence[Tensor | None], *, dtype: torch.dtype, in_turns: bool
-) -> Tensor | None:
-    """Return the biases of layers that are packed together, float32; in turns, blocks of two layers alternate."""
-    if all(bias is None for bias in biases):
-        return None
-    full = [
-        torch.zeros(count) if bias is None else bias.to(dtype).to(torch.float32, copy=True)
-        for count, bias in zip(outputs, biases, strict=True)
-    ]
-    if in_turns:
-        return torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous()
-    padding = -sum(part.numel() for part in full) % LANES
-    return torch.cat([*full, torch.zeros(padding)])
-
-
-def by_distance(table: Tensor, bias: ScoreBias) -> Tensor:
-    """Return score biases by distance, shape (heads, distances), from a table of shape (buckets, heads)."""
-    return table[torch.tensor(bias.buckets)].t().contiguous()
 
 
 def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Tensor:
@@ -89,20 +52,6 @@ def arranged(parameter: Tensor, linear: LinearBlueprint, *, head_dim: int) -> Te
     return found
 
 
-def parts_of(
-    source: Weights, linears: Sequence[LinearBlueprint], *, head_dim: int, in_turns: bool
-) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return weights and biases of layers that are packed together; one layer in turns is divided into two halves."""
-    weights = [arranged(source.get(linear.weight), linear, head_dim=head_dim) for linear in linears]
-    biases = [
-        None if linear.bias is None else arranged(source.get(linear.bias), linear, head_dim=head_dim)
-        for linear in linears
-    ]
-    if in_turns and len(weights) == 1:
-        return list(weights[0].chunk(2)), [None, None] if biases[0] is None else list(biases[0].chunk(2))
-    return weights, biases
-
-
 def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor, int]]:
     """Return parts of weights for packing tasks, each with its first block."""
     step, first = (2, 0) if in_turns else (1, 0)
@@ -116,51 +65,36 @@ def pieces_of(weights: Sequence[Tensor], *, in_turns: bool) -> list[tuple[Tensor
 
 
 def bytes_needed(plan: Blueprint, library: Library, weights: Weights, *, kind: int, page: int) -> int:
-    """Return the size of all packed weights of a decoder in bytes, each rounded up to a page."""
-    if kind == FORMATS["grouped"]:
-        return grouped_bytes(plan, library, weights, page=page)
-    products = [([plan.head], kind)]
-    for layer in plan.layers:
-        products += [(list(parts), kind) for parts in (layer.qkv, [layer.output])]
-        if layer.source is not None:
-            products += [([layer.source.query], kind), ([layer.source.output], kind)]
-        if layer.experts is None:
-            products += [(list(layer.gate_up), kind), ([layer.down], kind)]
-            continue
-        experts = layer.experts
-        products += experts.count * [([experts.gate_up], kind), ([experts.down], kind)]
-        if experts.shared_down is not None:
-            products += [(list(experts.shared_gate_up), kind), ([experts.shared_down], kind)]
-        products.append((list(experts.unquantized), FORMATS[plan.dtype]))
-    if plan.projection is not None:
-        products.append(([plan.projection.linear], FORMATS[plan.dtype]))
-    return sum(
-        -(-sum(part.outputs for part in parts) // LANES) * library.block_bytes(parts[0].inputs, own) + page
-        for parts, own in products
-    )
+    """Return an upper bound of the size of all packed weights of a decoder in bytes, each rounded up to a page."""
 
+    def size(part: LinearBlueprint, block_bytes: int) -> int:
+        return -(-part.outputs // LANES) * block_bytes + page
 
-def grouped_bytes(plan: Blueprint, library: Library, weights: Weights, *, page: int) -> int:
-    """Return the same for weights with groups."""
-    names = list(dict.fromkeys(part.weight for layer in plan.layers for part in layer.products))
-    blocks = {name: weights.block_kind(name) for name in (*names, plan.head.weight, plan.embedding)}
-    given = {name: found for name, found in blocks.items() if found is not None}
-    total = sum(
-        -(-part.outputs // LANES) * library.groups.block_bytes(part.inputs, kind) + page
-        for part, kind in kinds_of_plan(plan, given)
-    )
-    unquantized = [layer.experts.unquantized for layer in plan.layers if layer.experts is not None]
-    unquantized += [] if plan.projection is None else [(plan.projection.linear,)]
-    for parts in unquantized:
-        blocks_of_all = -(-sum(part.outputs for part in parts) // LANES)
-        total += blocks_of_all * library.block_bytes(parts[0].inputs, FORMATS[plan.dtype]) + page
-    return total
+    kind_of = functools.cache(weights.block_kind)
+    parts = [(part, LAYER_KIND) for layer in plan.layers for part in layer.products]
+    parts.append((plan.head, HEAD_KIND))
+    if kind != FORMATS["grouped"]:
+        sizes = [size(part, library.block_bytes(part.inputs, kind)) for part, _ in parts]
+    else:
+        parts += [] if plan.is_tied else [(lookup_of(plan), HEAD_KIND)]
+        sizes = [
+            size(part, library.groups.block_bytes(part.inputs, kind_of(part.weight) or own)) for part, own in parts
+        ]
+    unquantized = [part for layer in plan.layers if layer.experts is not None for part in layer.experts.unquantized]
+    unquantized += [] if plan.projection is None else [plan.projection.linear]
+    return sum(sizes) + sum(size(part, library.block_bytes(part.inputs, FORMATS[plan.dtype])) for part in unquantized)
 
 
 @dataclass(frozen=True, slots=True)
-class LinearPacker:
-    library: Library  # packs weights
-    packing: Packing  # the decoder's weights, and where the result goes
+class Packer:
+    """Packs products of one decoder, whose weights are not released."""
+
+    library: Library
+    weights: Weights
+    plan: Blueprint  # architecture of the decoder, to whose dtype weights without blocks are rounded first
+    room: Callable[[int], Tensor]  # returns memory for a product of this size in bytes
+    keep: Callable[[Tensor], Tensor]  # keeps a tensor as long as the decoder
+    pool: Executor  # runs packing tasks
 
     def pack(
         self,
@@ -168,112 +102,106 @@ class LinearPacker:
         kind: int,
         *,
         in_turns: bool = False,
+        is_head: bool = False,
         is_one: bool = False,
         first_output: int = 0,
     ) -> CLinear:
-        """Pack layers one after the other or, if `in_turns`, in alternating blocks (gate and up)."""
-        packing, dtype = self.packing, self.packing.dtype
+        """Pack layers one after the other or, if `in_turns`, in alternating blocks; a grouped head has more bits."""
+        if kind == FORMATS["grouped"]:
+            return self._grouped(linears, in_turns=in_turns, is_head=is_head, first_output=first_output)
         inputs, outputs = linears[0].inputs, sum(linear.outputs for linear in linears)
         blocks = -(-outputs // LANES)
-        packed = packing.keep(packing.room(blocks * self.library.block_bytes(inputs, kind)))
+        packed = self.keep(self.room(blocks * self.library.block_bytes(inputs, kind)))
         is_int8 = kind == FORMATS["int8"]
-        scales = packing.keep(torch.zeros(blocks * LANES)) if is_int8 else None
-        sums = packing.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
-        weights, biases = parts_of(packing.weights, linears, head_dim=packing.plan.head_dim, in_turns=in_turns)
-        bias = packed_bias(list(map(len, weights)), biases, dtype=dtype, in_turns=in_turns)
-        if bias is not None:
-            packing.keep(bias)
+        scales = self.keep(torch.zeros(blocks * LANES)) if is_int8 else None
+        sums = self.keep(torch.zeros(blocks * LANES, dtype=torch.int32)) if is_int8 else None
+        weights = [self._arranged(linear.weight, linear) for linear in linears]
+        if in_turns and len(weights) == 1:
+            weights = list(weights[0].chunk(2))
+        bias = self._bias(linears, list(map(len, weights)), in_turns=in_turns)
         if is_one:
             weights, outputs = [torch.cat(weights)], blocks * LANES
         step = 2 if in_turns else 1
         pack = partial(self.library.pack, packed=packed, kind=kind, step=step, scales=scales, sums=sums)
         pieces = pieces_of(weights, in_turns=in_turns)
-        list(packing.pool.map(lambda piece: pack(piece[0].to(dtype), first=piece[1]), pieces))
+        list(self.pool.map(lambda piece: pack(piece[0].to(self.dtype), first=piece[1]), pieces))
         beside = (address(scales), address(sums), address(bias), None)
         return CLinear(packed.data_ptr(), *beside, inputs, outputs, kind, first_output)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.plan.dtype)
+        return found
 
-@dataclass(frozen=True, slots=True)
-class GroupedPacker:
-    functions: GroupFunctions  # of the C library
-    packing: Packing  # the decoder's weights, and where the result goes
+    def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
+        return arranged(self.weights.get(name), linear, head_dim=self.plan.head_dim)
 
-    def pack(
-        self,
-        linears: Sequence[LinearBlueprint],
-        *,
-        in_turns: bool = False,
-        is_head: bool = False,
-        first_output: int = 0,
-    ) -> CLinear:
-        """Pack layers one after the other or, if `in_turns`, in alternating blocks; a head has more bits."""
-        inputs = linears[0].inputs
-        sources = [source for linear in linears for source in self._sources(linear)]
+    def _bias(self, linears: Sequence[LinearBlueprint], outputs: Sequence[int], *, in_turns: bool) -> Tensor | None:
+        """Return the biases of layers that are packed together, float32; None if there are none."""
         biases = [None if linear.bias is None else self._arranged(linear.bias, linear) for linear in linears]
+        if in_turns and len(biases) == 1:
+            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
+        if all(bias is None for bias in biases):
+            return None
+        full = [
+            torch.zeros(count) if bias is None else bias.to(self.dtype).to(torch.float32, copy=True)
+            for count, bias in zip(outputs, biases, strict=True)
+        ]
+        if in_turns:
+            return self.keep(torch.stack([part.reshape(-1, LANES) for part in full], dim=1).flatten().contiguous())
+        return self.keep(torch.cat([*full, torch.zeros(-sum(map(len, full)) % LANES)]))
+
+    def _grouped(
+        self, linears: Sequence[LinearBlueprint], *, in_turns: bool, is_head: bool, first_output: int
+    ) -> CLinear:
+        groups, inputs = self.library.groups, linears[0].inputs
+        sources = [source for linear in linears for source in self._sources(linear)]
         if in_turns and len(sources) == 1:
             half = len(sources[0]) // 2
             sources = [_part(sources[0], 0, half), _part(sources[0], half, 2 * half)]
-        if in_turns and len(biases) == 1:
-            biases = [None, None] if biases[0] is None else list(biases[0].chunk(2))
-        owners = _owners([-(-len(source) // LANES) for source in sources], in_turns=in_turns)
+        blocks = [-(-len(source) // LANES) for source in sources]
+        owners = [owner for owner, count in enumerate(blocks) for _ in range(count)]  # source of each block
+        if in_turns:
+            owners = [*range(len(blocks))] * blocks[0]
         own = HEAD_KIND if is_head else LAYER_KIND
         kinds = [source.kind if isinstance(source, RowBlocks) else own for source in sources]
-        sizes = [self.functions.block_bytes(inputs, kinds[owner]) for owner in owners]
-        table = self.packing.keep(table_of([kinds[owner] for owner in owners], sizes))
-        packed = self.packing.keep(self.packing.room(sum(sizes)))
-        bias = packed_bias(list(map(len, sources)), biases, dtype=self.packing.dtype, in_turns=in_turns)
-        if bias is not None:
-            self.packing.keep(bias)
-        self._fill(sources, owners, inputs, packed, table)
-        outputs = sum(map(len, sources))
-        fields = (address(bias), address(table), inputs, outputs, FORMATS["grouped"], first_output)
-        return CLinear(packed.data_ptr(), None, None, *fields)
+        sizes = [groups.block_bytes(inputs, kinds[owner]) for owner in owners]
+        table = self.keep(table_of([kinds[owner] for owner in owners], sizes))
+        packed = self.keep(self.room(sum(sizes)))
+        bias = self._bias(linears, list(map(len, sources)), in_turns=in_turns)
 
-    def _arranged(self, name: str, linear: LinearBlueprint) -> Tensor:
-        return arranged(self.packing.weights.get(name), linear, head_dim=self.packing.plan.head_dim)
+        def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
+            source, entries = piece
+            if isinstance(source, Tensor):
+                source = source.to(self.dtype).contiguous()
+            groups.pack(source, inputs, packed, entries.contiguous())
+
+        pieces = []
+        for index, source in enumerate(sources):
+            entries = table[torch.tensor(owners) == index]
+            for first in range(0, len(source), PACK_ROWS):
+                end = first + PACK_ROWS
+                pieces.append((_part(source, first, end), entries[first // LANES : end // LANES]))
+        list(self.pool.map(pack, pieces))
+        fields = (address(bias), address(table), inputs, sum(map(len, sources)), FORMATS["grouped"], first_output)
+        return CLinear(packed.data_ptr(), None, None, *fields)
 
     def _sources(self, linear: LinearBlueprint) -> Sequence[Tensor | RowBlocks]:
         """Return the weight of a layer; gate and up of an expert in blocks are two."""
         if linear.expert is None:
-            whole = self.packing.weights.blocks(linear.weight)
+            whole = self.weights.blocks(linear.weight)
             blocks: Sequence[RowBlocks] | None = None if whole is None else [whole]
         else:
-            blocks = self.packing.weights.expert_blocks(linear.weight, linear.expert)
+            blocks = self.weights.expert_blocks(linear.weight, linear.expert)
         if blocks is None:
             return [self._arranged(linear.weight, linear)]
         if linear.is_transposed or linear.is_reordered:
             raise NativeUnavailableError(f"the rows of '{linear.weight}' have another order than passes need")
         return blocks
 
-    def _fill(
-        self, sources: Sequence[Tensor | RowBlocks], owners: Sequence[int], inputs: int, packed: Tensor, table: Tensor
-    ) -> None:
-        owner = torch.tensor(owners)
-        pieces = []
-        for index, source in enumerate(sources):
-            own = table[owner == index]
-            pieces += [
-                (_part(source, first, first + PACK_ROWS), own[first // LANES : (first + PACK_ROWS) // LANES])
-                for first in range(0, len(source), PACK_ROWS)
-            ]
-
-        def pack(piece: tuple[Tensor | RowBlocks, Tensor]) -> None:
-            source, blocks = piece
-            if isinstance(source, Tensor):
-                source = source.to(self.packing.dtype).contiguous()
-            self.functions.pack(source, inputs, packed, blocks.contiguous())
-
-        list(self.packing.pool.map(pack, pieces))
-
 
 def _part(source: Tensor | RowBlocks, first: int, end: int) -> Tensor | RowBlocks:
     return source.part(first, end) if isinstance(source, RowBlocks) else source[first:end]
-
-
-def _owners(blocks: Sequence[int], *, in_turns: bool) -> list[int]:
-    if in_turns:
-        return [source for _ in range(blocks[0]) for source in range(len(blocks))]
-    return [source for source, count in enumerate(blocks) for _ in range(count)]
 
 
 UNITS = {FORMATS["bfloat16"]: (16, 2), FORMATS["int8"]: (16, 4)}
