@@ -534,7 +534,7 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: the model does not expose it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no input embedding: choose a drafter that needs none")
+        return self._elsewhere("input embedding").input_embedding()
 
     def output_head(self) -> Tensor:
         """Return the output head as passes use it, shape (vocab, hidden), in the model's dtype; read only.
@@ -544,7 +544,7 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: the model does not expose it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no output head: choose a drafter that needs none")
+        return self._elsewhere("output head").output_head()
 
     def embedding_facts(self) -> EmbeddingFacts:
         """Return how the model uses its embedding and its head.
@@ -552,7 +552,7 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: `EmbeddingFacts` cannot express it.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no output head: choose a drafter that needs none")
+        return self._elsewhere("output head").embedding_facts()
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """Return outputs of the last layer after the final norm, computed in float32.
@@ -568,7 +568,13 @@ class LanguageModel(ABC):
         Raises:
             UnsupportedModelError: what follows the last layer is not one norm, or is unknown.
         """
-        raise UnsupportedModelError(f"{type(self).__name__} has no final norm: choose a drafter that needs none")
+        return self._elsewhere("final norm").final_norm(hidden)
+
+    def _elsewhere(self, part: str) -> LanguageModel:
+        """Return the model in this process that has the embedding and the head of this one, if it is another."""
+        if self.here is self:
+            raise UnsupportedModelError(f"{type(self).__name__} has no {part}: choose a drafter that needs none")
+        return self.here
 
     def require_capture(self, layers: Sequence[int]) -> None:
         """Check that the hidden states of these layers can be captured.

@@ -17,7 +17,6 @@ from draftree.models.base import (
     Commit,
     CountedSlot,
     Edit,
-    EmbeddingFacts,
     Extend,
     Fork,
     LanguageModel,
@@ -224,15 +223,3 @@ class ReplayModel(LanguageModel):
 
     def require_capture(self, layers: Sequence[int]) -> None:
         self._model.require_capture(layers)
-
-    def input_embedding(self) -> Tensor:
-        return self._model.input_embedding()
-
-    def output_head(self) -> Tensor:
-        return self._model.output_head()
-
-    def embedding_facts(self) -> EmbeddingFacts:
-        return self._model.embedding_facts()
-
-    def final_norm(self, hidden: Tensor) -> Tensor:
-        return self._model.final_norm(hidden)

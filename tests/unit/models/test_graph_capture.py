@@ -13,7 +13,7 @@ from torch import Tensor
 from draftree.models.base import Extend, Pass
 from draftree.models.torch import static
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.static import Captured, CaptureError, GraphApi, Graphs, Shapes
+from draftree.models.torch.static import Captured, CaptureError, Graphs, Shapes
 from families import VOCAB_SIZE, fresh
 from slot_samples import filled
 
@@ -28,7 +28,7 @@ class FakeGraph:
         self.api.log.append(f"replay {self.name} on {self.api.stream}")
 
 
-class FakeApi(GraphApi):
+class FakeApi:
     """A device that only records its calls, in order."""
 
     num_pools = 0

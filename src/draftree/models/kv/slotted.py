@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -260,6 +261,7 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
     def __init__(self, kind: str, *, num_layers: int, pool: SlotPool) -> None:
         super().__init__(kind, num_layers=num_layers, pool=pool)
         self._encoded: dict[Source, EncodedT] = {}
+        self._attended: list[np.ndarray] | None = None  # cross-attention of each job of the current pass, if wanted
         self._source_of: dict[int, EncodedT] = {}  # source of each open slot, by its index
 
     @abstractmethod
@@ -294,6 +296,13 @@ class SourcedModel(SlottedModel, EncoderDecoder, Generic[EncodedT]):
         slot = self._pool.open()
         self._refer(slot.index, known)
         return slot
+
+    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
+        found = self._attended = []
+        try:
+            return self.run(pass_), found
+        finally:
+            self._attended = None
 
     def _refer(self, index: int, source: EncodedT) -> None:
         source.num_slots += 1

@@ -59,22 +59,6 @@ class GroupFunctions:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        library.draftree_group_bytes.argtypes = [_size, _size]
-        library.draftree_group_bytes.restype = _size
-        library.draftree_quantize.argtypes = [_pointer, _size, _size, _size, _pointer, _pointer]
-        library.draftree_quantize.restype = None
-        library.draftree_pack_blocks.argtypes = [
-            _pointer,
-            _size,
-            _pointer,
-            _size,
-            _size,
-            _pointer,
-            _pointer,
-        ]
-        library.draftree_pack_blocks.restype = None
-        library.draftree_unpack_groups.argtypes = [ctypes.POINTER(CLinear), _size, _size, _pointer]
-        library.draftree_unpack_groups.restype = None
 
     def block_bytes(self, inputs: int, kind: str) -> int:
         return int(self._library.draftree_group_bytes(inputs, KINDS.index(kind)))
@@ -85,21 +69,12 @@ class GroupFunctions:
         `blocks` are these outputs' entries in the product's table, int64, contiguous.
         """
         if isinstance(source, RowBlocks):
-            order = source.order.contiguous()
-            self._library.draftree_pack_blocks(
-                source.rows.data_ptr(),
-                source.rows.shape[1],
-                order.data_ptr(),
-                len(order),
-                inputs,
-                packed.data_ptr(),
-                blocks.data_ptr(),
-            )
+            order, rows = source.order.contiguous(), source.rows
+            rows_and_order = (rows.data_ptr(), rows.shape[1], order.data_ptr(), len(order))
+            self._library.draftree_pack_blocks(*rows_and_order, inputs, packed.data_ptr(), blocks.data_ptr())
             return
-        kind = 1 if source.dtype == torch.bfloat16 else 0
-        self._library.draftree_quantize(
-            source.data_ptr(), kind, source.shape[0], inputs, packed.data_ptr(), blocks.data_ptr()
-        )
+        weight = (source.data_ptr(), int(source.dtype == torch.bfloat16), source.shape[0], inputs)
+        self._library.draftree_quantize(*weight, packed.data_ptr(), blocks.data_ptr())
 
     def unpack(self, linear: CLinear, outputs: int) -> Tensor:
         """Return the first outputs of a product as the pass uses them, shape (outputs, inputs), float32."""
@@ -177,10 +152,28 @@ LANES = 16
 _size = ctypes.c_int64
 _pointer = ctypes.c_void_p
 _float = ctypes.c_float
-PACK_ARGUMENTS = (_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer)
-
-CORRECT_ARGUMENTS = (_pointer, _pointer, _size, _pointer, _size)
-LEARN_ARGUMENTS = (_pointer, _pointer, _size, _pointer, _pointer, _pointer, _size, _float)
+_decoder, _pass = ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)
+FUNCTIONS: Mapping[str, tuple[Sequence[Any], Any]] = MappingProxyType(
+    {
+        "ready": ((), ctypes.c_int),
+        "layout": ((), ctypes.c_char_p),
+        "instructions": ((), ctypes.c_char_p),
+        "block_bytes": ((_size, _size), _size),
+        "pack": ((_pointer, _size, _size, _size, _pointer, _size, _size, _size, _pointer, _pointer), None),
+        "pass": ((_decoder, _pass), ctypes.c_int),
+        "team_bytes": ((_decoder, _size, _size), _size),
+        "grow": ((_decoder, _pass, ctypes.POINTER(CTrees)), ctypes.c_int),
+        "final_norm": ((_decoder, _pointer, _size, _pointer), None),
+        "search": ((_pointer, _size), ctypes.c_int),
+        "correct": ((_pointer, _pointer, _size, _pointer, _size), None),
+        "learn": ((_pointer, _pointer, _size, _pointer, _pointer, _pointer, _size, _float), None),
+        "group_bytes": ((_size, _size), _size),
+        "quantize": ((_pointer, _size, _size, _size, _pointer, _pointer), None),
+        "pack_blocks": ((_pointer, _size, _pointer, _size, _size, _pointer, _pointer), None),
+        "unpack_groups": ((ctypes.POINTER(CLinear), _size, _size, _pointer), None),
+    }
+)
+"""Arguments and results of the functions, whose names begin with "draftree_"."""
 
 
 class NotLoadableError(NativeUnavailableError):
@@ -248,29 +241,11 @@ class Library:
             self._library: Any = ctypes.CDLL(str(path))
         except OSError as error:
             raise NotLoadableError(f"the C pass '{path}' does not load: {error}") from error
-        self._library.draftree_block_bytes.argtypes = [_size, _size]
-        self._library.draftree_block_bytes.restype = _size
-        self._library.draftree_pack.argtypes = PACK_ARGUMENTS
-        self._library.draftree_pack.restype = None
-        self._library.draftree_pass.argtypes = [ctypes.POINTER(CDecoder), ctypes.POINTER(CPass)]
-        self._library.draftree_team_bytes.argtypes = [ctypes.POINTER(CDecoder), _size, _size]
-        self._library.draftree_team_bytes.restype = _size
-        self._library.draftree_instructions.restype = ctypes.c_char_p
-        self._library.draftree_grow.argtypes = [
-            ctypes.POINTER(CDecoder),
-            ctypes.POINTER(CPass),
-            ctypes.POINTER(CTrees),
-        ]
-        self._library.draftree_final_norm.argtypes = [ctypes.POINTER(CDecoder), _pointer, _size, _pointer]
-        self._library.draftree_final_norm.restype = None
-        self._library.draftree_search.argtypes = [_pointer, _size]
-        self._library.draftree_correct.argtypes = CORRECT_ARGUMENTS
-        self._library.draftree_correct.restype = None
-        self._library.draftree_learn.argtypes = LEARN_ARGUMENTS
-        self._library.draftree_learn.restype = None
+        for name, (arguments, result) in FUNCTIONS.items():
+            function = getattr(self._library, f"draftree_{name}")
+            function.argtypes, function.restype = arguments, result
         self.correct, self.learn = self._library.draftree_correct, self._library.draftree_learn
         """The functions of corrections, see `learning.py`."""
-        self._library.draftree_layout.restype = ctypes.c_char_p
         self._buffers = ThreadBuffers()
         self.groups = GroupFunctions(self._library)  # functions for weights with a scale for each group of inputs
         self._require_same_layout()
@@ -309,18 +284,8 @@ class Library:
         """Pack a weight of shape (outputs, inputs) into blocks first, first + step, … of `packed`."""
         weight = weight.detach().contiguous()
         source = FORMATS["bfloat16" if weight.dtype == torch.bfloat16 else "float32"]
-        self._library.draftree_pack(
-            weight.data_ptr(),
-            source,
-            weight.shape[0],
-            weight.shape[1],
-            packed.data_ptr(),
-            kind,
-            first,
-            step,
-            address(scales),
-            address(sums),
-        )
+        place = (weight.data_ptr(), source, *weight.shape, packed.data_ptr(), kind, first, step)
+        self._library.draftree_pack(*place, address(scales), address(sums))
 
     def run(self, decoder: CDecoder, run: CPass) -> None:
         if self._library.draftree_pass(ctypes.byref(decoder), ctypes.byref(run)):

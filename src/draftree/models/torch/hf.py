@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import EmbeddingFacts, Extend, LayerSubset
+from draftree.models.base import Extend, LayerSubset
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
@@ -31,13 +31,13 @@ from draftree.models.torch.inspection import (
     prompt_inputs,
     refuse_state,
 )
-from draftree.models.torch.layers import FinalNorm, TorchLayers, embedding_facts, input_embedding, output_head
+from draftree.models.torch.layers import TorchLayers, TransformersModel
 from draftree.models.torch.packing import weight_bytes
 from draftree.models.torch.static import WORD_BITS, Shapes, StaticPasses
 from draftree.sampling.logits import TensorLogits
 
 
-class HFModel(SlottedModel):
+class HFModel(TransformersModel, SlottedModel):
     """Transformers model as a `LanguageModel`.
 
     Args:
@@ -61,7 +61,6 @@ class HFModel(SlottedModel):
         self._require_attention_only()
         num_layers = int(self.config.num_hidden_layers)
         self._layers = TorchLayers(model, num_layers)
-        self._norm: FinalNorm | None = None
         self.fingerprint = fingerprint(model)
         use_in_decoder(model)
         probe = self._probe(num_layers)
@@ -213,24 +212,6 @@ class HFModel(SlottedModel):
                 "choose a drafter that runs no part of the model"
             )
         self._layers.require(part)
-
-    def input_embedding(self) -> Tensor:
-        return input_embedding(self.model)
-
-    def output_head(self) -> Tensor:
-        return output_head(self.model)
-
-    def final_norm(self, hidden: Tensor) -> Tensor:
-        if self._norm is None:
-            self._norm = FinalNorm(self.model, self._layers)
-        return self._norm(hidden)
-
-    def embedding_facts(self) -> EmbeddingFacts:
-        return embedding_facts(self.model, self._layers)
-
-    def require_capture(self, capture: Sequence[int]) -> None:
-        super().require_capture(capture)
-        self._layers.require_capture()
 
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
         order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)

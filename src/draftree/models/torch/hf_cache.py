@@ -21,17 +21,15 @@ from draftree.models.base import (
     Commit,
     CountedSlot,
     Edit,
-    EmbeddingFacts,
     Extend,
     Fork,
-    LanguageModel,
     Pass,
     PassResult,
     Slot,
     SlotIds,
     Truncate,
 )
-from draftree.models.kv.slots import LayerRange, require_capture
+from draftree.models.kv.slots import LayerRange
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import windows_of_masks
 from draftree.models.torch.inspection import (
@@ -44,7 +42,7 @@ from draftree.models.torch.inspection import (
     refuse_state,
     takes_positions,
 )
-from draftree.models.torch.layers import FinalNorm, TorchLayers, embedding_facts, input_embedding, output_head
+from draftree.models.torch.layers import TorchLayers, TransformersModel
 from draftree.models.torch.packing import weight_bytes
 from draftree.sampling.logits import TensorLogits
 
@@ -65,7 +63,7 @@ class CacheSlot(CountedSlot):
         self.length, self.num_tentative = length, 0
 
 
-class CachedModel(LanguageModel):
+class CachedModel(TransformersModel):
     """Transformers model with its own attention and cache; chains only."""
 
     def __init__(self, model: Any) -> None:
@@ -85,7 +83,6 @@ class CachedModel(LanguageModel):
         self._cache_name = cache_name(model.forward)
         self._takes_positions = takes_positions(model)
         self._layers = TorchLayers(model, int(config.num_hidden_layers))
-        self._norm: FinalNorm | None = None
 
     @property
     def footprint(self) -> Footprint:
@@ -98,25 +95,6 @@ class CachedModel(LanguageModel):
             logits=self.vocab_size * LOGIT_BYTES,
             row=activation_bytes(config, self.dtype),
         )
-
-    def input_embedding(self) -> Tensor:
-        return input_embedding(self.model)
-
-    def output_head(self) -> Tensor:
-        return output_head(self.model)
-
-    @torch.inference_mode()
-    def final_norm(self, hidden: Tensor) -> Tensor:
-        if self._norm is None:
-            self._norm = FinalNorm(self.model, self._layers)
-        return self._norm(hidden)
-
-    def embedding_facts(self) -> EmbeddingFacts:
-        return embedding_facts(self.model, self._layers)
-
-    def require_capture(self, capture: Sequence[int]) -> None:
-        require_capture(capture, first=0, end=self._layers.num_layers)
-        self._layers.require_capture()
 
     def attach(self, model: Any) -> None:
         """Attach a model of the same architecture after `release`."""

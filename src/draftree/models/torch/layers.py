@@ -6,15 +6,15 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import EmbeddingFacts, LayerSubset
-from draftree.models.kv.slots import LayerRange
+from draftree.models.base import EmbeddingFacts, LanguageModel, LayerSubset
+from draftree.models.kv.slots import LayerRange, require_capture
 from draftree.models.torch.inspection import whole_tensor
 from draftree.models.torch.packing import PackedLinear
 
@@ -171,19 +171,6 @@ TOLERANCE = 1e-3
 HALF_TOLERANCE = 2e-2  # maximum relative error between facts, or a norm, and a pass, in float32 and in half precision
 
 
-def input_embedding(model: Any) -> Tensor:
-    """Return the embedding of a model's vocabulary, shape (vocab, hidden); a view of the model's weight."""
-    weight = getattr(model.get_input_embeddings(), "weight", None)
-    return _of_vocabulary(model, weight, "input embedding")
-
-
-def output_head(model: Any) -> Tensor:
-    """Return the output head, shape (vocab, hidden); a view, or a new tensor if the weight is packed."""
-    head = model.get_output_embeddings()
-    weight = head.unpacked() if isinstance(head, PackedLinear) else getattr(head, "weight", None)
-    return _of_vocabulary(model, weight, "output head")
-
-
 def _of_vocabulary(model: Any, weight: Any, what: str) -> Tensor:
     vocab = int(model.config.get_text_config().vocab_size)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[0] < vocab or not weight.is_floating_point():
@@ -260,11 +247,12 @@ def _tolerance(model: Any) -> float:
 
 def _embedding_scale(model: Any, one: _Probe, other: _Probe) -> float:
     """Return the scale, from the difference of two tokens at one position, in which learned positions cancel."""
-    weight, config = input_embedding(model), model.config.get_text_config()
+    embedding, config = model.get_input_embeddings(), model.config.get_text_config()
+    weight = _of_vocabulary(model, getattr(embedding, "weight", None), "input embedding")
     first, second = (weight[token].float() for token in PROBE_TOKENS)
     rows, entered = first - second, one.entered - other.entered
     root = float(torch.tensor(weight.shape[1] ** 0.5).to(weight.dtype))
-    for scale in (scale_of_embedding(model.get_input_embeddings(), config), root):
+    for scale in (scale_of_embedding(embedding, config), root):
         if rows.shape == entered.shape and _is_near(scale * rows, entered, _tolerance(model)):
             return scale
     raise UnsupportedModelError(
@@ -298,26 +286,10 @@ PROBE_TOKEN = 3
 MAX_VECTORS = 2  # a norm has a weight and a bias at most; larger modules are not tried
 
 
-@final
-class FinalNorm:
-    """The norm between a model's last layer and its output head: a copy in float32, or the identity."""
-
-    def __init__(self, model: Any, layers: TorchLayers) -> None:
-        layers.require_capture()
-        self._device = model.device
-        module = _find(model, layers)
-        self._norm = None if module is None else copy.deepcopy(module).float().eval()
-
-    @torch.inference_mode()
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return states after the norm, same shape, float32, on the device of the model."""
-        states = hidden.to(self._device, torch.float32)
-        return states if self._norm is None else self._norm(states)
-
-
 @torch.inference_mode()
-def _find(model: Any, layers: TorchLayers) -> nn.Module | None:
-    """Return the module whose output is the head's input; None if the head reads the last layer's output."""
+def _final_norm(model: Any, layers: TorchLayers) -> nn.Module:
+    """Return the module between the last layer and the head: a copy in float32, or the identity for none."""
+    layers.require_capture()
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModelError(f"{type(model).__name__} names no output head: choose a drafter that needs none")
@@ -332,13 +304,13 @@ def _find(model: Any, layers: TorchLayers) -> nn.Module | None:
     last, wanted = caught.hidden[count][-1].float(), read[-1].flatten(0, -2)[-1].float()
     tolerance = _tolerance(model)
     if _is_near(last, wanted, tolerance):
-        return None
+        return nn.Identity()
     for module in candidates.values():
         is_small = sum(parameter.numel() for parameter in module.parameters()) <= MAX_VECTORS * wanted.numel()
         if is_small:
             normed = _applied(module, last)
             if normed is not None and _is_near(normed, wanted, tolerance):
-                return module
+                return copy.deepcopy(module).float().eval()
     raise UnsupportedModelError(
         f"{type(model).__name__} does more between its last layer and its output head than one norm: choose a drafter "
         "that does not use the target's output head"
@@ -352,3 +324,36 @@ def _applied(module: nn.Module, state: Tensor) -> Tensor | None:
     except Exception:  # a module for other input may raise anything
         return None
     return found[0] if isinstance(found, Tensor) and found.dim() == 2 else None
+
+
+class TransformersModel(LanguageModel):
+    """What causal models of transformers have in common: embedding, output head and final norm."""
+
+    model: Any
+    _layers: TorchLayers
+    _norm: nn.Module | None = None
+
+    def require_capture(self, layers: Sequence[int]) -> None:
+        require_capture(layers, first=0, end=self._layers.num_layers)
+        self._layers.require_capture()
+
+    def input_embedding(self) -> Tensor:
+        """Return a view of the model's weight."""
+        weight = getattr(self.model.get_input_embeddings(), "weight", None)
+        return _of_vocabulary(self.model, weight, "input embedding")
+
+    def output_head(self) -> Tensor:
+        """Return a view, or a new tensor if the weight is packed."""
+        head = self.model.get_output_embeddings()
+        weight = head.unpacked() if isinstance(head, PackedLinear) else getattr(head, "weight", None)
+        return _of_vocabulary(self.model, weight, "output head")
+
+    @torch.inference_mode()
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        if self._norm is None:
+            self._norm = _final_norm(self.model, self._layers)
+        normed: Tensor = self._norm(hidden.to(self.device, torch.float32))
+        return normed
+
+    def embedding_facts(self) -> EmbeddingFacts:
+        return embedding_facts(self.model, self._layers)

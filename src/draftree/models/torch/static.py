@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -240,53 +239,15 @@ class CaptureError(Exception):
     """The work cannot be captured; the message is the reason."""
 
 
-class GraphApi(ABC):
-    """Functions of a device's runtime that capture uses. Tests record the order of its calls."""
+class CudaApi:
+    """What capture uses of the CUDA runtime of torch, for one GPU. Tests record the order of its calls."""
 
-    @abstractmethod
-    def new_pool(self) -> Any:
-        """Return a memory pool that no other graph uses."""
-
-    @abstractmethod
-    def new_stream(self) -> Any:
-        """Return a new stream."""
-
-    @abstractmethod
-    def current_stream(self) -> Any:
-        """Return the stream of this thread."""
-
-    @abstractmethod
-    def set_stream(self, stream: Any) -> None:
-        """Set the current stream of this thread."""
-
-    @abstractmethod
-    def wait(self, stream: Any, other: Any) -> None:
-        """Make later work on `stream` wait for the work queued on `other`."""
-
-    @abstractmethod
-    def on_device(self) -> AbstractContextManager[Any]:
-        """Return a context in which the device is current."""
-
-    @abstractmethod
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which work is queued on this stream."""
-
-    @abstractmethod
-    def new_graph(self) -> Any:
-        """Return an empty graph; its `replay` queues what was recorded."""
-
-    @abstractmethod
-    def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
-        """Return a context in which work is recorded into the graph and not run."""
-
-
-@final
-class CudaApi(GraphApi):
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    def new_pool(self) -> Any:
-        return torch.cuda.graph_pool_handle()
+        self.new_pool: Callable[[], Any] = torch.cuda.graph_pool_handle
+        self.new_graph: Callable[[], Any] = torch.cuda.CUDAGraph
+        self.set_stream: Callable[[Any], None] = torch.cuda.set_stream
+        self.on_stream: Callable[[Any], AbstractContextManager[Any]] = torch.cuda.stream
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self._device)
@@ -294,20 +255,12 @@ class CudaApi(GraphApi):
     def current_stream(self) -> Any:
         return torch.cuda.current_stream(self._device)
 
-    def set_stream(self, stream: Any) -> None:
-        torch.cuda.set_stream(stream)
-
     def wait(self, stream: Any, other: Any) -> None:
+        """Make later work on `stream` wait for the work queued on `other`."""
         stream.wait_stream(other)
 
     def on_device(self) -> AbstractContextManager[Any]:
         return torch.cuda.device(self._device)
-
-    def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
-
-    def new_graph(self) -> Any:
-        return torch.cuda.CUDAGraph()
 
     def recording(self, graph: Any, *, pool: Any, stream: Any) -> AbstractContextManager[Any]:
         """Record in thread-local mode: other threads may allocate meanwhile."""
@@ -329,7 +282,7 @@ class Graphs:
     those of a target and its drafter. Never timed on a GPU.
     """
 
-    def __init__(self, api: GraphApi) -> None:
+    def __init__(self, api: Any) -> None:
         self._api = api
         self._pool: Any = None
         self._side: Any = None

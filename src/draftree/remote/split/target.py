@@ -26,7 +26,6 @@ from draftree.models.base import (
     Close,
     Commit,
     Edit,
-    EmbeddingFacts,
     Extend,
     Fork,
     LanguageModel,
@@ -298,18 +297,6 @@ class SplitModel(LanguageModel):
             )
         if any(not 0 <= layer <= self.num_layers for layer in layers):
             raise UnsupportedModelError(f"the model has {self.num_layers} layers: choose from 0 to {self.num_layers}")
-
-    def input_embedding(self) -> Tensor:
-        return self.local.input_embedding()
-
-    def output_head(self) -> Tensor:
-        return self.local.output_head()
-
-    def embedding_facts(self) -> EmbeddingFacts:
-        return self.local.embedding_facts()
-
-    def final_norm(self, hidden: Tensor) -> Tensor:
-        return self.local.final_norm(hidden)
 
     def apply(self, edits: Sequence[Edit]) -> list[Slot]:
         """Edit the slots of the first layers; the server's follow with the next pass or text."""

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import EmbeddingFacts, Extend, LanguageModel, Pass, PassResult
+from draftree.models.base import EmbeddingFacts, Extend, LanguageModel
 from draftree.models.kv.slots import LayerRange, RangeOutput, kv_slot
 from draftree.models.kv.slotted import WITHOUT_PARTS, SourcedModel, requested_rows
 from draftree.models.memory import Footprint
@@ -104,8 +104,6 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
         self.source_vocab_size, self.max_source_length = facts.source_vocab_size, facts.max_source_length
         self.feature_shape, self.probe_source = facts.feature_shape, facts.probe_source
         self._encoder = encoder
-        self._attended: list[np.ndarray] | None = None
-        """Cross-attention of each job of the current pass, if it is wanted."""
 
     @property
     def footprint(self) -> Footprint:
@@ -131,13 +129,6 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
 
     def quantized_copy(self, quantization: str) -> LanguageModel:
         raise UnsupportedModelError(f"{self.kind} {WITHOUT_PARTS}")
-
-    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
-        found = self._attended = []
-        try:
-            return self.run(pass_), found
-        finally:
-            self._attended = None
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:

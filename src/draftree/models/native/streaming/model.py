@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -76,17 +76,7 @@ class MappedFile:
             self._memory.madvise(mmap.MADV_DONTNEED, extent.start, extent.size)
 
 
-class MappedLayers(Protocol):
-    """Weights some of whose layers are mapped."""
-
-    def copy_layer(self, layer: int) -> None:
-        """Copy a layer; raise ModelLoadError if the file cannot be read any more."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def copy_in_background(weights: MappedLayers, count: int) -> threading.Thread:
+def copy_in_background(weights: StreamedWeights, count: int) -> threading.Thread:
     """Start a thread that copies the first `count` layers and closes the file; it ends once `weights` is unused."""
     thread = threading.Thread(target=_copy, args=(weakref.ref(weights), count), name="draftree-weights", daemon=True)
     _threads.add(thread)
@@ -102,7 +92,7 @@ def _end_threads() -> None:
         thread.join()
 
 
-def _copy(reference: weakref.ref[MappedLayers], count: int) -> None:
+def _copy(reference: weakref.ref[StreamedWeights], count: int) -> None:
     for layer in range(count):
         weights = reference()
         if weights is None or _ending.is_set():
@@ -177,6 +167,16 @@ def readable(size: int) -> str:
     return f"{-(-size * 100 // UNITS[unit]) / 100:g}{unit}"
 
 
+@dataclass(frozen=True, slots=True)
+class StreamStats:
+    memory: int  # bytes of weights in memory, buffers included
+    file: int  # bytes of all weights in the file
+    of_pass: int  # bytes that a whole pass reads
+    read: int  # bytes that were read for passes so far, layers that were read ahead included
+    resident_layers: int  # layers that stay in memory
+    streamed_layers: int  # layers that every pass reads
+
+
 LEAST_MAPPED = 64 << 20  # least size of a file in bytes whose layers are mapped at first
 
 
@@ -197,9 +197,9 @@ class StreamedWeights:
         room = fixed + sum(sizes) if budget is None else budget
         # the layers in memory and those that are read
         self.placement: Placement = place(sizes, fixed=fixed, budget=room)
-        self._file = WeightFile(store.file, is_cached=budget is None)
+        self.file = WeightFile(store.file, is_cached=budget is None)
         is_mapped = budget is None and store.num_bytes >= LEAST_MAPPED
-        self._map = MappedFile(self._file) if is_mapped else None
+        self._map = MappedFile(self.file) if is_mapped else None
         self._embedding = None if store.embedding is None else self._mapped(store.embedding)
         resident = self.placement.resident
         extents = [store.extents[layer] for layer in resident]
@@ -228,12 +228,12 @@ class StreamedWeights:
         streamed = self.placement.streamed
         extents = [store.extents[layer] for layer in streamed]
         self._index = {layer: index for index, layer in enumerate(streamed)}
-        self._reader = LayerReader(self._file, extents, self.placement.num_buffers) if streamed else None
-        self.start_bytes = self._file.num_bytes  # bytes read when the model was loaded
+        self._reader = LayerReader(self.file, extents, self.placement.num_buffers) if streamed else None
+        self._start_bytes = self.file.num_bytes  # read when the model was loaded
         if budget is None:
-            weakref.finalize(self, self._file.close)
+            weakref.finalize(self, self.file.close)
             if self._map is None:
-                self._file.close()
+                self.file.close()
 
     @property
     def num_bytes(self) -> int:
@@ -241,22 +241,12 @@ class StreamedWeights:
         return self._store.packed_bytes if self._is_resident else self.placement.memory
 
     @property
-    def reads_directly(self) -> bool:
-        """Whether the file is read past the system's page cache."""
-        return self._file.is_direct
-
-    @property
-    def file_bytes(self) -> int:
-        return self._store.num_bytes
-
-    @property
-    def pass_bytes(self) -> int:
-        return sum(self._store.extents[layer].size for layer in self.placement.streamed)
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes that passes have read from the file so far, read ahead included."""
-        return self._file.num_bytes - self.start_bytes
+    def stats(self) -> StreamStats:
+        placed = self.placement
+        of_pass = sum(self._store.extents[layer].size for layer in placed.streamed)
+        read = self.file.num_bytes - self._start_bytes
+        sizes = (self.num_bytes, self._store.num_bytes, of_pass, read)
+        return StreamStats(*sizes, len(placed.resident), len(placed.streamed))
 
     @contextmanager
     def loaded(self, layer: int) -> Iterator[None]:
@@ -311,10 +301,10 @@ class StreamedWeights:
         if self._reader is not None:
             self._reader.close()
         else:
-            self._file.close()
+            self.file.close()
 
     def _read(self, extent: Extent, buffer: Tensor) -> Tensor:
-        self._file.read(extent, buffer)
+        self.file.read(extent, buffer)
         return buffer
 
     def _mapped(self, extent: Extent) -> Tensor:
@@ -349,16 +339,6 @@ class StreamedWeights:
 
 PASSES_BEFORE_COPY = 32
 """Passes before mapped weights are copied: a copy takes as long as some 4 passes, and makes them faster by a tenth."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStats:
-    memory: int  # bytes of weights in memory, buffers included
-    file: int  # bytes of all weights in the file
-    of_pass: int  # bytes that a whole pass reads
-    read: int  # bytes that were read for passes so far, layers that were read ahead included
-    resident_layers: int  # layers that stay in memory
-    streamed_layers: int  # layers that every pass reads
 
 
 @final
@@ -480,16 +460,9 @@ class StreamedModel(NativeModel):
 
     @property
     def reads_directly(self) -> bool:
-        return self._weights.reads_directly
+        """Whether the file is read past the system's page cache."""
+        return self._weights.file.is_direct
 
     @property
     def stream_stats(self) -> StreamStats:
-        weights, placed = self._weights, self._weights.placement
-        return StreamStats(
-            weights.num_bytes,
-            weights.file_bytes,
-            weights.pass_bytes,
-            weights.bytes_read,
-            len(placed.resident),
-            len(placed.streamed),
-        )
+        return self._weights.stats

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
-from draftree.models.base import Extend, Pass, PassResult
+from draftree.models.base import Extend
 from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
 from draftree.models.kv.slotted import SourcedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
@@ -96,8 +95,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         self._cache_name = cache_name(model.forward)
         self._takes_positions = "decoder_position_ids" in inspect.signature(model.forward).parameters
         self._tables = BiasTables()
-        self._attended: list[np.ndarray] | None = None
-        """Cross-attention of each job of the current pass, if it is wanted."""
         shapes = self._probe()
         self.function: DecoderFunction | None = decoder_function(model, self._decoder)
         """The decoder without its modules; None to run them."""
@@ -169,13 +166,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
         calls = RecordedCalls()
         self._record(hidden, 1, calls)
         return EncodedSource(source, [calls.keys[module] for module in self._modules.cross], hidden.shape[1])
-
-    def run_attending(self, pass_: Pass) -> tuple[PassResult, list[np.ndarray]]:
-        found = self._attended = []
-        try:
-            return self.run(pass_), found
-        finally:
-            self._attended = None
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
