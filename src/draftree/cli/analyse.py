@@ -110,7 +110,6 @@ def analyse(
 
 
 def checked(model: str | None, draft: str | None, output: Path | None, *, has_data: bool) -> Path:
-    """Return the folder of the figures."""
     if output is None:
         raise typer.BadParameter("name a folder for the figures", param_hint="--output")
     if model is not None and draft is None:
@@ -123,7 +122,6 @@ def checked(model: str | None, draft: str | None, output: Path | None, *, has_da
 
 
 def list_figures() -> None:
-    """Print names and titles of all figures, and the data that each needs."""
     for name in FIGURES.names():
         figure = FIGURES.find(name)
         needs = [f"run {run}" for run in figure.runs] + [f"results '{kind}'" for kind in figure.results]
@@ -137,7 +135,6 @@ def record_all(
     prompts: tuple[Path | None, tuple[str, ...], int | None],
     output: Path,
 ) -> list[Trace]:
-    """Load the model and record the runs, with a line for each on standard error."""
     if not specs:
         return []
     from draftree.cli.runs import fetch_and_load, run_facts

@@ -33,14 +33,7 @@ __all__ = ["write_prompts"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A prompt with its finished or failed sequences.
-
-    Attributes:
-        prompt: the prompt of the file.
-        chat: whether the chat template was applied.
-        sequences: the n finished sequences.
-        seconds: time since the start of the batch.
-    """
+    """A prompt with its finished or failed sequences."""
 
     prompt: FilePrompt
     chat: bool
@@ -49,12 +42,10 @@ class Written:
 
     @property
     def error(self) -> Exception | None:
-        """The error of the first failed sequence; None if none failed."""
         return next((sequence.error for sequence in self.sequences if sequence.error is not None), None)
 
     @property
     def completions(self) -> list[Completion]:
-        """The completions of the sequences that did not fail."""
         whole = [one for one in self.sequences if one.finish_reason is not FinishReason.ERROR]
         return [completion_of(sequence, prompt_index=0) for sequence in whole]
 
@@ -68,7 +59,6 @@ def write_prompts(
     notes: Style,
     record: Path | None = None,
 ) -> None:
-    """Load the model, generate for all prompts as one batch and print the results in the order of the file."""
     require_fitting_options(prompts, request.task)
     loaded = fetch_and_load(setup)
     setup = setup.decided(loaded)
@@ -153,7 +143,6 @@ def as_json(written: Written, setup: Setup, llm: LLM) -> dict[str, object]:
 
 
 def show(written: Written, screen: Screen) -> None:
-    """Print the texts of a prompt under its id, or its place in the file."""
     name = str(written.prompt.labels.get("id", written.prompt.place))
     say(f"{screen.style.bold(f'=== {name.translate(PICTURES)} ===')}\n")
     if written.error is None:
@@ -165,7 +154,6 @@ def show(written: Written, screen: Screen) -> None:
 
 
 def raise_failures(done: Sequence[Written]) -> None:
-    """Raise one error for all failed prompts; the others are printed."""
     failed = [written for written in done if written.error is not None]
     if failed:
         first = failed[0]

@@ -203,7 +203,6 @@ def _ids(llm: LLM, text: str) -> list[int]:
 
 
 def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt: str, *, step: int | None) -> None:
-    """Write the picture of a search."""
     text_of = str if tokenizer is None else lambda token: tokenizer.decode([token], False)
     try:
         path.write_text(tree_svg(trace, text_of, prompt=prompt, step=step), "utf-8")
@@ -212,7 +211,6 @@ def write_svg(path: Path, trace: BeamTrace, tokenizer: Tokenizer | None, prompt:
 
 
 def to_json(result: BeamResult) -> dict[str, Any]:
-    """Return a result as plain values."""
     return {
         "prompt_tokens": len(result.prompt_token_ids),
         "num_steps": result.num_steps,
@@ -224,7 +222,6 @@ def to_json(result: BeamResult) -> dict[str, Any]:
 
 
 def show(result: BeamResult, seconds: float) -> None:
-    """Print the texts, and their scores to standard error."""
     for number, hypothesis in enumerate(result.hypotheses, 1):
         lacks = "" if hypothesis.constraints_met else ", phrases missing"
         length, reason = len(hypothesis.tokens), hypothesis.finish_reason

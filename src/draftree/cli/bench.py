@@ -56,7 +56,6 @@ class BenchGroup(PlainGroup):
     """`draftree bench MODEL` is `draftree bench run MODEL`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the default command's name if none is given."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
             args = [DEFAULT_COMMAND, *args]
         return super().parse_args(ctx, args)
@@ -101,7 +100,6 @@ Verify = Annotated[str, option("Verifier of every method without its own.", "RUL
 
 
 def listed(text: str, option: str, *, kind: Callable[[str], Number], example: str) -> tuple[Number, ...]:
-    """Parse comma-separated numbers."""
     try:
         return tuple(kind(number) for number in text.split(","))
     except ValueError as error:
@@ -110,7 +108,6 @@ def listed(text: str, option: str, *, kind: Callable[[str], Number], example: st
 
 
 def write_and_show(output: Path | None, header: Any, lines_of: Iterable[tuple[str, Any]]) -> None:
-    """Write results line by line, then print their tables."""
     from draftree.lab.bench.benchmark import end_line
 
     with record_file(output) as lines:
@@ -244,7 +241,6 @@ def write_all(
     groups: Sequence[Sequence[Prompt]] | None = None,
     records: Iterator[list[BenchRecord]] | None = None,
 ) -> None:
-    """Measure every prompt with every method, with a progress bar."""
     groups = ready.groups if groups is None else groups
     columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -326,7 +322,6 @@ def perplexity(
 
 
 def noted(record: PerplexityRecord, device: str) -> PerplexityRecord:
-    """Report why the passes of a record do not use native kernels, and return the record."""
     note_kernels({"kernels": record.kernels, "fallback_reason": record.fallback_reason, "device": device})
     return record
 
@@ -498,7 +493,6 @@ def suite_table(
 
 
 def sets_of(spec_bench: Path | None, humaneval: Path | None, *, shipped: bool) -> tuple[PromptSet, ...]:
-    """Return the chosen prompt sets."""
     from draftree.lab.bench.suite.run import HUMANEVAL, SHIPPED_SET, SPEC_BENCH, PromptSet
 
     found = [PromptSet(SHIPPED_SET)] if shipped else []
@@ -560,7 +554,6 @@ def run_suite(ready: SuiteRun, journal: Path | None) -> dict[str, Any]:
 
 
 def show(name: str, submission: dict[str, Any]) -> None:
-    """Print the tables of one submission."""
     from draftree.lab.bench.suite.comparison import provenance, score_grid, suite_grid
 
     console = Console()

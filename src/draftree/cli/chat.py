@@ -76,7 +76,6 @@ def chat(
 
 
 def greet(drafting: Drafting, style: Style) -> None:
-    """Say which model answers and how to get help."""
     setup = drafting.setup
     say(style.dim(f"{setup.model}, drafter {drafting.name}, kernels {drafting.llm.kernels}") + "\n")
     if setup.auto_note:

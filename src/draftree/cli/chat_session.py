@@ -50,7 +50,6 @@ class Exchange:
     """A message of the user and its answer.
 
     Attributes:
-        message: text of the user.
         answer: text of the model, up to the interruption if there was one.
         finish_reason: "stop", "length" or "interrupted".
     """
@@ -61,11 +60,7 @@ class Exchange:
 
 
 class Conversation:
-    """All exchanges of a chat, and the index of the first one that is sent. Mutated by its methods.
-
-    Args:
-        system: system message; None for none.
-    """
+    """All exchanges of a chat, and the index of the first one that is sent. Mutated by its methods."""
 
     def __init__(self, system: str | None = None) -> None:
         self.system = system
@@ -73,14 +68,12 @@ class Conversation:
         self.first_sent = 0
 
     def messages(self, message: str) -> Messages:
-        """Return the messages to send for a new message of the user."""
         sent = [] if self.system is None else [_said("system", self.system)]
         for exchange in self.exchanges[self.first_sent :]:
             sent += [_said("user", exchange.message), _said("assistant", exchange.answer)]
         return [*sent, _said("user", message)]
 
     def undo(self) -> Exchange:
-        """Remove the last exchange and return it."""
         if not self.exchanges:
             raise InvalidRequestError("the conversation is empty: there is no message to take back")
         last = self.exchanges.pop()
@@ -93,11 +86,7 @@ class Conversation:
         self.first_sent = 0
 
     def drop_oldest(self, message: str, count: Callable[[Messages], int], *, limit: int, room: int) -> int:
-        """Leave the oldest exchanges out of what is sent until a message and its answer fit.
-
-        Returns:
-            Number of exchanges that are no longer sent; 0 if all fit.
-        """
+        """Leave the oldest exchanges out of what is sent until a message and its answer fit."""
         if count(self.messages(message)) + room <= limit:
             return 0
         most = limit - max(room, limit // HEADROOM)
@@ -166,17 +155,12 @@ class MessageReader(ABC):
 
 
 class PipeReader(MessageReader):
-    """Reads lines from standard input, which is not a terminal.
-
-    Attributes:
-        number: number of the last line that was read, from 1.
-    """
+    """Reads lines from standard input, which is not a terminal."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def line(self, *, is_first: bool) -> str | None:
-        """Return the next line."""
         raw = b"" if sys.stdin is None else sys.stdin.buffer.readline()
         if not raw:
             return None
@@ -190,18 +174,13 @@ class PipeReader(MessageReader):
 
 
 class TerminalReader(MessageReader):
-    """Reads lines from the terminal, with editing and a history of messages where readline is available.
-
-    Args:
-        style: style of the prompt.
-    """
+    """Reads lines from the terminal, with editing and a history of messages where readline is available."""
 
     def __init__(self, style: Style) -> None:
         self._style = style
         self._readline = _readline()
 
     def line(self, *, is_first: bool) -> str | None:
-        """Return the next line; Ctrl-D on an empty line ends the input."""
         prompt = PROMPT if is_first else MORE
         try:
             with noticing_signals():
@@ -256,12 +235,7 @@ def _readline() -> Any:
 
 
 class Drafting:
-    """A loaded model and the drafter of the next answer. Mutated by `switch`.
-
-    Args:
-        setup: the model and the methods.
-        has_grammar: whether answers follow a grammar.
-    """
+    """A loaded model and the drafter of the next answer. Mutated by `switch`."""
 
     def __init__(self, setup: Setup, *, has_grammar: bool) -> None:
         require_material(setup.methods(), has_grammar=has_grammar)
@@ -273,7 +247,6 @@ class Drafting:
 
     @property
     def name(self) -> str:
-        """Spec of the current drafter, or "none"."""
         return NO_DRAFT if self.setup.is_plain else str(self.setup.draft)
 
     def switch(self, draft: str) -> None:
@@ -293,7 +266,6 @@ class Drafting:
 
 
 def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
-    """Load a model and its tokenizer."""
     if is_remote(setup.model):  # the session brings the server's tokenizer
         loaded = fetch_and_load(setup)
         return loaded, chat_tokenizer(setup, loaded.folder)
@@ -302,7 +274,6 @@ def load_for_chat(setup: Setup) -> tuple[LoadedModel, Tokenizer]:
 
 
 def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
-    """Return the tokenizer of a folder."""
     found = None if folder is None else load_tokenizer(folder, trust_remote_code=setup.trust_remote_code)
     if found is None or not found.has_chat_template:
         raise ConfigurationError(
@@ -313,7 +284,6 @@ def chat_tokenizer(setup: Setup, folder: Path | None) -> Tokenizer:
 
 
 def require_material(methods: Methods, *, has_grammar: bool) -> None:
-    """Check that the drafter has something to draft from."""
     if methods.traits.reads_predictions:
         raise ConfigurationError(
             "drafter 'prediction' drafts from an expected text, which a chat does not have: use ngram or suffix, "
@@ -331,9 +301,6 @@ class Answer:
     """An answer, complete or interrupted.
 
     Attributes:
-        text: the text, up to the interruption if there was one.
-        finish_reason: "stop", "length" or "interrupted".
-        stats: counts and seconds.
         seconds: wall-clock time, prompt included.
         completion: the result as the library returns it; None for an interrupted answer.
     """
@@ -370,7 +337,6 @@ def stopped_by_ctrl_c() -> Iterator[StopRequest]:
 
 @contextmanager
 def never_stopped() -> Iterator[StopRequest]:
-    """Leave Ctrl-C as it is."""
     yield StopRequest()
 
 
@@ -427,12 +393,7 @@ class Session:
     """A chat. Mutated by messages and commands.
 
     Args:
-        drafting: the model with its drafters.
-        conversation: the conversation so far.
-        params: sampling parameters.
-        reader: input.
         screen: where answers appear; None prints one JSON object per answer.
-        notes: style of everything that is not an answer.
         fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
     """
 
@@ -460,7 +421,6 @@ class Session:
         self._is_interactive = not isinstance(reader, PipeReader)
 
     def run(self) -> None:
-        """Serve the input until it ends, or until /quit."""
         while not self.is_over:
             try:
                 message = self._reader.message()
@@ -482,7 +442,6 @@ class Session:
             self.ask(message.removeprefix(COMMAND))
 
     def ask(self, message: str) -> None:
-        """Answer a message, and add both to the conversation."""
         first_sent = self.conversation.first_sent
         try:
             answer = self._answer(message)
@@ -578,7 +537,6 @@ class Session:
 
 
 def summary(answer: Answer, *, drafted: bool) -> str:
-    """Return the statistics of an answer in one line, and why it ended early if it did."""
     line = decoding_line([answer.stats], answer.seconds, drafted=drafted and answer.stats.rounds > 0)
     if answer.finish_reason == INTERRUPTED:
         return f"{line}, stopped: this part stays in the conversation (/undo takes it back, /retry answers again)"
@@ -588,7 +546,6 @@ def summary(answer: Answer, *, drafted: bool) -> str:
 
 
 def shortened(text: str, width: int = 60) -> str:
-    """Return the beginning of a text in one line."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
@@ -602,8 +559,6 @@ class ChatCommand:
 
     Attributes:
         value: placeholder of its value in the help; empty if it has none. In brackets: may be left out.
-        help: one line.
-        run: called with the session and the value; an absent value is empty.
     """
 
     value: str
@@ -612,7 +567,6 @@ class ChatCommand:
 
 
 def run_command(session: Session, line: str) -> None:
-    """Run a line that begins with a slash."""
     name, _, value = line.strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:

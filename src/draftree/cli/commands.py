@@ -23,11 +23,7 @@ class Entry:
     """A command that is not imported yet.
 
     Attributes:
-        panel: title in the list of commands.
-        name: name on the command line.
         home: "module:attribute" of a function or a `typer.Typer`.
-        summary: one line for the list of commands.
-        examples: lines that can be pasted into a shell.
     """
 
     panel: str
@@ -284,14 +280,10 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class CommandTable(PlainGroup):
-    """The commands of the table above."""
-
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command."""
         if cmd_name not in COMMANDS:
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
@@ -299,7 +291,6 @@ class CommandTable(PlainGroup):
         return COMMANDS[cmd_name].load()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List names and summaries without imports."""
         widest = max(map(len, COMMANDS))
         for panel, entries in itertools.groupby(COMMANDS.values(), key=lambda entry: entry.panel):
             with formatter.section(panel):
@@ -371,7 +362,6 @@ def explain(error: Any) -> int:
 
 
 def message_of(error: Any) -> str:
-    """Return the error message, with a suggestion for an unknown option."""
     if error.ctx is None or not hasattr(error, "possibilities"):
         return str(error.format_message())
     parameters = error.ctx.command.get_params(error.ctx)
@@ -381,7 +371,6 @@ def message_of(error: Any) -> str:
 
 
 def usage_sentence(error: Any) -> str:
-    """Return the usage error and a pointer to the help in one line."""
     text = " ".join(message_of(error).split()).rstrip(".")
     place = PROGRAM if error.ctx is None else error.ctx.command_path
     return f"{text[:1].lower()}{text[1:]} (see '{place} --help')"

@@ -38,9 +38,6 @@ class DemoPrompt:
     """A prompt of the demonstration.
 
     Attributes:
-        title: kind of the task.
-        file: name in this package's folder `data`.
-        max_tokens: limit of the answer.
         stop: stop string, included in the answer.
     """
 
@@ -51,7 +48,6 @@ class DemoPrompt:
 
     @property
     def prompt(self) -> str:
-        """The text of the file."""
         return (resources.files("draftree.cli") / "data" / self.file).read_text(encoding="utf-8").strip()
 
     def params(self, max_tokens: int | None = None) -> SamplingParams:
@@ -112,7 +108,6 @@ def demo(
 
 
 def heading(setup: Setup, loaded: LoadedModel, style: Style) -> str:
-    """Return the lines that name the model and the machine."""
     import torch
 
     threads = f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
@@ -146,7 +141,6 @@ def show(demo_prompt: DemoPrompt, number: int, setup: Setup, *, plain: LLM, fast
 
 
 def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run:
-    """Generate the answer and show it meanwhile."""
     from draftree.cli.prompt import Task
     from draftree.cli.runs import Screen, write
 
@@ -155,7 +149,6 @@ def answer(llm: LLM, setup: Setup, demo_prompt: DemoPrompt, style: Style) -> Run
 
 
 def numbers(run: Run) -> str:
-    """Return seconds, speed and acceptance length of a run."""
     stats = run.completions[0].stats
     return " · ".join(
         (

@@ -111,7 +111,6 @@ def doctor(
 
 
 def refuse_given(options: Mapping[str, object], reason: str) -> None:
-    """Refuse options that would have no effect."""
     given = next((flag for flag, value in options.items() if value not in DEFAULTS), None)
     if given is not None:
         raise typer.BadParameter(reason, param_hint=given)

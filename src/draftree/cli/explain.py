@@ -84,7 +84,6 @@ def verdict(stats: CompletionStats, plain: CompletionStats) -> str:
 
 
 def say_numbers(fast: LLM, stats: CompletionStats) -> None:
-    """Print pass times and acceptance."""
     known = fast.planner.pass_seconds
     if known:
         passes = ", ".join(f"{rows} rows {1000 * seconds:.1f} ms" for rows, seconds in sorted(known.items()))

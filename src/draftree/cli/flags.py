@@ -37,7 +37,6 @@ class Flag:
     """A field of a dataclass as an option.
 
     Attributes:
-        option: its name on the command line.
         read: converts typer's value to the field's; raises ValueError with the expected form.
     """
 
@@ -48,12 +47,10 @@ class Flag:
     read: Callable[[Any], Any] = lambda value: value
 
     def parameter(self) -> inspect.Parameter:
-        """Return the flag as a parameter of a typer function."""
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, kind, default=self.default, annotation=self.annotation)
 
     def value(self, value: Any) -> Any:
-        """Return the value of the field."""
         try:
             return self.read(value)
         except ValueError as error:

@@ -49,7 +49,6 @@ def option(text: str, metavar: str | None = None, panel: str | None = None, *, n
 
 
 def argument(text: str, metavar: str | None = None, *, complete: Callable[..., Any] | None = None) -> Any:
-    """Return a positional argument of a command."""
     return typer.Argument(help=text, metavar=metavar, autocompletion=complete, rich_help_panel="Arguments")
 
 
@@ -57,7 +56,6 @@ class PlainCommand(TyperCommand):
     """A command whose help fits a screen; --help-all lists all options under their titles."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters, which convert only what needs it."""
         return converting_less(super().get_params(ctx), self.callback)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -100,7 +98,6 @@ class PlainCommand(TyperCommand):
                 formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the lines of the epilog unchanged."""
         write_examples(self.epilog, formatter)
 
 
@@ -108,7 +105,6 @@ class PlainGroup(TyperGroup):
     """A group of commands with complete summaries and examples."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters, which convert only what needs it."""
         return converting_less(super().get_params(ctx), self.callback)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -117,7 +113,6 @@ class PlainGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write names and summaries without truncation."""
         rows = [
             (name, command.get_short_help_str(limit=WHOLE))
             for name in self.list_commands(ctx)
@@ -127,7 +122,6 @@ class PlainGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the lines of the epilog unchanged."""
         write_examples(self.epilog, formatter)
 
 

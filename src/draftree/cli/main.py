@@ -46,10 +46,7 @@ def _drop_if_broken(stream: TextIO) -> None:
 
 
 class HarmlessFormatter(logging.Formatter):
-    """Formatter that escapes characters that control a terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
-        """Format as the base class, escaped."""
         return harmless(super().format(record))
 
 
@@ -103,7 +100,6 @@ def spare_threads() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run as `main`, but return the exit status."""
     if sys.stdout is None:
         return complain("error: standard output is closed: send it to a file, or to /dev/null", FAILED)
     spare_threads()

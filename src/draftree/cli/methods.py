@@ -46,8 +46,6 @@ class Option:
     """An option of a method.
 
     Attributes:
-        name: name on the command line, after a comma.
-        type: annotation in the source file.
         default: None if the method decides.
         needed: whether it must be given; there is no default then.
         is_positional: whether it may follow the method's name and a colon.
@@ -65,10 +63,7 @@ class MethodCard:
     """Facts about a method from its source file.
 
     Attributes:
-        name: name on the command line.
-        summary: first line of the file.
         lossless: for a verifier, whether the text keeps the model's distribution; None for other kinds.
-        options: of its configuration.
     """
 
     name: str
@@ -97,7 +92,6 @@ def methods(
 
 
 def entry(card: MethodCard, style: Style, margin: int) -> str:
-    """Return the lines of one method, its name in the margin."""
     summary = card.summary if card.lossless is not False else f"{card.summary} Lossy."
     lines = textwrap.wrap(summary, WIDTH - margin)
     head = f"  {style.accepted(card.name)}{'':{margin - 2 - len(card.name)}}{lines[0]}"
@@ -126,7 +120,6 @@ def card_of(method: Method, *, states_lossless: bool) -> MethodCard:
 
 
 def class_and_config(tree: ast.Module) -> tuple[ast.ClassDef, ast.ClassDef]:
-    """Return a method's class and the configuration inside it."""
     for outer in tree.body:
         if isinstance(outer, ast.ClassDef):
             for inner in outer.body:

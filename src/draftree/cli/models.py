@@ -300,7 +300,6 @@ def other_row(name: str, cache: Cache) -> ModelRow:
 
 
 def hub_rows() -> list[ModelRow]:
-    """Return the models in the hub client's cache."""
     folders = (path for path in sorted(hub_cache().glob("models--*")) if any(path.glob("snapshots/*/config.json")))
     return [
         ModelRow(

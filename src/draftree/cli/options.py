@@ -42,7 +42,6 @@ def complete_model(incomplete: str) -> Completed:
 
 
 def complete_cached(incomplete: str) -> Completed:
-    """Return names of models in the cache."""
     return starting(incomplete, [(name, "in the cache") for name in Cache().names()])
 
 
@@ -59,12 +58,10 @@ def complete_draft(incomplete: str) -> Completed:
 
 
 def complete_verify(incomplete: str) -> Completed:
-    """Verifiers."""
     return starting(incomplete, summaries(VERIFIERS))
 
 
 def complete_plan(incomplete: str) -> Completed:
-    """Planners."""
     return starting(incomplete, summaries(PLANNERS))
 
 
@@ -288,12 +285,10 @@ class Execution:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @property
     def loading(self) -> dict[str, Any]:
-        """The options with which a model is loaded, by name."""
         return {name: value for name, value in self.values.items() if name in LOADING}
 
     def setup(self, model: str, **others: Any) -> Setup:
@@ -315,7 +310,6 @@ def execution_of(
     affinity: Affinity = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Execution:
-    """Return the options of a command."""
     return Execution(
         dtype=dtype,
         device=device,
@@ -354,7 +348,6 @@ def how_of(
     execution: Execution,
     exact: Exact = False,
 ) -> How:
-    """Return the options of a command."""
     return How(
         **execution.values,
         draft=draft,
@@ -385,7 +378,6 @@ TargetLang = Annotated[
 def decoder_of(
     *, decoder_prompt: DecoderPrompt = None, source_lang: SourceLang = None, target_lang: TargetLang = None
 ) -> DecoderOptions:
-    """Return the options of a command."""
     return {"decoder_prompt": decoder_prompt, "source_lang": source_lang, "target_lang": target_lang}
 
 
@@ -408,5 +400,4 @@ StrictSums = Annotated[
 def parallel_of(
     *, tp: TensorParallel = 1, pp: PipelineParallel = 1, strict_sums: StrictSums = False
 ) -> ParallelOptions:
-    """Return the options of a command."""
     return ParallelOptions(tp=tp, pp=pp, strict_sums=strict_sums)

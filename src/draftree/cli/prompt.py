@@ -31,10 +31,7 @@ class Task:
     """A prompt for a model.
 
     Attributes:
-        text: the prompt.
-        system: system message of the conversation.
         chat: whether it is a message; None decides by the model: True if it has a chat template.
-        decoder: options of encoder-decoder models.
     """
 
     text: str
@@ -43,7 +40,6 @@ class Task:
     decoder: DecoderOptions = field(default_factory=dict)  # type: ignore[assignment]
 
     def decided(self, llm: LLM) -> Task:
-        """Return the same task with `chat` decided."""
         chat = self.chat
         if chat is None:
             chat = llm.tokenizer is not None and llm.tokenizer.has_chat_template
@@ -65,7 +61,6 @@ class Task:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The task as a conversation."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": self.text}]
 
@@ -75,8 +70,6 @@ class Request:
     """A task with its sampling parameters.
 
     Attributes:
-        task: the prompt.
-        params: sampling parameters.
         fits_context: whether `max_tokens` is reduced to fit the context, because it was not given.
     """
 
@@ -139,10 +132,6 @@ class FilePrompt:
     """A prompt of a file.
 
     Attributes:
-        place: file and line, for error messages.
-        line: line number, from 1.
-        prompt: a text; None for messages.
-        messages: a conversation; None for a prompt.
         labels: `id` and `category`, if given; repeated in the output.
     """
 
@@ -206,7 +195,6 @@ def plain_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
 
 
 def json_prompt(line: str, number: int, place: str, first: int) -> FilePrompt:
-    """Return a JSON object as a prompt."""
     fields = json_value(line)
     if not isinstance(fields, dict):
         raise InvalidRequestError(

@@ -30,15 +30,12 @@ RESET = "\x1b[0m"
 
 
 class Colour(enum.StrEnum):
-    """When colours are used."""
-
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; a closed stream is None."""
     return stream is not None and stream.isatty()
 
 
@@ -57,15 +54,12 @@ class Style:
         return cls(wanted and is_terminal(stream))
 
     def accepted(self, text: str) -> str:
-        """Style drafted and accepted text."""
         return self._in(GREEN, text)
 
     def bold(self, text: str) -> str:
-        """Style a heading."""
         return self._in(BOLD, text)
 
     def dim(self, text: str) -> str:
-        """Style less important text."""
         return self._in(DIM, text)
 
     def pieces(self, pieces: Iterable[Piece]) -> str:
@@ -79,7 +73,6 @@ class Style:
 
 
 def say(text: str) -> None:
-    """Write text to standard output and flush it."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
@@ -156,11 +149,7 @@ def waiting(text: str) -> Iterator[None]:
 
 
 class StepLines(logging.Handler):
-    """Handler that shows the current step in the last line of a terminal, and finished ones above it.
-
-    Args:
-        text: what is done before and between the steps.
-    """
+    """Handler that shows the current step in the last line of a terminal, and finished ones above it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(logging.INFO)
@@ -169,7 +158,6 @@ class StepLines(logging.Handler):
         write(f"{harmless(text)} …")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the next step."""
         if record.levelno == logging.INFO:
             self.finish()
             self._step, self._since = harmless(record.getMessage()), time.perf_counter()
@@ -188,7 +176,6 @@ def write(text: str) -> None:
 
 
 def resolve_with_bar(name: str, *, fetch: bool = True) -> Path:
-    """Call `prepared_folder` with progress bars; bars appear only for slow steps."""
     from draftree.loading.resolve import prepared_folder
 
     with progress_bars(name) as report:

@@ -129,11 +129,9 @@ class Setup(ExecutionSettings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether no drafter is configured."""
         return not drafts(self.draft)
 
     def plainly(self) -> Setup:
-        """Return the same setup without a drafter."""
         return dataclasses.replace(self, draft=None, plan=None, learn=None, auto_note="")
 
     def decided(self, loaded: LoadedModel) -> Setup:
@@ -157,7 +155,6 @@ class Setup(ExecutionSettings):
         tokenizer: Tokenizer | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> LLM:
-        """Return the methods on a loaded model."""
         return LLM(
             loaded,
             drafters or self.draft,
@@ -178,9 +175,6 @@ class Run:
     """The result of a run.
 
     Attributes:
-        setup: the setup of the run.
-        task: the task, with `chat` decided.
-        completions: one, or n.
         seconds: wall-clock time, prompt included.
     """
 
@@ -191,12 +185,10 @@ class Run:
 
     @property
     def decode_rate(self) -> float:
-        """Decoded tokens per second, all texts together."""
         return decode_rate([completion.stats for completion in self.completions])
 
     @property
     def summary(self) -> str:
-        """Tokens, seconds and speed in one line."""
         stats = [completion.stats for completion in self.completions]
         cut = ", cut at the limit" if any(one.finish_reason == "length" for one in self.completions) else ""
         return decoding_line(stats, self.seconds, drafted=not self.setup.is_plain) + cut
@@ -206,8 +198,6 @@ class Screen:
     """Shows texts while they are verified, or at the end. Mutated by `show`.
 
     Args:
-        style: style of the output.
-        live: show each piece immediately; for one text only.
         width: columns to which a live text is wrapped; None does not wrap.
     """
 
@@ -219,7 +209,6 @@ class Screen:
         self._pieces: dict[int, list[Piece]] = {}
 
     def show(self, update: Update) -> None:
-        """Show the new pieces of a round."""
         pieces = [harmless(piece) for piece in update.pieces] if self._guarded else update.pieces
         self._pieces.setdefault(update.sequence.index, []).extend(pieces)
         if self.live:
@@ -280,13 +269,11 @@ def warm_up(llm: LLM, constraint: tuple[str, str] | None = None, task: Task | No
 
 
 def save_learned(llm: LLM) -> None:
-    """Save what drafters learned, if they did, and release its files."""
     if llm.learned is not None:
         llm.learned.close()
 
 
 def write(llm: LLM, setup: Setup, task: Task, *, params: SamplingParams, screen: Screen | None) -> Run:
-    """Generate the texts of one task."""
     show = None if screen is None else screen.show
     start = time.perf_counter()
     try:
@@ -321,14 +308,12 @@ def announce_methods(setup: Setup, llm: LLM, params: SamplingParams, style: Styl
 
 
 def announce_lossy(verify: str, temperature: float, style: Style) -> None:
-    """Write the warning, if there is one."""
     line = lossy_line(verify, temperature)
     if line is not None:
         note(style.bold(line))
 
 
 def report(run: Run, model: LanguageModel) -> dict[str, Any]:
-    """Return configuration and results: one text inline, several in a list."""
     setup = run.setup
     texts = [completion.to_json() for completion in run.completions]
     return {
@@ -400,12 +385,10 @@ def are_equal(plain: Run, fast: Run) -> bool:
 
 
 def speedup(plain: Sequence[Run], fast: Run) -> float:
-    """Return the decode rate with speculation divided by the mean rate of the plain runs."""
     return fast.decode_rate / fmean(run.decode_rate for run in plain)
 
 
 def verdict(plain: Sequence[Run], fast: Run) -> str:
-    """Return the result in one line."""
     if not all(are_equal(run, fast) for run in plain):
         other = next(run for run in plain if not are_equal(run, fast))
         return f"THE TEXTS DIFFER {difference(other, fast)}"
@@ -453,7 +436,6 @@ def recorded(
 
 
 def run_facts(loaded: LoadedModel) -> dict[str, Any]:
-    """Return facts about a run for the first line of its trace."""
     return {
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "device": str(loaded.model.device),
@@ -468,16 +450,11 @@ def run_facts(loaded: LoadedModel) -> dict[str, Any]:
 
 
 def sampling_facts(params: SamplingParams) -> dict[str, Any]:
-    """Return the sampling parameters that a reader of a trace needs."""
     return {"temperature": params.sampling.temperature, "seed": params.seed, "max_tokens": params.max_tokens}
 
 
 class Recordings:
-    """A folder with a trace of every drafting method; nothing without a folder. Mutated by `of`.
-
-    Args:
-        folder: the folder; created with the first trace.
-    """
+    """A folder with a trace of every drafting method; nothing without a folder. Mutated by `of`."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

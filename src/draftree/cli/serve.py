@@ -33,7 +33,6 @@ def serving_flags() -> Iterator[Flag]:
 
 
 def flag_for(field: dataclasses.Field[Any], hint: Any) -> Flag:
-    """Return the flag of a field, by the field's type."""
     text, word, name = field.metadata["help"], field.metadata["word"], "--" + field.name.replace("_", "-")
 
     def flag(kind: Any, default: Any, *read: Callable[[Any], Any], names: str = name, word: str | None = word) -> Flag:
@@ -202,7 +201,6 @@ def model_names(settings: ServerSettings) -> Sequence[str]:
 def ready_line(
     settings: ServerSettings, keys: KeyRing, url: str, drafters: Mapping[str, Sequence[str]] | None = None
 ) -> str:
-    """Return the line that announces a server."""
     known = {choice.name: choice.drafts for choice in settings.models} if drafters is None else drafters
     models = ", ".join(f"{choice.name} ({', '.join(known[choice.name]) or 'plain'})" for choice in settings.models)
     access = f"{len(keys.names)} API keys" if keys else "no API key"

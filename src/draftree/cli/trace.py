@@ -19,8 +19,6 @@ trace = typer.Typer(cls=PlainGroup, no_args_is_help=True)
 
 
 class To(StrEnum):
-    """Formats of an export."""
-
     CHROME = "chrome"
     CSV = "csv"
 

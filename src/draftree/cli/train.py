@@ -100,14 +100,11 @@ def line_of(progress: Progress) -> str:
 
 
 class Lines:
-    """Shows progress on standard error."""
-
     def __init__(self) -> None:
         self._shown = float("-inf")
         self._replaces = sys.stderr is not None and sys.stderr.isatty()
 
     def __call__(self, progress: Progress) -> None:
-        """Show an update, an evaluation or a note."""
         if progress.note:
             self._line(progress.note)
         elif progress.score is not None:
@@ -136,7 +133,6 @@ def stopping() -> Iterator[None]:
 
 
 def say_result(evaluation: Evaluation) -> None:
-    """Print acceptance by depth, for each temperature of the texts."""
     for temperature, mode in evaluation.facts().items():
         rounds = mode["rounds"]["all"]
         rates = " ".join(f"{value:.3f}" for value in rounds["conditional"])
@@ -154,8 +150,6 @@ DEFAULT_MINUTES = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training: the model, the data and the settings."""
-
     job: TrainingJob
     settings: TrainSettings
 
@@ -191,7 +185,6 @@ def run_of(
     threads: Threads = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> Run:
-    """Return the run of the options."""
     from draftree.train.preparing import TrainingJob
     from draftree.train.settings import Limits, TrainSettings
     from draftree.train.unroll import StepWeights
@@ -250,7 +243,6 @@ def head_of(
         option("Train the output head too; it stays the target's if not given.", panel=HEAD, names="--train-output"),
     ] = False,
 ) -> HeadOptions:
-    """Return what the head of the options looks like."""
     from draftree.train.head import HeadOptions, HeadShape
 
     return HeadOptions(HeadShape(layers, trains_output=train_output), draft_vocab, layers_of(features), start)
@@ -263,7 +255,6 @@ COVERED = 0.9
 
 
 def layers_of(text: str | None) -> tuple[int, ...] | None:
-    """Return the layers of an option."""
     if text is None:
         return None
     try:
@@ -273,14 +264,12 @@ def layers_of(text: str | None) -> tuple[int, ...] | None:
 
 
 def run_training(run: Run, work: Callable[[], T]) -> T:
-    """Print the budget and train; Ctrl-C ends the program with the last checkpoint kept."""
     note(budget_line(run.settings))
     with stopping():
         return work()
 
 
 def say_trained(result: HeadResult) -> None:
-    """Print the notes and the acceptance of a result."""
     for line in result.notes:
         note(line)
     say_result(result.evaluation)
@@ -317,12 +306,10 @@ def say_worth(result: HeadResult) -> None:
 
 
 def say_use(run: Run, folder: Path, draft: str) -> None:
-    """Print the command that uses a result."""
     say(f"{folder}: draftree generate {run.job.model} --draft {draft}\n")
 
 
 def budget_line(settings: TrainSettings) -> str:
-    """Return the budget in words."""
     limits = settings.limits
     named = ((limits.minutes, "minutes"), (limits.steps, "updates"), (limits.tokens, "predictions"))
     parts = [f"{value:,g} {unit}" if unit == "minutes" else f"{value:,} {unit}" for value, unit in named if value]

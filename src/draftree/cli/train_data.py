@@ -188,7 +188,6 @@ def is_own(name: str) -> bool:
 
 
 def set_of(name: str, own: Sequence[FilePrompt] | None) -> PromptSet:
-    """Return the prompts of a file, or those with a name."""
     from draftree.train.data.prompts import DataPrompt, PromptSet, prompt_set
 
     if own is None:
@@ -235,7 +234,6 @@ def run(capture: Capture, settings: CaptureSettings, output: Path) -> None:
 
 @contextmanager
 def progress(limit_tokens: int | None, num_prompts: int) -> Iterator[Any]:
-    """Yield a function that shows a `Progress`."""
     import sys
 
     from rich.console import Console
@@ -256,13 +254,10 @@ def progress(limit_tokens: int | None, num_prompts: int) -> Iterator[Any]:
 
 
 class Lines:
-    """Prints a line of progress each minute."""
-
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def show(self, found: Progress) -> None:
-        """Print a line if the last one is a minute old."""
         now = time.monotonic()
         if now - self._last >= LINE_SECONDS:
             self._last = now

@@ -26,8 +26,6 @@ __all__ = ["transcribe"]
 
 
 class Format(enum.StrEnum):
-    """Form of the output."""
-
     TEXT = "text"
     JSON = "json"
     SRT = "srt"

@@ -26,7 +26,6 @@ NOTHING = "–"
 
 
 def table(standings: Sequence[Standing], predicted: Sequence[Standing] = ()) -> list[str]:
-    """Return the lines of the table."""
     replayed = {one.candidate.name: one for one in predicted}
     only_replayed = [one for one in predicted if one.candidate.name not in {s.candidate.name for s in standings}]
     rows: list[tuple[str, ...]] = [
@@ -186,7 +185,6 @@ def drafts(
 
 
 def announce(search: DraftSearch, minutes: float) -> None:
-    """Print what is measured, and what cannot be."""
     for text in search.notes:
         note(text)
     for name, reason in search.refused.items():
@@ -222,7 +220,6 @@ def progress_line(search: DraftSearch, cell: Cell) -> str:
 
 
 def say_unreplayed(search: DraftSearch) -> None:
-    """Print which drafters were measured for real without a replay."""
     for name, reason in {} if search.prediction is None else search.prediction.unreplayed.items():
         note(f"not replayed, measured for real: {name} ({reason})")
 
@@ -265,7 +262,6 @@ def conclude(search: DraftSearch, *, save: bool) -> bool:
 
 
 def show_kept(model: str | None) -> None:
-    """Print the kept results."""
     from draftree.loading.auto_draft import all_tuned
 
     found = [one for one in all_tuned() if model in (None, one.model, one.fingerprint)]
@@ -281,7 +277,6 @@ def show_kept(model: str | None) -> None:
 
 
 def forget_kept(model: str | None) -> None:
-    """Remove the results and the measurements of a model."""
     from draftree.lab.tune.contest import forget_journals
     from draftree.loading.auto_draft import all_tuned, forget_tuned
 
@@ -380,7 +375,6 @@ def keep(search: LayerSearch, *, complete: bool, keep_anyway: bool = False) -> b
 
 
 def report(found: LayerSet, num_seen: int, num_unseen: int) -> list[str]:
-    """Return the lines of the report, on the prompts of the search and on unseen ones."""
     lines = [f"{found}", f"found in {found.num_trials} sets, {found.computed_with}"]
     lines.append(speed("searched", num_seen, found.seconds_per_token, found.plain_seconds_per_token))
     if found.unseen_seconds_per_token is None or found.unseen_plain_seconds_per_token is None:
@@ -406,7 +400,6 @@ class TuneGroup(PlainGroup):
     """Group in which a model in the place of a command means the default command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse with the name of the default command before a model or an option."""
         is_named = not args or args[0] in (*self.commands, *HELP)
         return super().parse_args(ctx, args if is_named else [DEFAULT, *args])
 

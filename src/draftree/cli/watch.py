@@ -38,9 +38,6 @@ class Address:
     """The root of a server.
 
     Attributes:
-        scheme: "http" or "https".
-        host: name or number, an IPv6 number without brackets.
-        port: TCP port.
         path: prefix of all paths, without a slash at its end; usually empty.
     """
 
@@ -92,12 +89,7 @@ class RefusedError(DraftreeError):
 
 
 class ServerClient:
-    """Reads the status and the rounds of one server.
-
-    Args:
-        address: the server.
-        key: API key; None for a server without keys.
-    """
+    """Reads the status and the rounds of one server."""
 
     def __init__(self, address: Address, key: str | None) -> None:
         if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key and key):
@@ -106,14 +98,12 @@ class ServerClient:
         self._key = key
 
     def status(self) -> dict[str, Any]:
-        """Return the server's status."""
         with self._opened(STATUS_PATH, TIMEOUT_SECONDS) as (_, response):
             raw = self.guarded(lambda: response.read(MAX_BYTES + 1))
         return self.parsed(raw)
 
     @contextlib.contextmanager
     def rounds(self) -> Iterator[RoundStream]:
-        """Open the stream of rounds."""
         with self._opened(ROUNDS_PATH, SILENCE_SECONDS) as (sock, response):
             yield RoundStream(self, sock, response)
 
@@ -171,7 +161,6 @@ class ServerClient:
             raise UnreachableError(f"{self.address} cannot be reached: {error.strerror or error}") from error
 
     def parsed(self, raw: bytes) -> dict[str, Any]:
-        """Return the object of an answer."""
         try:
             found = parse_json(raw) if len(raw) <= MAX_BYTES else None
         except ValueError:  # also wrong UTF-8
@@ -182,13 +171,7 @@ class ServerClient:
 
 
 class RoundStream:
-    """An open stream of rounds.
-
-    Args:
-        client: the client that opened it.
-        sock: socket of the connection.
-        response: the server's answer.
-    """
+    """An open stream of rounds."""
 
     def __init__(self, client: ServerClient, sock: socket.socket, response: HTTPResponse) -> None:
         self._client = client
@@ -196,7 +179,6 @@ class RoundStream:
         self._response = response
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield rounds until the server ends the stream."""
         data: list[bytes] = []
         while line := self._client.guarded(lambda: self._response.readline(MAX_BYTES + 1)):
             if line.startswith(b"data:"):
@@ -219,16 +201,8 @@ class ModelFacts:
     """Facts and recent rates of a model.
 
     Attributes:
-        name: its name.
-        drafts: names of its drafters.
-        running: running sequences.
-        waiting: waiting sequences.
-        tokens_per_second: tokens written per second, all sequences together.
         acceptance_length: tokens written per round and sequence; None without rounds.
         acceptance_rate: accepted share of drafted tokens, from 0 to 1; None without drafts.
-        kernels: kernels of its passes.
-        dtype: dtype of its weights.
-        explain: the planner's reason; empty for none.
     """
 
     name: str
@@ -266,10 +240,7 @@ class ServerFacts:
     """The state of a server.
 
     Attributes:
-        models: its models.
         queue: counts of the queue and its limits, by name; None for no limit.
-        uptime_seconds: time since its start; None if it is not reported.
-        version: version of Draftree.
     """
 
     models: tuple[ModelFacts, ...]
@@ -300,14 +271,7 @@ class RowFacts:
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """One round.
-
-    Attributes:
-        model: name of the model.
-        seconds: seconds by phase.
-        total_seconds: seconds of the whole round.
-        rows: its sequences.
-    """
+    """One round."""
 
     model: str
     seconds: Mapping[str, float]
@@ -340,7 +304,6 @@ def text(values: Mapping[str, Any], name: str) -> str:
 
 
 def number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a finite number."""
     found = values.get(name)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
@@ -348,7 +311,6 @@ def number(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def count(values: Mapping[str, Any], name: str) -> int:
-    """Return a number that is not negative."""
     return max(0, int(number(values, name) or 0))
 
 
@@ -361,9 +323,7 @@ class Snapshot:
     """The content of the view at one time.
 
     Attributes:
-        server: the last status; None before the first.
         rates: tokens per second of every model at the last polls, the oldest first.
-        rounds: the last rounds, the oldest first.
         trouble: why the server cannot be read now; empty if it can.
     """
 
@@ -400,17 +360,14 @@ class History:
                 self._rates[model.name].append(model.tokens_per_second or 0.0)
 
     def add_round(self, done: RoundFacts) -> None:
-        """Remember a round."""
         with self._lock:
             self._rounds.append(done)
 
     def set_trouble(self, text: str) -> None:
-        """Remember why the server cannot be read now."""
         with self._lock:
             self._trouble = text
 
     def snapshot(self) -> Snapshot:
-        """Return what is known now."""
         with self._lock:
             rates = {name: list(values) for name, values in self._rates.items()}
             return Snapshot(self._server, rates, list(self._rounds), self._trouble)
@@ -426,13 +383,11 @@ class Backoff:
         self._pause = FIRST_PAUSE_SECONDS
 
     def next(self) -> float:
-        """Return the seconds to wait before the next attempt."""
         pause = self._pause
         self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         return pause
 
     def reset(self) -> None:
-        """Begin again, after a success."""
         self._pause = FIRST_PAUSE_SECONDS
 
 
@@ -440,7 +395,6 @@ class RoundListener:
     """Reads rounds until it is closed. A refusal ends it: the status meets the same one and reports it.
 
     Args:
-        client: the server.
         add: called with every round, on the listener's thread.
     """
 
@@ -497,7 +451,6 @@ LEAST_ROUNDS = 3
 
 
 def view(url: str, snapshot: Snapshot, *, width: int, height: int) -> RenderableType:
-    """Return the picture of a snapshot."""
     parts: list[RenderableType] = [heading(url, snapshot)]
     server = snapshot.server
     if server is None:
@@ -560,7 +513,6 @@ def model_lines(model: ModelFacts, snapshot: Snapshot, width: int) -> list[Text]
 
 
 def cut(text: str, style: str = "") -> Text:
-    """Return a text in one line, cut where the room ends."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
@@ -620,7 +572,6 @@ def figure(value: float | None, *, digits: int = 0) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in hours, minutes and seconds."""
     if seconds is None:
         return NOTHING
     minutes, rest = divmod(int(seconds), 60)
@@ -661,7 +612,6 @@ def watch(url: Url, *, key: Key = None, interval: Interval = 1.0, once: Once = F
 
 
 def print_snapshot(client: ServerClient, interval: float, *, as_json: bool) -> None:
-    """Print the status, and the rounds of one interval."""
     client.status()  # wrong addresses and keys are reported before the wait
     history = History()
     raw: list[dict[str, object]] = []

@@ -80,7 +80,6 @@ DIGITS = 4
 
 
 def summary(trace: Trace) -> dict[str, Any]:
-    """Return facts about a trace as JSON values."""
     header = trace.header
     steps = [step for one in trace.rounds for step in one.steps]
     names = trace.rounds[0].seconds if trace.rounds else {}

@@ -169,7 +169,6 @@ class Simulated:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens written per round and sequence."""
         return self.tokens / self.steps if self.steps else 0.0
 
     @property
@@ -195,7 +194,6 @@ class Script:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the text is written."""
         return self.place - self.start >= len(self.text)
 
     def coming(self) -> list[int]:
@@ -440,7 +438,6 @@ HEAD = f"{'plan':<20}{'tokens/round':>16}{'scored':>10}{'accepted':>10}{'tokens/
 
 
 def planner_of(trace: Trace, plan: str) -> Planner:
-    """Return a fresh planner for the drafters of a trace."""
     specs = PLANNERS.parse(plan)
     if len(specs) != 1:
         raise ConfigurationError(f"planner '{plan}' names {len(specs)} methods: name one")
@@ -454,7 +451,6 @@ def planner_of(trace: Trace, plan: str) -> Planner:
 
 
 def replays(trace: Trace, plans: Sequence[str]) -> str:
-    """Return the table as text."""
     header = trace.header
     if header.verify.split(",")[0] not in RULES:
         raise ConfigurationError(

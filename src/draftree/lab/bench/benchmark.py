@@ -54,8 +54,6 @@ Follow = Callable[[Prompt, str], Prompt | None]
 
 @dataclass(frozen=True, slots=True)
 class MethodCall:
-    """One call: a method's texts for a group of prompts in one repeat."""
-
     method: Method
     repeat: int
     place: int
@@ -78,7 +76,6 @@ class Runner:
     follow: Follow | None = None
 
     def warm_up(self, prompts: Sequence[Prompt]) -> None:
-        """Run every method once on few tokens."""
         short = replace(self.run_params, max_tokens=min(WARM_UP_TOKENS, self.run_params.max_tokens))
         for method in self.methods:
             self.writers[method.engine].write(method, [prompt.ids for prompt in prompts], short)
@@ -240,7 +237,6 @@ class BenchSettings(ExecutionSettings):
     Attributes:
         drafts: methods besides plain decoding, `DRAFT[@PLAN][@VERIFY]`.
         plans: planners for drafts without their own; several planners give several methods.
-        prompts: a prompts file; None uses the built-in set.
     """
 
     drafts: tuple[str, ...] = ()
@@ -277,7 +273,6 @@ class Benchmark:
     warnings: tuple[str, ...] = ()
 
     def warm_up(self) -> None:
-        """Run every method once on few tokens, unrecorded."""
         self.runner.warm_up(self.groups[0])
 
     def run(self) -> Iterator[list[Record]]:
@@ -286,7 +281,6 @@ class Benchmark:
 
 
 def end_line(*, complete: bool) -> dict[str, Any]:
-    """Return the last line of a results file."""
     return {"complete": complete, "date": now(), "load_average": load_average()}
 
 
@@ -345,7 +339,6 @@ def busy_notes(load: Sequence[float] | None, cores: int | None) -> tuple[str, ..
 
 
 def tokenizer_of(target: LoadedModel) -> Tokenizer:
-    """Return a model's tokenizer."""
     trusts = target.runs_code
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     if tokenizer is None:

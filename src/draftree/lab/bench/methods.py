@@ -54,7 +54,6 @@ class PeerMethod:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the method is plain decoding."""
         return self.lookup_tokens is None and self.assistant is None and self.exit_layers is None
 
 
@@ -63,7 +62,6 @@ class Method:
     """One way to generate the texts: a row of the table.
 
     Attributes:
-        name: unique; contains no folder.
         job: methods of one job are comparable across engines.
     """
 
@@ -73,16 +71,13 @@ class Method:
 
     @property
     def engine(self) -> str:
-        """The engine's name."""
         return OURS if isinstance(self.how, OurMethod) else PEER
 
     @property
     def is_plain(self) -> bool:
-        """Whether the method is plain decoding."""
         return self.job == PLAIN
 
     def to_json(self) -> dict[str, Any]:
-        """Return its entry in the header."""
         shown: dict[str, Any] = {"name": self.name, "engine": self.engine, "job": self.job}
         if isinstance(self.how, OurMethod):
             shown["draft_is_pass"] = self.how.draft_is_pass

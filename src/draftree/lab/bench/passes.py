@@ -179,7 +179,6 @@ WARM_UP_PASSES = 2
 
 
 def some_tokens(model: LanguageModel, count: int) -> list[int]:
-    """Return `count` arbitrary tokens."""
     return [(7 + 31 * place) % model.vocab_size for place in range(count)]
 
 
@@ -215,9 +214,7 @@ class PassSettings(ExecutionSettings):
     """The passes to time.
 
     Attributes:
-        rows: numbers of tokens per pass; 1 is always included.
         prefix: committed tokens before them; None for 256, or as many as fit into a shorter context.
-        repeats: passes of each kind that count.
     """
 
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)

@@ -40,16 +40,12 @@ class Record:
     """One text: a prompt, a method, a repeat.
 
     Attributes:
-        form: "chat" or "plain".
-        repeat: index of the repeat, from 0.
         place: position in the rotating order of methods, from 0.
         group: number of the group of concurrent prompts.
         seconds: wall time of the call, shared by the group.
-        finish_reason: "stop" or "length".
         equal_to_plain: whether the tokens equal those of the same engine's plain method in its first repeat; None for
             transformers at a temperature above 0, where its methods draw differently from one another.
         equal_to_other_plain: the same for the other engine's plain method; None also if that does not run.
-        stats: all of `CompletionStats`; for transformers the externally visible ones.
         first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
 
@@ -124,7 +120,6 @@ class PerplexityRecord:
     """Perplexity of one kind of weights on a text.
 
     Attributes:
-        fallback_reason: why torch was used although native kernels were possible; else None.
         ratio: perplexity divided by that of the first kind of weights.
         ratio_error: standard error of the ratio, from the differences token by token.
         num_other_tokens: places at which the most likely token differs from that of the first kind.
@@ -155,7 +150,6 @@ class Results:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run finished."""
         return self.end is not None and bool(self.end.get("complete"))
 
 
@@ -178,7 +172,6 @@ class RecordFile:
     lines: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, kind: str, entry: dict[str, Any] | AnyRecord) -> None:
-        """Append one line."""
         fields = entry if isinstance(entry, dict) else dataclasses.asdict(entry)
         self.lines.append({"kind": kind, **fields})
         if self.stream is not None:
@@ -186,7 +179,6 @@ class RecordFile:
             self.stream.flush()
 
     def results(self, name: str) -> Results:
-        """Return the results as if read from the file."""
         return _results(enumerate(json.loads(json.dumps(self.lines)), start=1), name)
 
 
@@ -197,7 +189,6 @@ def sha256_of(value: str | Sequence[int]) -> str:
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file."""
     try:
         lines = read_json_lines(path, may_be_cut=True)  # a run may be killed during its last line
     except FileNotFoundError as error:

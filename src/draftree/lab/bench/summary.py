@@ -19,14 +19,11 @@ PHASES = ("plan", "draft", "score", "verify", "commit")
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens and seconds of one method on one group of prompts."""
-
     tokens: float
     seconds: float
 
     @property
     def value(self) -> float | None:
-        """Tokens per second; None if nothing was timed."""
         return self.tokens / self.seconds if self.tokens > 0 and self.seconds > 0 else None
 
 
@@ -46,8 +43,6 @@ class MethodSummary:
     Attributes:
         decoding: decode tokens per second (first round excluded), sum of tokens over sum of seconds.
         whole: tokens per second of whole calls, prefill included.
-        against_plain: decode speed-up over the same engine's plain method.
-        against_peer: ours over transformers' fastest method for the same job; None for transformers itself.
         overhead: share of the rounds' seconds outside the models' passes.
         num_equal: prompts with plain's text in every repeat; None if the texts need not be equal.
     """
@@ -91,7 +86,6 @@ class Report:
         self._whole = {name: _rates(records, whole=True) for name, records in self._records.items()}
 
     def rows(self) -> list[MethodSummary]:
-        """Return one row per method, in the header's order."""
         return [self._row(method) for method in self.methods if self._records[method["name"]]]
 
     def phases(self) -> dict[str, dict[str, float]]:
@@ -163,7 +157,6 @@ class Report:
 
 
 def total(rates: Mapping[int, Rate]) -> Rate:
-    """Return the sums of tokens and of seconds."""
     return Rate(sum(rate.tokens for rate in rates.values()), sum(rate.seconds for rate in rates.values()))
 
 

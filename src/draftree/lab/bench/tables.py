@@ -25,13 +25,11 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """Return the table as Markdown under its title."""
         rule = ["---", *["---:"] * (len(self.headings) - 1)]
         lines = [self.headings, rule, *self.rows]
         return "\n".join([f"**{self.title}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
     def rich(self) -> Table:
-        """Return the table for a terminal, without the title."""
         table = Table(box=None, pad_edge=False)
         for place, heading in enumerate(self.headings):
             table.add_column(heading, justify="right" if place else "left", no_wrap=not place)
@@ -302,7 +300,6 @@ def doubts(results: Results) -> list[str]:
 
 
 def show(results: Results, console: Console) -> None:
-    """Print all tables."""
     console.print(provenance_line(results), style="dim", highlight=False)
     for reason in doubts(results):
         console.print(f"warning: {reason}", style="bold", highlight=False)
@@ -313,7 +310,6 @@ def show(results: Results, console: Console) -> None:
 
 
 def markdown(results: Results) -> str:
-    """Return all tables as Markdown, with the provenance below."""
     tables = [grid.markdown() for grid in grids_of(results)]
     return "\n\n".join([*tables, *(f"**{reason}**" for reason in doubts(results)), provenance_line(results)]) + "\n"
 

@@ -40,7 +40,6 @@ class Task:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of this task and of its later turns."""
         return (self.id, *(f"{self.id}/{number}" for number in range(2, len(self.turns) + 2)))
 
     @property
@@ -61,7 +60,6 @@ class Workload:
 
     @property
     def categories(self) -> dict[str, int]:
-        """Number of tasks per category, in the file's order."""
         return dict(Counter(task.category for task in self.tasks))
 
     def choose(self, categories: Sequence[str] = (), limit: int | None = None) -> Workload:
@@ -82,7 +80,6 @@ class Workload:
 
 
 def read_workload(path: Path = SHIPPED) -> Workload:
-    """Read a prompts file."""
     tasks, sha256 = [], hashlib.sha256()
     try:
         with path.open("rb") as stream:

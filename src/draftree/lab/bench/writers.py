@@ -35,13 +35,6 @@ OnRound = Callable[[RoundRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One text.
-
-    Attributes:
-        token_ids: the generated tokens, including the one that ended the text.
-        stats: statistics named as in `CompletionStats`.
-    """
-
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
@@ -50,19 +43,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class RunParams:
-    """Generation parameters of every text."""
-
     max_tokens: int
     temperature: float = 0.0
     seed: int = 0
 
 
 class Writer(ABC):
-    """An engine with its model and all methods loaded."""
-
     @abstractmethod
-    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
-        """Generate one text per prompt, concurrently; returns when the last is finished."""
+    def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]: ...
 
 
 @final
@@ -87,11 +75,9 @@ class OurWriter(Writer):
 
     @property
     def planners(self) -> dict[str, Planner[Any]]:
-        """The planner of every method, by name."""
         return {name: llm.planner for name, llm in self._llms.items()}
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
-        """Call `LLM.generate` once, with a drafter that keeps nothing from earlier repeats."""
         llm = self._llms[method.name]
         llm.forget()
         params = SamplingParams(**dataclasses.asdict(run_params))
@@ -145,7 +131,6 @@ class PeerWriter(Writer):
         }
 
     def write(self, method: Method, prompts: Sequence[Sequence[int]], run_params: RunParams) -> list[Outcome]:
-        """Call `model.generate` once."""
         assert isinstance(method.how, PeerMethod)
         clock = TokenClock()
         ids, mask = self._padded(prompts)
@@ -243,7 +228,6 @@ class TokenClock:
         self._prompt_seen = False
 
     def start(self) -> None:
-        """Start the clock."""
         self._start = time.perf_counter()
 
     def put(self, tokens: Tensor) -> None:

@@ -104,7 +104,6 @@ def printable(text: str) -> str:
 
 
 def legend(axes: Any, **given: Any) -> None:
-    """Add a legend with small text."""
     axes.legend(fontsize=7.5, **given)
 
 
@@ -158,7 +157,6 @@ def needed_runs(figures: Mapping[str, Figure], material: Material) -> list[str]:
 
 
 def material_of(traces: Iterable[Path], results: Iterable[Path]) -> Material:
-    """Read traces and results files."""
     lines: dict[str, Sequence[Mapping[str, Any]]] = {}
     for path in results:
         if path.name in lines:
@@ -210,7 +208,6 @@ def _require_drafts(figure: Figure, material: Material) -> None:
 
 
 def with_traces(material: Material, traces: Iterable[Trace]) -> Material:
-    """Return the material with more traces."""
     grouped = Material.of(traces).traces
     names = dict.fromkeys((*material.traces, *grouped))
     return Material({n: (*material.traces.get(n, ()), *grouped.get(n, ())) for n in names}, material.results)

@@ -39,7 +39,6 @@ class Estimate:
         return max(0.0, self.value - self.low), max(0.0, self.high - self.value)
 
     def row(self, name: str) -> dict[str, float]:
-        """Return three columns of a table."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
@@ -60,7 +59,6 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimat
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """Return the mean of one value per text."""
     return ratio(values, [1.0] * len(values))
 
 
@@ -73,8 +71,6 @@ class Position:
     """A place in a text.
 
     Attributes:
-        tree: the draft there.
-        levels: depth of each node.
         ranks: place of each node among its siblings in draft order, from 1.
         path: nodes of the text that the tree contains, from the root down.
     """
@@ -234,7 +230,6 @@ def measured_on(trace: Trace, *, what: str) -> str:
 
 
 def tokens_per_pass(runs: Sequence[Replayed]) -> Estimate:
-    """Return tokens per round over texts, bonus included."""
     return ratio([run.tokens for run in runs], [run.rounds for run in runs])
 
 

@@ -15,7 +15,6 @@ MAX_BYTES = 8_000_000
 
 
 def page_of(path: Path) -> str:
-    """Return the page with a trace in it, as one file of HTML."""
     trace = read_trace(path)
     if not any(one.steps for one in trace.rounds):
         raise ConfigurationError(f"'{path}' has no rounds: there is nothing to show")

@@ -58,9 +58,7 @@ class RunSpec:
     """One run over all prompts.
 
     Attributes:
-        run: name of the run, which several runs may share.
         temperature: None for that of the user.
-        max_texts: number of prompts; None for all.
     """
 
     run: str
@@ -167,7 +165,6 @@ class Recorder:
     tokenizer: Any = None
 
     def path_of(self, spec: RunSpec) -> Path:
-        """Return the file of a run."""
         facts = [spec.run, spec.draft, spec.plan or "", spec.verify, f"t{self._temperature(spec):g}", f"b{spec.batch}"]
         return self.folder / (re.sub(r"[^\w.+=,-]+", "_", "-".join(filter(None, facts))) + ".jsonl")
 

@@ -158,22 +158,18 @@ class MeasuredDraft:
 
     @property
     def rounds(self) -> tuple[RoundOutcome, ...]:
-        """All rounds, text by text."""
         return tuple(one for text in self.texts for one in text)
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens of a round."""
         return statistics.fmean(one.tokens for one in self.rounds)
 
     def line(self, draft: str) -> dict[str, Any]:
-        """Return the values of a line of the file."""
         texts = [[[one.nodes, one.tokens, round(1000 * one.draft_seconds, 3)] for one in text] for text in self.texts]
         return {"kind": "draft", "draft": draft, "host": asdict(self.host), "texts": texts}
 
     @classmethod
     def of_line(cls, row: Mapping[str, Any]) -> MeasuredDraft:
-        """Return the content of a line."""
         texts = [
             tuple(RoundOutcome(nodes, tokens, milliseconds / 1000) for nodes, tokens, milliseconds in text)
             for text in row["texts"]
@@ -199,7 +195,6 @@ class Measurements:
             raise ConfigurationError(f"'{path}' cannot be read as measurements: {error!r}") from error
 
     def draft(self, spec: str) -> MeasuredDraft:
-        """Return the rounds of a drafter."""
         if spec not in self.drafts:
             raise ConfigurationError(f"the file has no rounds of '{spec}': {suggestion(spec, list(self.drafts))}")
         return self.drafts[spec]

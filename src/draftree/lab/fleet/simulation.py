@@ -294,13 +294,11 @@ class RunningRequest:
 
     @property
     def outcome(self) -> RoundOutcome:
-        """The outcome of the next round."""
         outcomes = self.request.outcomes
         return outcomes[self.rounds % len(outcomes)]
 
     @property
     def is_written(self) -> bool:
-        """Whether its text has ended."""
         return self.written >= self.request.output
 
     @property
@@ -328,11 +326,6 @@ class Replica:
     """An engine. Mutated by `Fleet`.
 
     Attributes:
-        waiting: sequences without a place in the batch.
-        running: sequences that can take part in a step.
-        away: sequences whose clients draft.
-        load: requests that are not over.
-        busy: seconds in steps.
         version: of the next end of a work of the host: earlier ones do not count.
     """
 
@@ -444,7 +437,6 @@ class Fleet:
         self._delays = random.Random(settings.seed)
 
     def run(self, requests: Iterable[SimulatedRequest]) -> FleetResult:
-        """Simulate all requests to their ends."""
         given = [RunningRequest(request, request.prompt) for request in requests]
         for one in given:
             self._push(one.request.arrival, partial(self._arrive, one))

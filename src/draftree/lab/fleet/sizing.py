@@ -48,11 +48,9 @@ class Demand:
     """What a fleet has to serve.
 
     Attributes:
-        tokens_per_round: tokens written per round with the drafter; 1 for plain decoding.
         rounds: recorded rounds to replay in place of these three; none to use them.
         round_trip: seconds between client and server for each round, if clients draft; None if the server drafts.
         first_token: largest acceptable seconds to the first token, 95th percentile; None for any.
-        per_token: largest acceptable seconds between tokens, 95th percentile; None for any.
     """
 
     parameters: float
@@ -114,12 +112,10 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.tensor_parallel * self.replicas
 
 
 def parse_parameters(text: str) -> float:
-    """Return the number of weights in "8B", "70B" or "135M"."""
     found = SIZE.fullmatch(text.strip().upper())
     if found is None or float(found[1]) * SCALES[found[2]] < LEAST_WEIGHTS:
         raise ConfigurationError(f"model size is '{text}': write a number of weights such as 8B or 135M")

@@ -31,12 +31,10 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """Unique name, as in benchmarks."""
         return self.draft if self.plan is None else f"{self.draft}@{self.plan}"
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is plain decoding."""
         return not drafts(self.draft)
 
 

@@ -59,7 +59,6 @@ class Standing:
     """The result of one candidate: medians, means and quartiles over its texts.
 
     Attributes:
-        tokens_per_second: median.
         speedup: geometric mean of its speed divided by plain decoding's of the same text.
         out: why it was dropped; empty if it was not.
     """
@@ -116,12 +115,10 @@ class Contest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is used up."""
         return self._clock() >= self._end
 
     @property
     def num_samples(self) -> int:
-        """Number of texts that count, plain ones included."""
         return sum(map(len, self._samples.values()))
 
     def run(self, first: Sequence[Candidate], variants: Callable[[Candidate], Sequence[Candidate]]) -> Iterator[Cell]:
@@ -147,7 +144,6 @@ class Contest:
         return sorted((one for one in found if one.texts), key=lambda one: (bool(one.out), -one.texts, -one.speedup))
 
     def standing(self, candidate: Candidate) -> Standing:
-        """Return the result of a candidate."""
         own = self._samples.get(candidate.name, {})
         plain = self._samples[PLAIN.name]
         cells = sorted(own.keys() & plain.keys())
@@ -232,7 +228,6 @@ class Contest:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of at least one positive value."""
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
@@ -263,7 +258,6 @@ class Journal:
         return found
 
     def add(self, cell: Cell, candidate: Candidate, sample: Sample) -> None:
-        """Append a measurement."""
         values = {"cell": cell.number, "candidate": candidate.name, **dataclasses.asdict(sample)}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -275,12 +269,10 @@ class Journal:
             ) from error
 
     def remove(self) -> None:
-        """Remove the file."""
         self.path.unlink(missing_ok=True)
 
 
 def journal_folder() -> Path:
-    """Return the folder of journals."""
     return Cache().root / "tuned"
 
 
@@ -333,7 +325,6 @@ class CandidateModels:
         return found
 
     def drop(self, candidate: Candidate) -> None:
-        """Remove the `LLM` of a candidate, if there is one."""
         self._llms.pop(candidate.name, None)
 
 

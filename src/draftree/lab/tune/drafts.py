@@ -42,9 +42,6 @@ class DraftTuneSettings(ExecutionSettings):
     """Settings of a search.
 
     Attributes:
-        prompts: a prompts file as for 'draftree bench'; None for the prompts of the package.
-        temperatures: temperatures of the texts, in turn.
-        minutes: duration after which no new text is begun.
         replay: whether candidates are first replayed on recorded texts; otherwise all are measured for real.
     """
 
@@ -137,7 +134,6 @@ class DraftSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Number of drafters that are measured first."""
         return len(self._first)
 
     @property
@@ -153,7 +149,6 @@ class DraftSearch:
 
     @property
     def predicted(self) -> list[Standing]:
-        """Results of the replays; empty without them."""
         return [] if self.prediction is None else self.prediction.contest.standings()
 
     def run(self) -> Iterator[Cell]:
@@ -167,7 +162,6 @@ class DraftSearch:
         yield from self.contest.run(first, lambda one: variants_of(one, self._loaded) if one.name in unreplayed else [])
 
     def forget(self) -> None:
-        """Remove all measurements."""
         self.journal.remove()
         if self.prediction is not None:
             self.prediction.journal.remove()

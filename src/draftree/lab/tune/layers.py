@@ -88,7 +88,6 @@ class LayerSearch:
 
     @property
     def journal(self) -> Path:
-        """The file of measurements."""
         return self._journal
 
     @property
@@ -98,13 +97,11 @@ class LayerSearch:
 
     @property
     def num_done(self) -> int:
-        """Number of sets that were measured or abandoned."""
         states = self._optuna.trial.TrialState
         return len(self._study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
 
     @property
     def best(self) -> LayerTrial | None:
-        """The fastest set so far."""
         found = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
         return min(map(_tried, found), key=lambda one: one.seconds_per_token or math.inf, default=None)
 
@@ -203,7 +200,6 @@ class LayerSearch:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 

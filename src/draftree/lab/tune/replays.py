@@ -139,12 +139,10 @@ def measure_round_costs(
 
 
 def medians(seconds: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """Return the median of each number of rows."""
     return {rows: statistics.median(each) for rows, each in seconds.items()}
 
 
 def controls_of(model: LanguageModel, temperature: float) -> Controls:
-    """Return controls with a temperature only."""
     params = SamplingParams(temperature=temperature, ignore_eos=True)
     return build_controls(params, vocab_size=model.vocab_size, seed=0)
 

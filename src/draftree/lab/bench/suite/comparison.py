@@ -65,12 +65,10 @@ def require_comparable(submissions: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def set_names(submission: Mapping[str, Any]) -> str:
-    """Return the prompt sets in words."""
     return ", ".join(one["name"] for one in submission["sets"])
 
 
 def machine_of(submission: Mapping[str, Any]) -> str:
-    """Return the processor or the GPU."""
     return str(submission["machine"].get("gpu") or submission["machine"]["cpu"])
 
 
@@ -177,7 +175,6 @@ def to_csv(submissions: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def columns_of(name: str, estimate: Mapping[str, float] | None) -> dict[str, float | None]:
-    """Return three columns of an estimate."""
     value = estimate or {}
     return {name: value.get("value"), f"{name}_low": value.get("low"), f"{name}_high": value.get("high")}
 

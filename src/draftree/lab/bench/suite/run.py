@@ -57,7 +57,6 @@ def read_sets(sets: Sequence[PromptSet]) -> tuple[Workload, list[dict[str, Any]]
 
 
 def require_format(path: Path, name: str) -> None:
-    """Check that every line of a file has the fields of a format."""
     try:
         entries = read_json_lines(path)
     except (OSError, JsonError):
@@ -121,7 +120,6 @@ class SuiteRun:
 
     @property
     def left(self) -> list[int]:
-        """Numbers of the groups that are still to run."""
         return [number for number in range(len(self.benchmark.groups)) if number not in self.done]
 
     def run(self) -> Iterator[list[Record]]:
@@ -144,7 +142,6 @@ def default_drafts(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def prepare_suite(settings: SuiteSettings, *, fetch: Callable[[str], object] = prepared_folder) -> Benchmark:
-    """Check everything, then load everything."""
     if settings.batch != 1:
         raise ConfigurationError("a suite runs one prompt at a time: speeds of prompts in one batch are not separate")
     workload, facts = read_sets(settings.sets)

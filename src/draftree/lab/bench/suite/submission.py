@@ -39,8 +39,6 @@ class Entry:
     """What one method did on one prompt.
 
     Attributes:
-        rounds: passes of the target that wrote them.
-        accepted: drafted tokens that were written.
         tokens_per_second: decode speed, the first round excluded; None if the text ended in the first round.
         first_turn: id of the prompt that began the conversation; None if this is a first turn.
     """
@@ -64,7 +62,6 @@ class Estimate:
     high: float
 
     def to_json(self) -> dict[str, float]:
-        """Return it with six digits."""
         return {"value": round(self.value, 6), "low": round(self.low, 6), "high": round(self.high, 6)}
 
 
@@ -87,7 +84,6 @@ class MethodScore:
     exact: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of a submission."""
         return {
             "method": self.method,
             "category": self.category,
@@ -217,7 +213,6 @@ def facts_of(header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def submission_of(results: Results) -> dict[str, Any]:
-    """Return the submission of a complete run."""
     names = [method["name"] for method in results.header["methods"]]
     entries = {name: entries_by_prompt(results.records, name) for name in names}
     prompts = [
@@ -272,7 +267,6 @@ def counts_of(entry: Entry) -> dict[str, Any]:
 
 
 def entries_of(submission: Mapping[str, Any]) -> dict[str, dict[str, Entry]]:
-    """Return what every method did on every prompt."""
     return {
         method["name"]: {
             prompt["id"]: Entry(
@@ -287,7 +281,6 @@ def entries_of(submission: Mapping[str, Any]) -> dict[str, dict[str, Entry]]:
 
 
 def read_submission(path: Path) -> dict[str, Any]:
-    """Read and check a submission."""
     try:
         submission = read_json(path)
     except (OSError, JsonError) as error:
