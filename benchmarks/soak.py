@@ -106,9 +106,9 @@ def break_now_and_then(llm: LLM, rng: random.Random, rate: float, counts: Counte
     """Let every phase of a round raise with this probability."""
     parts = llm.engine.parts
     places = [(parts.target, "run"), (parts.verifier, "verify_many")]
-    places += [(parts.planner, "budgets"), (parts.planner, "observe")]
-    if parts.drafter is not None:
-        places += [(parts.drafter, "draft"), (parts.drafter, "observe")]
+    for choice in parts.drafters:
+        places += [(choice.planner, "budgets"), (choice.planner, "observe")]
+        places += [(choice.drafter, "draft"), (choice.drafter, "observe")]
     for owner, name in places:
         setattr(owner, name, faulty(getattr(owner, name), rng, rate, counts))
     parts.target.apply = _faulty_commits(parts.target, rng, rate, counts)  # type: ignore[method-assign]

@@ -56,15 +56,13 @@ class Arm:
 
     def _counts(self) -> dict[str, int]:
         """Return counters of drafts ahead since the start."""
-        ahead = _ahead_in(self.timed.llm.engine.parts.drafter)
+        ahead = next((_ahead_in(one.drafter) for one in self.timed.llm.engine.parts.drafters), None)
         return asdict(AheadCounts() if ahead is None else ahead.counts)
 
 
 def _ahead_in(drafter: Any) -> AheadDrafter | None:
-    while drafter is not None and not isinstance(drafter, AheadDrafter):
-        several = getattr(drafter, "_drafters", None)
-        drafter = several[0] if several else getattr(drafter, "_drafter", None)
-    return drafter
+    parts = getattr(drafter, "_drafters", [drafter])  # of merged drafters
+    return next((part for part in parts if isinstance(part, AheadDrafter)), None)
 
 
 def build(loaded: LoadedModel, text: str, *, plan: str | None) -> Arm:

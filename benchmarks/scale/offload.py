@@ -30,6 +30,7 @@ from draftree import LLM, SamplingParams
 from draftree.lab.bench.workload import Task, encode, read_workload
 from draftree.loading.load import load_model
 from draftree.loading.resolve import resolve_model
+from draftree.models.memory import total
 from draftree.models.native.streaming.model import StreamedModel, parse_size
 from draftree.text.tokenizer import Tokenizer
 
@@ -38,11 +39,8 @@ MAX_NODES = 1024
 
 def drafter_bytes(llm: LLM, length: int) -> tuple[int, int]:
     """Return the bytes of a drafter's weights, and of its keys and values for a text with its tree."""
-    drafter = llm.engine.parts.drafter
-    if drafter is None:
-        return 0, 0
-    tree = min(llm.planner.default_nodes, MAX_NODES)
-    return drafter.footprint.weights, drafter.footprint.token * (length + tree)
+    footprint = total(choice.drafter.footprint for choice in llm.engine.parts.drafters)
+    return footprint.weights, footprint.token * (length + min(llm.planner.default_nodes, MAX_NODES))
 
 
 @dataclass

@@ -16,15 +16,14 @@ from draftree.core.errors import ConfigurationError, DraftreeError, require_extr
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.registry import Spec
 from draftree.core.tree import Draw
-from draftree.core.types import PLAIN
 from draftree.drafters import AUTO_DRAFT, DRAFTERS, NO_DRAFT, drafts
 from draftree.drafters.base import NO_DRAFTS, DraftContext, Drafter, DraftTraits, LoadedDraftModel
 from draftree.drafters.learning.store import Learning, LearningStore, parse_learning, prepare_folder
 from draftree.drafters.model import apart_reader, model_reader
-from draftree.drafters.wrappers.ahead import wrapped_apart
-from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
-from draftree.drafters.wrappers.several import MergedDrafter, RoutedDrafter, part_draw
+from draftree.drafters.wrappers.ahead import ahead_of
+from draftree.drafters.wrappers.merged import MergedDrafter, part_draw
 from draftree.engine.parts import EngineParts, agree, require_picks
+from draftree.engine.sequence import DraftChoice
 from draftree.loading.auto_draft import FALLBACK_DRAFTS, AutoCandidate, auto_candidates
 from draftree.loading.encoder_decoder import is_encoder_decoder_target, require_drafter
 from draftree.loading.load import load_model
@@ -34,7 +33,7 @@ from draftree.models.base import Extend, LanguageModel, Pass, Slot
 from draftree.parallel.entry import load_divided
 from draftree.parallel.options import SINGLE, ParallelOptions
 from draftree.planners import PLANNERS
-from draftree.planners.base import Planner, RoutedPlanner, require_effect
+from draftree.planners.base import Planner, require_effect
 from draftree.text.tokenizer import Tokenizer
 from draftree.verifiers import VERIFIERS
 from draftree.verifiers.base import Verifier
@@ -213,6 +212,7 @@ class Methods:
     """Configured methods that fit together; no weights are loaded yet.
 
     Attributes:
+        draft: name of the drafter, by which requests choose it.
         drafters: none for plain decoding, several for a merged tree.
         draw: how children are drawn, as agreed between drafters and verifier.
         verifier: the verifier.
@@ -220,6 +220,7 @@ class Methods:
         plan: the planner's spec.
     """
 
+    draft: str
     drafters: tuple[DraftMethod, ...]
     draw: Draw
     verifier: Verifier
@@ -230,6 +231,11 @@ class Methods:
     def traits(self) -> DraftTraits:
         """Static facts of the drafters together."""
         return _traits(self.drafters)
+
+    @property
+    def source(self) -> str:
+        """Name of the drafters together in the sources of a tree."""
+        return "+".join(method.name for method in self.drafters)
 
     @property
     def draft_models(self) -> list[str]:
@@ -267,18 +273,18 @@ def choose_methods(draft: str | None, verify: str, plan: str | None) -> Methods:
     )
     if drafters:
         require_effect(planner, plan=chosen_plan, draft=str(draft))
-    return Methods(drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
+    return Methods(draft or NO_DRAFT, drafters, draw, verifier_class(verifier_config), planner, chosen_plan)
 
 
 def _stand_in(verify: str, plan: str | None) -> Methods:
     """Return methods for `auto` before the target is known; raises for a wrong verifier or planner."""
     try:
-        return choose_methods(FALLBACK_DRAFTS[0], verify, plan)
+        methods = choose_methods(FALLBACK_DRAFTS[0], verify, plan)
     except ConfigurationError:
         methods = choose_methods(None, verify, None)
         if plan is not None:
             PLANNERS.configure(_only(PLANNERS.parse(plan), "planner", plan))
-        return methods
+    return replace(methods, draft=AUTO_DRAFT)
 
 
 def _traits(drafters: tuple[DraftMethod, ...]) -> DraftTraits:
@@ -338,63 +344,58 @@ def require_fit(methods: Methods, target: LoadedModel) -> None:
             f"this drafter drafts trees with branches, but '{target.name}' scores chains only: draft a chain"
         )
     if is_encoder_decoder_target(target):
-        require_drafter("+".join(method.name for method in methods.drafters), methods.traits)
+        require_drafter(methods.source, methods.traits)
     require_layers(methods.traits.features, target)
 
 
 def build_parts(
-    methods: Methods,
+    choices: Methods | Sequence[Methods],
     target: LoadedModel,
     tokenizer: Tokenizer | None,
     *,
-    dtype: Any,
-    device: str,
     kernels: str = "auto",
     trust_remote_code: bool = False,
     load_draft: Callable[..., LoadedDraftModel] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     learning: LearningStore | None = None,
 ) -> EngineParts:
-    """Load everything that the methods need besides the target.
+    """Load everything that the methods need besides the target; a model that several name is loaded once.
 
     Args:
-        methods: the chosen methods.
+        choices: the methods of every drafter that a request can choose, the default first.
         target: the target model.
         tokenizer: the target's tokenizer, None if it has none.
-        dtype: dtype of models that are loaded by name.
-        device: their device.
-        kernels: their kernels.
+        kernels: kernels of models that are loaded by name.
         trust_remote_code: whether Python code in their folders may run.
         load_draft: loads a drafter's model by name; None loads it from files.
-        clock: clock of the planner.
+        clock: clock of the planners and the records.
         learning: store of what drafters learn; None to learn nothing beyond one engine's memory.
 
     Raises:
         ConfigurationError: the drafter does not fit the target.
         ModelError: the drafter's model cannot be found or used.
     """
-    require_picks(target.model, methods.verifier, methods.traits)
-    if not methods.drafters:
-        return EngineParts(target.model, methods.verifier, methods.planner, clock=clock)
-    if methods.planner.wants_costs:
-        most = 1 + methods.planner.default_nodes
-        methods.planner.learn_costs(costs_of(target.model, max_rows=most, clock=clock))
-    require_fit(methods, target)
-
-    read = load_draft or model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code)
-
-    def load(name: str, **weights: str) -> LoadedDraftModel:
-        loaded = read(name, **weights)
-        if methods.traits.branches and not loaded.model.supports_trees:
-            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
-        return loaded
-
+    choices = [choices] if isinstance(choices, Methods) else choices
+    model = target.model
+    load = load_draft or cache(
+        model_reader(target, model.dtype, str(model.device), kernels=kernels, trust_remote_code=trust_remote_code)
+    )
     apart = apart_reader(target.quantization, trust_remote_code=trust_remote_code)
-    drafter = _drafter(methods, target.model, tokenizer, load=load, apart=apart, clock=clock, learning=learning)
-    return EngineParts(target.model, methods.verifier, methods.planner, drafter, methods.traits, clock)
+    loaded: dict[str, DraftChoice | None] = {}
+    for methods in choices:
+        require_picks(model, methods.verifier, methods.traits)
+        loaded[methods.draft] = None
+        if methods.drafters:
+            planner = methods.planner
+            if planner.wants_costs:
+                planner.learn_costs(costs_of(model, max_rows=1 + planner.default_nodes, clock=clock))
+            require_fit(methods, target)
+            drafter = build_drafter(methods, model, tokenizer, load=load, apart=apart, clock=clock, learning=learning)
+            loaded[methods.draft] = DraftChoice(methods.source, drafter, methods.traits, planner, methods.draw)
+    return EngineParts(model, choices[0].verifier, loaded, clock)
 
 
-def _drafter(
+def build_drafter(
     methods: Methods,
     target: LanguageModel,
     tokenizer: Tokenizer | None,
@@ -403,34 +404,42 @@ def _drafter(
     apart: Callable[..., LoadedDraftModel],
     clock: Clock,
     learning: LearningStore | None,
-) -> ForcedTokenDrafter:
-    """Return the drafter of all methods: merged, and wrapped for tokens that a grammar forces."""
+) -> Drafter[Any]:
+    """Build the drafter of a spec; several are merged, and one with a model apart drafts ahead.
+
+    Args:
+        methods: the configured spec.
+        target: the target model.
+        tokenizer: the target's tokenizer, None if it has none.
+        load: loads a drafter's model by name.
+        apart: loads it in a process of its own.
+        clock: clock of the measurements.
+        learning: store of what drafters learn.
+    """
+
+    def load_fitting(name: str, **weights: str) -> LoadedDraftModel:
+        loaded = load(name, **weights)
+        if methods.traits.branches and not loaded.model.supports_trees:
+            raise ConfigurationError(f"drafter model '{name}' scores chains only: draft a chain with it")
+        return loaded
+
     built: list[Drafter[Any]] = []
     num_drawing = 0
     for method in methods.drafters:
-        draw = part_draw(method.traits.draws, methods.draw)
-        shares = methods.verifier.shares_noise
-        context = DraftContext(target, tokenizer, draw, shares, load, num_drawing, learning, apart)
+        draw, shares_noise = part_draw(method.traits.draws, methods.draw), methods.verifier.shares_noise
+        context = DraftContext(target, tokenizer, draw, shares_noise, load_fitting, num_drawing, learning, apart)
         num_drawing += draw in (Draw.IID, Draw.WITHOUT_REPLACEMENT)
-        own = method.cls(method.config, context)
-        built.append(wrapped_apart(own, method.traits, target, clock))
-    names = [method.name for method in methods.drafters]
-    drafter = built[0]
-    if len(built) > 1:
-        drafter = MergedDrafter(
-            built,
-            names,
-            traits=[method.traits for method in methods.drafters],
-            draw=methods.draw,
-            vocab_size=target.vocab_size,
-            clock=clock,
-        )
-    return ForcedTokenDrafter(
-        drafter,
-        "+".join(names),
+        drafter = method.cls(method.config, context)
+        built.append(ahead_of(drafter, method.traits, target, clock) if method.traits.ahead else drafter)
+    if len(built) == 1:
+        return built[0]
+    return MergedDrafter(
+        built,
+        [method.name for method in methods.drafters],
+        traits=[method.traits for method in methods.drafters],
         draw=methods.draw,
-        may_branch=target.supports_trees and not methods.verifier.chains_only,
         vocab_size=target.vocab_size,
+        clock=clock,
     )
 
 
@@ -497,7 +506,7 @@ def _require_fit(candidate: AutoCandidate, loaded: LoadedModel, verify: str, pla
 
 def choose_each(
     draft: str | Sequence[str] | None, verify: str, plan: str | None, *, target: Any = None
-) -> dict[str, Methods]:
+) -> list[Methods]:
     """Find and configure the methods of every drafter that a request can choose.
 
     Args:
@@ -508,7 +517,7 @@ def choose_each(
         target: the model argument of `LLM`; drafters that cannot work with it are refused before it is loaded.
 
     Returns:
-        Methods by name of the drafter, the default first.
+        Methods of each drafter, the default first.
 
     Raises:
         ConfigurationError: as `choose_methods`; no drafter, or the same one twice.
@@ -521,16 +530,16 @@ def choose_each(
     if twice is not None:
         raise ConfigurationError(f"draft names '{twice}' twice: name it once")
     any_drafts = any(map(drafts, names))
-    each = {name: choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names}
+    each = [choose_methods(name, verify, plan if drafts(name) or not any_drafts else None) for name in names]
     if is_encoder_decoder_target(target):
-        for name, methods in each.items():
-            require_drafter(name, methods.traits)
+        for methods in each:
+            require_drafter(methods.draft, methods.traits)
     return each
 
 
 def decide_each(
-    each: Mapping[str, Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
-) -> tuple[dict[str, Methods], AutoChoice | None]:
+    each: Sequence[Methods], loaded: LoadedModel, verify: str, plan: str | None, learn: str | None
+) -> tuple[list[Methods], AutoChoice | None]:
     """Replace `auto` by the drafter that is chosen for a loaded target.
 
     Args:
@@ -541,26 +550,25 @@ def decide_each(
         learn: as for `learning_of`.
 
     Returns:
-        Methods by name of the drafter, in the same order; what `auto` stands for, None if it is not among them.
+        Methods of each drafter, in the same order; what `auto` stands for, None if it is not among them.
 
     Raises:
         ConfigurationError: as `decide` and `learning_of`.
     """
-    if AUTO_DRAFT not in each:
-        return dict(each), None
+    if all(methods.draft != AUTO_DRAFT for methods in each):
+        return list(each), None
     choice = decide(loaded, verify, plan)
     logger.info("'%s': %s", loaded.name, choice.note)
-    found: dict[str, Methods] = {}
-    for name, methods in each.items():
-        if name == AUTO_DRAFT:
-            found.setdefault(choice.draft, choose_methods(choice.draft, verify, choice.plan))
-        else:
-            found.setdefault(name, methods)
-    learning_of(learn, found)
-    return found, choice
+    decided: dict[str, Methods] = {}
+    for methods in each:
+        if methods.draft == AUTO_DRAFT:
+            methods = choose_methods(choice.draft, verify, choice.plan)
+        decided.setdefault(methods.draft, methods)
+    learning_of(learn, list(decided.values()))
+    return list(decided.values()), choice
 
 
-def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning | None:
+def learning_of(learn: str | None, methods: Sequence[Methods]) -> Learning | None:
     """Read the settings of learning, and check them against the drafters; creates the folder.
 
     Args:
@@ -573,9 +581,10 @@ def learning_of(learn: str | None, methods: Mapping[str, Methods]) -> Learning |
     if learn is None:
         return None
     learning = parse_learning(learn)
-    if not any(own.traits.learns for own in methods.values()):
+    if not any(each.traits.learns for each in methods):
+        names = ", ".join(each.draft for each in methods)
         raise ConfigurationError(
-            f"learn is '{learn}', but no drafter learns ({', '.join(methods)}): use drafter 'suffix' with memory, "
+            f"learn is '{learn}', but no drafter learns ({names}): use drafter 'suffix' with memory, "
             "'early-exit' or a head that drafts level by level, or leave it out"
         )
     if learning.options.folder is not None:
@@ -594,73 +603,3 @@ def store_of(learning: Learning | None, target: LanguageModel, *, user: object) 
     store = LearningStore(learning, target.fingerprint)
     weakref.finalize(user, store.close)
     return store
-
-
-def build_each(
-    each: Mapping[str, Methods],
-    target: LoadedModel,
-    tokenizer: Tokenizer | None,
-    *,
-    kernels: str = "auto",
-    trust_remote_code: bool = False,
-    clock: Clock = SYSTEM_CLOCK,
-    learning: LearningStore | None = None,
-) -> EngineParts:
-    """Load what the methods of every drafter need besides the target; a model that several name is loaded once.
-
-    Args:
-        each: methods by name of the drafter, the default first.
-        target: as for `build_parts`.
-        tokenizer: as for `build_parts`.
-        kernels: as for `build_parts`.
-        trust_remote_code: as for `build_parts`.
-        clock: as for `build_parts`.
-        learning: as for `build_parts`; shared by all drafters.
-
-    Raises:
-        DraftreeError: as `build_parts`.
-    """
-    model = target.model
-    dtype, device = model.dtype, str(model.device)
-    load = cache(model_reader(target, dtype, device, kernels=kernels, trust_remote_code=trust_remote_code))
-
-    def build(methods: Methods) -> EngineParts:
-        return build_parts(
-            methods,
-            target,
-            tokenizer,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            load_draft=load,
-            clock=clock,
-            learning=learning,
-        )
-
-    return _joined({name: build(methods) for name, methods in each.items()})
-
-
-def _joined(each: Mapping[str, EngineParts]) -> EngineParts:
-    """Join the parts of several drafters to those of one engine, in which each request chooses its drafter.
-
-    Args:
-        each: parts by the name of the drafter, the default first; all with the same target and rule.
-    """
-    default, first = next(iter(each.items()))
-    choices = {name: own.traits for name, own in each.items()}
-    drafting = {name: own for name, own in each.items() if own.drafter is not None}
-    if not drafting:
-        return replace(first, choices=choices)
-    index = {NO_DRAFT: PLAIN, **{name: place for place, name in enumerate(drafting)}}
-    index[""] = index[default]
-    traits = [own.traits for own in drafting.values()]
-    drafter = RoutedDrafter(
-        [own.drafter for own in drafting.values() if own.drafter is not None],
-        index,
-        traits=traits,
-        num_parts=[len(own.planner.parts) for own in drafting.values()],
-        clock=first.clock,
-    )
-    planner = RoutedPlanner({name: own.planner for name, own in drafting.items()}, index)
-    whole = traits[0] if len(traits) == 1 else RoutedDrafter.describe(traits)
-    return EngineParts(first.target, first.verifier, planner, drafter, whole, first.clock, choices)

@@ -23,7 +23,7 @@ import numpy as np
 
 from draftree.beam.result import BeamResult
 from draftree.beam.searcher import AnyPrompt, BeamParams, BeamSearcher
-from draftree.build import build_each, choose_each, decide_each, learning_of, store_of
+from draftree.build import build_parts, choose_each, decide_each, learning_of, store_of
 from draftree.core.host import SYSTEM_CLOCK, Clock, apply_threads
 from draftree.core.types import RoundRecord
 from draftree.drafters import AUTO_DRAFT, NO_DRAFT
@@ -239,10 +239,10 @@ class LLM:
         require_exact(loaded, asked=exact)
         alone = loaded.model.lock.run  # others may share the model, and it is measured here
         methods, auto = alone(lambda: decide_each(methods, loaded, verify, plan, learn))
-        self._planner, self._auto_note = next(iter(methods.values())).planner, auto.note if auto else ""
+        self._planner, self._auto_note = methods[0].planner, auto.note if auto else ""
         self._tokenizer = tokenizer_of(loaded, tokenizer, trust_remote_code=trusts)
         self.learned, own = store_of(learning, loaded.model, user=self), kernels_of_drafter(loaded)
-        build = partial(build_each, methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts)
+        build = partial(build_parts, methods, loaded, self._tokenizer, kernels=own, trust_remote_code=trusts)
         self._parts = alone(lambda: build(clock=clock, learning=self.learned))
         self._engine = Engine(self._parts, limits, on_round=on_round)
         ends, on, why = eos_ids_of(loaded, self._tokenizer), loaded.kernels, loaded.fallback_reason
@@ -265,7 +265,7 @@ class LLM:
             loaded.model, self._prompts, self._tokenizer, end_ids=self._requests.eos_ids, kernels=loaded.kernels
         )
         self._transcriber = Transcriber(self._engine, self._requests, self._prompts, loaded.folder)
-        self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in methods)
+        self.is_lossless = all(self._parts.promise(1.0, name) is not Guarantee.LOSSY for name in self._parts.choices)
         self.is_exact, self.quantization = loaded.model.is_exact, loaded.quantization
         self.kernels, self.fallback_reason = on, why
         if loaded.kernels_note is not None and loaded is not model:
@@ -328,16 +328,15 @@ class LLM:
 
     def _forget(self, *, learned: bool) -> None:
         self._engine.forget()
-        if learned and self._parts.drafter is not None:
-            self._parts.drafter.forget()
+        for choice in self._parts.drafters if learned else ():
+            choice.drafter.forget()
         if learned and self.learned is not None:
             self.learned.forget()
 
     @property
     def draft_note(self) -> str:
         """What `auto` stands for and why, and the drafter's decisions during construction; empty if there are none."""
-        own = "" if self._parts.drafter is None else self._parts.drafter.note
-        return "; ".join(filter(None, (self._auto_note, own)))
+        return "; ".join(filter(None, (self._auto_note, *(choice.drafter.note for choice in self._parts.drafters))))
 
     def generate(
         self,

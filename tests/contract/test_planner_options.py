@@ -68,20 +68,17 @@ def drafted(methods: Methods) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     features = methods.traits.features
     num_features = 1 + max(features, default=-1)
     target = TableLM(TABLE, partial=near(TABLE, seed=2, distance=1.0), num_features=num_features)
-    parts = build_parts(
-        methods, LoadedModel(target, None, (), "table"), None, dtype=target.dtype, device="cpu", load_draft=load
-    )
-    assert parts.drafter is not None
-    if parts.planner.wants_costs:
-        parts.planner.learn_costs(COSTS)
+    parts = build_parts(methods, LoadedModel(target, None, (), "table"), None, load_draft=load)
+    drafter, planner = parts.drafters[0].drafter, methods.planner
+    if planner.wants_costs:
+        planner.learn_costs(COSTS)
     params = SamplingParams(temperature=0, prediction=PREDICTION)
     controls = build_controls(params, vocab_size=VOCAB, seed=0)
     if methods.traits.reads_grammars:
         controls = dataclasses.replace(controls, guide=FirstAllowed(), noise=Noise(0))  # type: ignore[arg-type]
-    drafter = parts.drafter._drafter  # without the wrapper, which needs a whole grammar
     drafter.reserve(1, 400)
     view = SequenceView(History(TEXT, capacity=400), controls, target.open())
-    budgets = [budget.in_room(300) for budget in parts.planner.budgets([parts.planner.open()])]
+    budgets = [budget.in_room(300) for budget in planner.budgets([planner.open()])]
     state, hidden = drafter.open(view), read_unread(target, view, features)
     if hidden is not None:
         drafter.observe([Observation(state, len(hidden), hidden=hidden)])

@@ -225,9 +225,6 @@ def test_reasons_are_those_of_the_chosen_drafters_planner() -> None:
     assert second
     assert first != second
     assert none == ""
-    reason = llm.engine.parts.planner.explain()
-    assert "ngram,min=1: " in reason
-    assert "; model:small,k=3: " in reason
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_draft_distributions_are_those_that_children_were_drawn_from(
     fast = LLM(llama, spec, verify=verify, plan="fixed", learn=f"server,{ALWAYS}", **THROUGH_TORCH)
     ids(fast, 1.0)
     use_always(fast)
-    drafter: Any = fast.engine.parts.drafter
+    drafter: Any = fast.engine.parts.drafters[0].drafter
     seen, original = [], drafter.draft
 
     def draft(states: Any, budgets: Any) -> Any:

@@ -102,8 +102,7 @@ def test_a_draft_model_in_8_bits_needs_less_memory_and_changes_no_text(tmp_path:
     for options in ("", ",bits=int8"):
         llm = LLM(target, f"model:{drafter},tree=best-12-3,k=3{options}")
         assert [list(one.token_ids) for one in llm.generate(PROMPTS, SAMPLED)] == wanted
-        assert llm.engine.parts.drafter is not None
-        weights.append(llm.engine.parts.drafter.footprint.weights)
+        weights.append(llm.engine.parts.drafters[0].drafter.footprint.weights)
     assert weights[1] < 0.8 * weights[0]
 
 

@@ -77,8 +77,8 @@ def test_a_draft_model_that_is_the_target_is_always_right(
 def test_a_causal_draft_model_reads_the_source_before_the_text(folders: dict[str, Path]) -> None:
     llm = LLM(sample("bart"), f"model:{folders['causal']},k=3", plan="fixed")
     (sequence,) = llm.requests.sequences([5, 6, 7, 8], GREEDY)
-    drafter: Any = llm.engine.parts.drafter
-    stepper = drafter._drafters[0]._drafter._builder.stepper
+    drafter: Any = llm.engine.parts.drafters[0].drafter
+    stepper = drafter._builder.stepper
     state = stepper.open(sequence.view)
     state.reading.advance()
     assert state.reading.tokens(0) == [5, 6, 7, 8, *llm.model.rules.prompt]  # type: ignore[attr-defined]

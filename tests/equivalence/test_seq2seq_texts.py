@@ -68,8 +68,7 @@ def test_drafts_copy_from_the_source() -> None:
     for draft in ("ngram", "suffix"):
         llm = LLM(sample("t5"), draft=draft)
         (sequence,) = llm.requests.sequences([9, 20, 21, 22, 23, 24, 1], GREEDY, decoder_prompt=[20, 21])
-        drafter = llm.engine.parts.drafter
-        assert drafter is not None
+        drafter = llm.engine.parts.drafters[0].drafter
         (tree,) = drafter.draft([drafter.open(sequence.view)], [Budget(num_nodes=6, depth=6, room=20)])
         assert list(tree.tokens[:2]) == [22, 23]
         assert -1 not in tree.tokens

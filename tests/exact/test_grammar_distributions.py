@@ -6,7 +6,6 @@ The grammar is a list of texts, and the allowed tokens are counted from that lis
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ from torch import Tensor
 from draftree.core.node_map import prune
 from draftree.core.noise import Noise
 from draftree.core.tree import EMPTY, Draw, TokenTree
-from draftree.core.types import Budget, Verdict
-from draftree.drafters.base import Drafter, DraftTraits, Observation, SequenceView
-from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
+from draftree.core.types import Verdict
+from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.table import Table, TableLM, hashed
 from draftree.sampling.controls import Controls, build_controls
 from draftree.sampling.distributions import DistributionRows, Distributions
@@ -65,32 +63,12 @@ def chosen(seed: int = 0, temperature: float = 1.0) -> Controls:
     return build_controls(params, vocab_size=4, eos_ids=[END], grammars=lambda: GRAMMARS, seed=seed)
 
 
-class Given(Drafter[None]):
-    """Drafts the tree that it is given."""
-
-    def __init__(self, tree: TokenTree) -> None:
-        self.tree = tree
-        self.verdicts: list[Verdict | None] = []
-
-    @classmethod
-    def describe(cls, config: Any) -> DraftTraits:
-        return DraftTraits(draws=frozenset(Draw), depth=1, nodes=1)
-
-    def open(self, sequence: SequenceView) -> None:
-        return None
-
-    def draft(self, states: Any, budgets: Any) -> list[TokenTree]:
-        return [self.tree] * len(states)
-
-    def observe(self, observations: Sequence[Observation[None]]) -> None:
-        assert [observation.tree for observation in observations] == [self.tree]
-        self.verdicts += [observation.verdict for observation in observations]
-
-
 def fitted(tree: TokenTree, draw: Draw, *, may_branch: bool = True) -> TokenTree:
-    view = SequenceView(History(PROMPT), chosen())
-    drafter = ForcedTokenDrafter(Given(tree), "given", draw=draw, may_branch=may_branch, vocab_size=4)
-    return drafter.draft([drafter.open(view)], [Budget(9, 9, room=9)])[0]
+    guide = chosen().guide
+    assert guide is not None
+    forced = ForcedTokens(guide, History(PROMPT))
+    forced.begin(9)
+    return forced.fit(tree, 9, name="given", draw=draw, may_branch=may_branch, vocab_size=4)
 
 
 TABLE = hashed(4, seed=3)

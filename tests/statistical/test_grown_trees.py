@@ -92,11 +92,11 @@ def merged(draft: str, verify: str) -> list[TokenTree]:
     def load(name: str) -> LoadedDraftModel:
         return LoadedDraftModel(CASE.drafter, None, name)
 
-    parts = build_parts(methods, target, None, dtype=CASE.target.dtype, device="cpu", load_draft=load)
-    assert parts.drafter is not None
+    parts = build_parts(methods, target, None, load_draft=load)
+    drafter = parts.drafters[0].drafter
     views = [SequenceView(History(CASE.prompt), controls(3, seed=seed)) for seed in range(ROUNDS)]
-    states = [parts.drafter.open(view) for view in views]
-    return parts.drafter.draft(states, [Budget(8, 2)] * ROUNDS)
+    states = [drafter.open(view) for view in views]
+    return drafter.draft(states, [Budget(8, 2)] * ROUNDS)
 
 
 @pytest.mark.parametrize("verify", ["multistep", "traversal"])

@@ -91,7 +91,7 @@ def parts_of(rule: str) -> EngineParts:
     methods = choose_methods(RULES[rule], rule.split()[0], None)
     drafter = LoadedDraftModel(DRAFTER, None, "drafter")
     return build_parts(
-        methods, LoadedModel(TARGET, None, (), "target"), None, dtype=TARGET.dtype, device="cpu",
+        methods, LoadedModel(TARGET, None, (), "target"), None,
         load_draft=lambda name: drafter,
     )  # fmt: skip
 
@@ -155,8 +155,7 @@ def test_a_variant_of_the_engine_without_ancestors_of_nodes_is_detected(
 @pytest.mark.parametrize("rule", RULES)
 def test_a_variant_of_the_drafter_with_uncontrolled_distributions_is_detected(rule: str) -> None:
     parts = parts_of(rule)
-    drafter = parts.drafter
-    assert drafter is not None
+    drafter = parts.drafters[0].drafter
     draft = drafter.draft
 
     def claiming(states: Any, budgets: list[Budget]) -> list[TokenTree]:

@@ -6,15 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftree import LLM, SamplingParams
+from draftree.drafters.base import DraftTraits
 from draftree.engine.engine import Engine, EngineLimits
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.parts import EngineParts
+from draftree.engine.sequence import DraftChoice, WritingSequence
+from draftree.models.base import LanguageModel
 from draftree.models.table import TableLM, hashed
+from draftree.verifiers import VERIFIERS
 
 VOCAB = 12
 
 
 def table_llm(draft: str | None = None, **options: Any) -> LLM:
     return LLM(TableLM(hashed(VOCAB, seed=5), order=3), draft, **options)
+
+
+def parts_of(target: LanguageModel, drafter: Any, traits: DraftTraits, planner: Any, *, verify: str) -> EngineParts:
+    """The parts of an engine with one drafter, which is built already."""
+    verifier = VERIFIERS.find(verify)
+    return EngineParts(target, verifier(verifier.Config()), {"own": DraftChoice("own", drafter, traits, planner)})
 
 
 def request(llm: LLM, ids: Sequence[int], *, priority: int = 0, **params: Any) -> list[WritingSequence]:

@@ -144,7 +144,7 @@ class Setup(ExecutionSettings):
     def methods(self) -> Methods:
         """Find and check the methods; loads nothing. For `auto`, those of a stand-in."""
         methods = choose_methods(self.draft, self.verify, self.plan)
-        learning_of(self.learn, {self.draft or NO_DRAFT: methods})
+        learning_of(self.learn, [methods])
         return methods
 
     def over(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from draftree.core.tree import EMPTY, TokenTree, depths
 
@@ -181,29 +180,3 @@ class RoundRecord:
     num_prompt_rows: int = 0
     """Rows that only prefill: chunks of sequences that do not decode yet, and the last chunks of those that decoded
     for the first time."""
-
-
-PLAIN = -1
-"""The choice of plain decoding."""
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The state of a sequence, and what it belongs to.
-
-    Attributes:
-        choice: index of the drafter, or `PLAIN`.
-        own: the state that this drafter, or its planner, gave; None for `PLAIN`.
-    """
-
-    choice: int
-    own: Any = None
-
-
-def rows_by_choice(states: Sequence[Routed]) -> dict[int, list[int]]:
-    """Return the places of the states of each choice, ascending; those of `PLAIN` are left out."""
-    rows: dict[int, list[int]] = {}
-    for row, state in enumerate(states):
-        if state.choice != PLAIN:
-            rows.setdefault(state.choice, []).append(row)
-    return rows

@@ -8,7 +8,7 @@ subpackages:
 * `tree_builder`: trees grown level by level with a model, a head, or a part of the target;
 * `lookup`: earlier occurrences of the last tokens, and trees of their continuations;
 * `learning`: what is learned from verified texts, and its files;
-* `wrappers`: forced tokens of a grammar, several drafters, drafting while the target verifies.
+* `wrappers`: several drafters merged, drafting while the target verifies.
 
 Invariants: a draft never changes a text whose verifier guarantees it; a tree fits in its budget, and an empty tree is
 always allowed; state of a sequence is in the object that `open` returns, and in no other place.

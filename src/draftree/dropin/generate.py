@@ -303,10 +303,9 @@ def _parts(
                 f"draft={drafting.draft!r} drafts from the {what} of a request, and generate takes none: "
                 f"name another drafter, or use draftree.LLM with SamplingParams({what}=...)"
             )
-    model = target.model
     load = None if assistant is None else lambda name: assistant
     try:
-        return build_parts(methods, target, tokenizer, dtype=model.dtype, device=str(model.device), load_draft=load)
+        return build_parts(methods, target, tokenizer, load_draft=load)
     except MissingTokenizerError as error:
         names = ("tokenizer",) if assistant is None else ("tokenizer", "assistant_tokenizer")
         raise MissingTokenizerError(f"{error}; {how_to_bind(*names)}") from error

@@ -77,9 +77,7 @@ class Proposer:
         self._nodes = traits.nodes
         self._vocab_size = int(vllm_config.model_config.get_vocab_size())
         target = LoadedModel(_Vocabulary(self._vocab_size, self._longest), None, (), "vLLM")
-        drafter = build_parts(methods, target, None, dtype=torch.float32, device="cpu").drafter
-        assert drafter is not None, "methods with drafters give a drafter"
-        self._drafter = drafter
+        self._drafter = build_parts(methods, target, None).drafters[0].drafter
         self._texts: dict[int, _Text] = {}
         """Texts by the row in which they were last."""
         self._unseen: list[_Text] = []

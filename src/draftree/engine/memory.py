@@ -13,17 +13,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from draftree.core.errors import ConfigurationError, InvalidRequestError
 from draftree.core.types import MAX_NODES
 from draftree.engine.parts import EngineParts
-from draftree.engine.prefix_cache import MIN_SHARED, CachedPrefix, DraftStates, PrefixCache, PrefixStats, common_length
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.prefix_cache import (
+    MIN_SHARED,
+    CachedPrefix,
+    DraftStates,
+    PrefixCache,
+    PrefixStats,
+    common_length,
+)
+from draftree.engine.sequence import DraftState, WritingSequence
 from draftree.models.base import Slot
-from draftree.models.memory import LOGIT_COPIES, NOTHING, free_memory
+from draftree.models.memory import LOGIT_COPIES, free_memory, total
 from draftree.models.source import EncoderDecoder
 
 SHARE = 0.5
@@ -83,8 +89,8 @@ def slot_budget(parts: EngineParts, sequence_bytes: int | None = None) -> SlotBu
         ConfigurationError: not even one short text fits into `sequence_bytes`.
     """
     target = parts.target.footprint
-    draft = NOTHING if parts.drafter is None else parts.drafter.footprint
-    nodes = 0 if parts.drafter is None else min(parts.planner.default_nodes, MAX_NODES)
+    draft = total(choice.drafter.footprint for choice in parts.drafters)
+    nodes = min(max((choice.planner.default_nodes for choice in parts.drafters), default=0), MAX_NODES)
     is_given = sequence_bytes is not None
     free, graphs = free_memory(parts.target.device), target.graphs + draft.graphs
     if sequence_bytes is None:
@@ -166,7 +172,7 @@ class PrefixMatch:
 
     slot: Slot | None = None
     length: int = 0
-    draft_state: Any = None
+    draft_state: DraftState | None = None
     kept: CachedPrefix | None = None
     later: int = 0
 
@@ -196,7 +202,7 @@ class SlotAllocator:
         self._length = 0
         self._count = 0
         self._sequences = self._hits = self._prompt_tokens = self._cached_tokens = 0
-        self._drafts = DraftStates(parts.drafter)
+        self._drafts = DraftStates(parts)
         self.prefixes = PrefixCache(parts.target, keep, self._drafts)
 
     @property
@@ -266,10 +272,9 @@ class SlotAllocator:
             found = PrefixMatch()
         begin = self._take_over if self._takes_over(found) else self._copy
         begin(found, sequence)
-        if sequence.plan_state is None:
-            sequence.plan_state = self._parts.planner.open_for(
-                sequence.view.draft, is_sampled=sequence.controls.temperature > 0
-            )
+        if sequence.plan_state is None and sequence.draft_state is not None:
+            planner = sequence.draft_state.choice.planner
+            sequence.plan_state = planner.open_for("", is_sampled=sequence.controls.temperature > 0)
         if sequence.counts.rounds == 0:
             self._count_hit(sequence, found.length)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -13,10 +12,9 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import Draw
 from draftree.drafters import NO_DRAFT
-from draftree.drafters.base import NO_DRAFTS, Drafter, DraftTraits
-from draftree.engine.sequence import WritingSequence
+from draftree.drafters.base import NO_DRAFTS, DraftTraits
+from draftree.engine.sequence import DraftChoice, WritingSequence
 from draftree.models.base import LanguageModel
-from draftree.planners.base import Planner
 from draftree.verifiers.base import Guarantee, Verifier
 
 
@@ -66,36 +64,38 @@ class EngineParts:
 
     target: LanguageModel
     verifier: Verifier
-    planner: Planner[Any]
-    drafter: Drafter[Any] | None = None
-    traits: DraftTraits = NO_DRAFTS
-    """Of the drafter."""
+    choices: Mapping[str, DraftChoice | None] = field(default_factory=dict)
+    """Drafters by the names that requests choose, the default first; None for plain decoding."""
     clock: Clock = SYSTEM_CLOCK
     """Clock of the records."""
-    choices: Mapping[str, DraftTraits] = field(default_factory=dict)
-    """Traits of the drafters that a request can choose, the default first; empty if there is no choice."""
     sink: StateSink | None = None
     """Receives hidden states of every token; prompts are then read without cached or shared prefixes."""
 
-    def __post_init__(self) -> None:
-        assert (self.drafter is None) == (self.traits is NO_DRAFTS), "a drafter comes with its traits"
-
     @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """Layers whose input the drafter needs, in its order, counted from 0; see `LayerRange.capture`."""
-        return tuple(layer if layer >= 0 else self.target.num_layers + 1 + layer for layer in self.traits.features)
+    def drafters(self) -> list[DraftChoice]:
+        """Loaded drafters, the default first."""
+        return [choice for choice in self.choices.values() if choice is not None]
+
+    def choice(self, draft: str) -> DraftChoice | None:
+        """Return the drafter that a request chose, by its name; empty for the default. None for plain decoding."""
+        if draft == NO_DRAFT:
+            return None
+        return self.choices[draft] if draft else next(iter(self.choices.values()), None)
+
+    def feature_layers(self, traits: DraftTraits) -> list[int]:
+        """Layers whose input a drafter needs, in its order, counted from 0; see `LayerRange.capture`."""
+        return [layer if layer >= 0 else self.target.num_layers + 1 + layer for layer in traits.features]
 
     @property
     def capture(self) -> tuple[int, ...]:
         """Layers whose hidden states a pass of the target must return: ascending, each once."""
-        own = () if self.sink is None else self.sink.layers
-        return tuple(sorted({*self.feature_layers, *own}))
+        sunk = () if self.sink is None else self.sink.layers
+        return tuple(sorted({*sunk, *(layer for one in self.drafters for layer in self.feature_layers(one.traits))}))
 
     def traits_of(self, draft: str) -> DraftTraits:
-        """Return the traits of a drafter by the name that a request chose; empty for the default."""
-        if draft == NO_DRAFT:
-            return NO_DRAFTS
-        return self.choices[draft] if draft else next(iter(self.choices.values()), self.traits)
+        """Return the traits of the drafter that a request chose; empty for the default."""
+        choice = self.choice(draft)
+        return NO_DRAFTS if choice is None else choice.traits
 
     def promise(self, temperature: float, draft: str = "") -> Guarantee:
         """Return the relation of texts at this temperature to plain decoding."""

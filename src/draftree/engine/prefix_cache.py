@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from draftree.core.errors import is_out_of_memory
-from draftree.drafters.base import Drafter, SequenceView
+from draftree.drafters.base import SequenceView
+from draftree.engine.parts import EngineParts
+from draftree.engine.sequence import DraftState
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.source import Source
 
@@ -23,63 +25,60 @@ logger = logging.getLogger(__name__)
 
 @final
 class DraftStates:
-    """Opens, copies, hands over and closes states; does nothing, with None as every state, without a drafter.
+    """Opens, copies, hands over and closes drafter states; the state of plain decoding is None."""
 
-    Args:
-        drafter: whose states they are.
-    """
-
-    def __init__(self, drafter: Drafter[Any] | None) -> None:
-        self._drafter = drafter
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
 
     def reserve(self, count: int, length: int) -> None:
-        """Make room for so many states of texts of so many tokens."""
-        if self._drafter is not None:
-            self._drafter.reserve(count, length)
+        """Make room for so many states of texts of so many tokens, in every drafter."""
+        for choice in self._parts.drafters:
+            choice.drafter.reserve(count, length)
 
-    def open(self, view: SequenceView) -> Any:
+    def open(self, view: SequenceView) -> DraftState | None:
         """State for a new sequence."""
-        return None if self._drafter is None else self._drafter.open(view)
+        choice = self._parts.choice(view.draft)
+        return None if choice is None else DraftState(choice, choice.drafter.open(view))
 
-    def fork(self, state: Any, view: SequenceView, length: int) -> Any:
+    def fork(self, state: DraftState | None, view: SequenceView, length: int) -> DraftState | None:
         """State for a new sequence whose first `length` tokens are those of another; opened anew from None."""
-        if self._drafter is None or state is None:
+        if state is None or state.choice is not self._parts.choice(view.draft):
             return self.open(view)
-        return self._drafter.fork(state, view, length)
+        return DraftState(state.choice, state.choice.drafter.fork(state.own, view, length))
 
-    def attach(self, state: Any, view: SequenceView, length: int) -> Any:
+    def attach(self, state: DraftState | None, view: SequenceView, length: int) -> DraftState | None:
         """As `fork`, from the state of a cached prefix that is not kept any longer."""
-        if self._drafter is None or state is None:
+        if state is None or state.choice is not self._parts.choice(view.draft):
+            self.close(state)
             return self.open(view)
-        return self._drafter.attach(state, view, length)
+        return DraftState(state.choice, state.choice.drafter.attach(state.own, view, length))
 
-    def detach(self, state: Any, length: int) -> Any:
+    def detach(self, state: DraftState | None, length: int) -> DraftState | None:
         """The state of a finished sequence, for a cached prefix of so many tokens; None if nothing of it is kept."""
-        if self._drafter is None or state is None:
+        if state is None:
             return None
         try:
-            return self._drafter.detach(state, length)
+            kept = state.choice.drafter.detach(state.own, length)
         except Exception as error:
             # a drafter cannot change the text, and must not stop other sequences
             _log("the drafter could not keep a state with its cached prefix", error)
             return None
+        return None if kept is None else DraftState(state.choice, kept)
 
-    def close(self, state: Any) -> None:
+    def close(self, state: DraftState | None) -> None:
         """Close a state."""
-        if self._drafter is None or state is None:
+        if state is None:
             return
         try:
-            self._drafter.close(state)
+            state.choice.drafter.close(state.own)
         except Exception as error:
             # as above
             _log("the drafter could not close a state", error)
 
-    def check_integrity(self, states: Sequence[Any]) -> None:
-        """Raise AssertionError if a state has two owners, or the drafter's bookkeeping contradicts itself."""
-        held = [state for state in states if state is not None]
-        assert self._drafter is not None or not held, "states belong to a drafter"
-        if self._drafter is not None:
-            self._drafter.check_integrity(held)
+    def check_integrity(self, states: Sequence[DraftState | None]) -> None:
+        """Raise AssertionError if a state has two owners, or a drafter's bookkeeping contradicts itself."""
+        for choice in self._parts.drafters:
+            choice.drafter.check_integrity([s.own for s in states if s is not None and s.choice is choice])
 
 
 def _log(text: str, error: Exception) -> None:
@@ -122,13 +121,13 @@ class CachedPrefix:
     Attributes:
         slot: of the target.
         tokens: token ids, shape (tokens,).
-        draft_state: what the drafter has read of them; None if it keeps nothing.
+        draft_state: what a drafter has read of them; None if it keeps nothing.
         source: the source on which the slot was opened; None for causal models.
     """
 
     slot: Slot
     tokens: np.ndarray
-    draft_state: Any = None
+    draft_state: DraftState | None = None
     source: Source | None = None
 
 
@@ -138,7 +137,7 @@ class PrefixCache:
     Args:
         target: whose slots they are.
         limit: slots that are kept at most.
-        drafts: states of the drafter.
+        drafts: states of the drafters.
     """
 
     def __init__(self, target: LanguageModel, limit: int, drafts: DraftStates) -> None:
@@ -148,7 +147,9 @@ class PrefixCache:
         self.kept: list[CachedPrefix] = []
         self.evicted = 0
 
-    def keep(self, slot: Slot, tokens: np.ndarray, draft_state: Any, source: Source | None = None) -> None:
+    def keep(
+        self, slot: Slot, tokens: np.ndarray, draft_state: DraftState | None, source: Source | None = None
+    ) -> None:
         """Keep slot and drafter state of a finished sequence, or close them if there is nothing in them to share."""
         if not self.limit or slot.length < MIN_SHARED:
             self._target.close(slot)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -17,12 +17,14 @@ from draftree.core.tree import EMPTY, ROOT, Draw, TokenTree, depths, is_chain
 from draftree.core.types import Budget, RoundRecord, SequenceRecord, Verdict
 from draftree.drafters.base import Observation
 from draftree.engine.parts import EngineParts, StateRows
-from draftree.engine.sequence import SequenceCounts, TokenLogprob, WritingSequence
+from draftree.engine.sequence import DraftChoice, SequenceCounts, TokenLogprob, WritingSequence
 from draftree.models.base import Commit, Extend, Pass, PassResult, Slot
 from draftree.sampling.distributions import DistributionRows, Distributions
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
 from draftree.verifiers.base import NoiseSource
+
+NO_BUDGET = Budget(0, 0)
 
 
 @dataclass(slots=True)
@@ -32,6 +34,7 @@ class SequenceRound:
     sequence: WritingSequence
     pending: list[int]
     """Written tokens that the target's slot does not hold yet; the last is the root."""
+    budget: Budget = NO_BUDGET
     drafted: TokenTree = EMPTY
     """As it was drafted."""
     tree: TokenTree = EMPTY
@@ -43,11 +46,16 @@ class SequenceRound:
     picks: tuple[int, ...] = ()
     """The target's pick at every row of `tree`, if the request is traced."""
 
-    @property
-    def verdict_on_drafted(self) -> Verdict:
-        """The verdict on the scored tree, with the nodes of the drafted tree."""
+    def outcome(self) -> tuple[TokenTree, Verdict]:
+        """Return the drafter's own tree, and the verdict with its nodes."""
         assert self.verdict is not None, "failed sequences have no verdict"
-        return self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
+        verdict = self.verdict if self.nodes is None else self.nodes.verdict_on_source(self.verdict)
+        forced, state = self.sequence.forced, self.sequence.draft_state
+        if state is not None and not state.choice.traits.wants_picks:
+            verdict = replace(verdict, picks=())
+        if forced is None or state is None or self.sequence.given is not None:
+            return self.drafted, verdict
+        return forced.drafted, forced.verdict_on_draft(verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +87,14 @@ def run_round(
         return None
     start = parts.clock()
     turns = [SequenceRound(s, s.history.since(slot_of(s).length)) for s in sequences]
-    states = [s.plan_state for s in sequences]
-    # a round writes one token more than it drafts: the bonus needs room as well
-    budgets = [budget.in_room(s.room - 1) for budget, s in zip(parts.planner.budgets(states), sequences, strict=True)]
+    groups = _by_drafter(turns)
+    for choice, own in groups:
+        _plan(choice, own, others=len(turns) - len(own))
     planned = parts.clock()
-    part_seconds = _draft(parts, turns, budgets)
+    part_seconds = _draft(parts, turns, groups)
     drafted = parts.clock()
-    _trim(parts, turns, states, drafted - planned)
+    for choice, own in groups:
+        _trim(choice, own, drafted - planned)
     trimmed = parts.clock()
     jobs = [*map(_job, turns), *map(_chunk_job, chunks)]
     result = parts.target.run(Pass(jobs, capture=parts.capture))
@@ -110,13 +119,14 @@ def run_round(
         part_seconds=part_seconds,
         num_prompt_rows=num_rows - sum(1 + len(turn.tree) for turn in turns),
     )
-    parts.planner.observe(states, record)
+    for choice, own in groups:
+        _observe_plan(parts, choice, own, turns, record)
     for sequence, row in zip(sequences, rows, strict=True):
         count_round(sequence.counts, record, row)
         if sequence.rounds is not None:
             sequence.rounds.append(without_distributions(row))
-        if sequence.is_finished:
-            sequence.counts.explain = parts.planner.explain_of(sequence.plan_state)
+        if sequence.is_finished and sequence.draft_state is not None:
+            sequence.counts.explain = sequence.draft_state.choice.planner.explain()
     for chunk in chunks:
         chunk.sequence.counts.prefill_seconds += record.total_seconds
     return record
@@ -128,27 +138,100 @@ def slot_of(sequence: WritingSequence) -> Slot:
     return sequence.slot
 
 
-def _draft(parts: EngineParts, turns: Sequence[SequenceRound], budgets: Sequence[Budget]) -> tuple[float, ...]:
-    """Draft the trees; returns the share of each merged drafter in the time, empty without several."""
+def _by_drafter(turns: Sequence[SequenceRound]) -> list[tuple[DraftChoice, list[SequenceRound]]]:
+    """Group the sequences by their drafter; plain decoding has no group."""
+    groups: dict[DraftChoice, list[SequenceRound]] = {}
+    for turn in turns:
+        if turn.sequence.draft_state is not None:
+            groups.setdefault(turn.sequence.draft_state.choice, []).append(turn)
+    return list(groups.items())
+
+
+def _plan(choice: DraftChoice, turns: Sequence[SequenceRound], *, others: int) -> None:
+    choice.planner.note_others(others, others)
+    budgets = choice.planner.budgets([turn.sequence.plan_state for turn in turns])
+    for turn, budget in zip(turns, budgets, strict=True):
+        # a round writes one token more than it drafts: the bonus needs room as well
+        turn.budget = budget.in_room(turn.sequence.room - 1)
+
+
+def _draft(
+    parts: EngineParts, turns: Sequence[SequenceRound], groups: Sequence[tuple[DraftChoice, Sequence[SequenceRound]]]
+) -> tuple[float, ...]:
+    """Draft the trees; returns the share of each drafter, merged ones apart, in the time; empty for a single one."""
     for turn in turns:
         if turn.sequence.given is not None:
             turn.drafted = turn.tree = turn.sequence.given.take()
-    asked = [(t, b) for t, b in zip(turns, budgets, strict=True) if _may_draft(t.sequence, b)]
-    if parts.drafter is None or not asked:
-        return ()
-    drafted = parts.drafter.draft([turn.sequence.draft_state for turn, _ in asked], [budget for _, budget in asked])
-    for (turn, _), tree in zip(asked, drafted, strict=True):
-        if not parts.target.supports_trees and not is_chain(tree.parents):
-            raise AssertionError("a target that scores chains only was given a tree")
+    seconds = {choice: (0.0,) * len(choice.planner.parts) for choice in parts.drafters}
+    has_drafted = False
+    for choice, group in groups:
+        start = parts.clock() if len(seconds) > 1 else 0.0
+        drafting = [turn for turn in group if turn.sequence.given is None]
+        if not _draft_by(choice, drafting, parts):
+            continue
+        has_drafted = has_drafted or any(len(turn.drafted) for turn in drafting)
+        whole = (parts.clock() - start, *seconds[choice][1:]) if len(seconds) > 1 else ()
+        seconds[choice] = choice.drafter.part_seconds or whole
+    return tuple(chain.from_iterable(seconds.values())) if has_drafted else ()
+
+
+def _draft_by(choice: DraftChoice, turns: Sequence[SequenceRound], parts: EngineParts) -> bool:
+    """Draft the trees of the sequences of one drafter; returns whether it was asked for any."""
+    asked = []
+    for turn in turns:
+        most, forced = min(turn.budget.num_nodes, turn.budget.depth), turn.sequence.forced
+        # what a grammar forces needs no budget
+        if most > (0 if forced is None else forced.begin(turn.budget.room)):
+            asked.append(turn)
+    states = [turn.sequence.draft_state.own for turn in asked if turn.sequence.draft_state is not None]
+    trees = choice.drafter.draft(states, [turn.budget for turn in asked]) if asked else []
+    for turn, tree in zip(asked, trees, strict=True):
         turn.drafted = turn.tree = tree
-    return parts.drafter.part_seconds if any(map(len, drafted)) else ()
+    for turn in turns:
+        if turn.sequence.forced is not None and turn.budget.room > 0:
+            turn.drafted = turn.tree = turn.sequence.forced.fit(
+                turn.drafted,
+                turn.budget.room,
+                name=choice.name,
+                draw=choice.draw,
+                may_branch=parts.target.supports_trees and not parts.verifier.chains_only,
+                vocab_size=parts.target.vocab_size,
+            )
+        if not parts.target.supports_trees and not is_chain(turn.tree.parents):
+            raise AssertionError("a target that scores chains only was given a tree")
+    return bool(asked)
 
 
-def _may_draft(sequence: WritingSequence, budget: Budget) -> bool:
-    """Whether there is a budget, or room for what a grammar forces, which needs none; not if a client drafts."""
-    if sequence.given is not None:
-        return False
-    return bool(budget.num_nodes and budget.depth) or (sequence.controls.guide is not None and budget.room > 0)
+def _observe_plan(
+    parts: EngineParts,
+    choice: DraftChoice,
+    turns: Sequence[SequenceRound],
+    everyone: Sequence[SequenceRound],
+    record: RoundRecord,
+) -> None:
+    """Tell a planner the outcome for its sequences, with its drafter's share of the time."""
+    states = [turn.sequence.plan_state for turn in turns]
+    if len(turns) < len(everyone):
+        drafters = {id(turn) for turn in turns}
+        rows = tuple([row for turn, row in zip(everyone, record.sequences, strict=True) if id(turn) in drafters])
+        others = len(everyone) - len(turns)
+        choice.planner.note_others(
+            others, others + sum(len(turn.tree) for turn in everyone if id(turn) not in drafters)
+        )
+    else:
+        rows = record.sequences
+    if len(parts.drafters) > 1:
+        place = parts.drafters.index(choice)
+        start = sum(len(one.planner.parts) for one in parts.drafters[:place])
+        shares = record.part_seconds[start : start + len(choice.planner.parts)]
+        share = sum(shares) if record.part_seconds else len(rows) / len(record.sequences) * record.draft_seconds
+        record = replace(
+            record,
+            draft_seconds=share,
+            total_seconds=record.total_seconds - record.draft_seconds + share,
+            part_seconds=shares if len(shares) > 1 else (),
+        )
+    choice.planner.observe(states, record if rows is record.sequences else replace(record, sequences=rows))
 
 
 def _read(parts: EngineParts, chunks: Sequence[Chunk]) -> None:
@@ -266,7 +349,7 @@ class PassOutcome:
         job: of the pass.
         nodes: of the job, those that become prefix.
         tokens_read: how many of them are text that was written before.
-        drafted: the drafted tree, as the drafter gave it; empty for a prompt chunk.
+        drafted: the drafter's tree; empty for a prompt chunk.
         verdict: on that tree; None for a prompt chunk.
     """
 
@@ -303,31 +386,26 @@ def record_states(parts: EngineParts, gains: Sequence[PassOutcome], result: Pass
 
 
 def observe(parts: EngineParts, gains: Sequence[PassOutcome], result: PassResult) -> None:
-    """Tell the drafter what a pass brought, after it was committed.
+    """Report a committed pass to the drafters of the sequences that go on.
 
     Args:
-        parts: with the drafter; nothing is done without one.
-        gains: of the sequences that go on.
-        result: of the pass, which captured the layers of `Parts.capture`.
+        parts: the parts of the engine.
+        gains: outcomes of the pass.
+        result: result of the pass, which captured the layers of `EngineParts.capture`.
     """
-    gains = [gain for gain in gains if not gain.sequence.is_finished]
-    if parts.drafter is None or not gains:
-        return
-    columns = [parts.capture.index(layer) for layer in parts.feature_layers]
-    hidden = None if result.hidden is None else layers_of(result.hidden, columns)
     starts = result.row_starts
-    parts.drafter.observe(
-        [
-            Observation(
-                gain.sequence.draft_state,
-                gain.tokens_read,
-                gain.drafted,
-                gain.verdict,
-                None if hidden is None else rows_of(hidden, [starts[gain.job] + node for node in gain.nodes]),
-            )
-            for gain in gains
-        ]
-    )
+    for choice in parts.drafters:
+        columns = [parts.capture.index(layer) for layer in parts.feature_layers(choice.traits)]
+        hidden = layers_of(result.hidden, columns) if columns and result.hidden is not None else None
+        observations = []
+        for gain in gains:
+            state = gain.sequence.draft_state
+            if state is None or state.choice is not choice or gain.sequence.is_finished:
+                continue
+            rows = None if hidden is None else rows_of(hidden, [starts[gain.job] + node for node in gain.nodes])
+            observations.append(Observation(state.own, gain.tokens_read, gain.drafted, gain.verdict, rows))
+        if observations:
+            choice.drafter.observe(observations)
 
 
 def accepted_children(tree: TokenTree, verdict: Verdict) -> tuple[tuple[int, int], ...]:
@@ -406,14 +484,15 @@ def _score_prompts(chunks: Sequence[Chunk], result: PassResult, *, first: int) -
             chunk.sequence.fail(error)
 
 
-def _trim(parts: EngineParts, turns: Sequence[SequenceRound], states: Sequence[Any], draft_seconds: float) -> None:
+def _trim(choice: DraftChoice, turns: Sequence[SequenceRound], draft_seconds: float) -> None:
     """Keep what the planner keeps of each tree; of draws from a distribution everything: one that was looked at must
     count.
     """
     trees = [turn.drafted for turn in turns]
     if not any(map(len, trees)) or any(tree.draw not in (Draw.FREE, Draw.POINT) for tree in trees):
         return
-    for turn, nodes in zip(turns, parts.planner.trim(states, trees, draft_seconds=draft_seconds), strict=True):
+    states = [turn.sequence.plan_state for turn in turns]
+    for turn, nodes in zip(turns, choice.planner.trim(states, trees, draft_seconds=draft_seconds), strict=True):
         if nodes is not None:
             turn.nodes = NodeMap.keeping(turn.drafted.parents, nodes)
             turn.tree = turn.nodes.cut(turn.drafted)
@@ -435,7 +514,7 @@ def _verify(parts: EngineParts, turns: Sequence[SequenceRound], distributions: D
     chances = [NoiseSource(t.sequence.controls.noise, "verify", len(t.sequence.history)) for t in turns]
     each = [distributions.of(index) for index in range(len(distributions))]
     found = parts.verifier.verify_many([turn.tree for turn in turns], each, chances)
-    if parts.traits.wants_picks:
+    if any(choice.traits.wants_picks for choice in parts.drafters):
         # computed once for the whole batch: by the rule if it walks along picks, else here
         found = [replace(verdict, picks=tuple(own.picks())) for verdict, own in zip(found, each, strict=True)]
     # rows that the walk did not visit do not count: plain decoding would never have seen them
@@ -493,7 +572,7 @@ def _write_tokens(
 
 def _commit(parts: EngineParts, turns: Sequence[SequenceRound], chunks: Sequence[Chunk], result: PassResult) -> None:
     gains = [
-        PassOutcome(turn.sequence, job, _committed(turn), len(turn.pending), turn.drafted, turn.verdict_on_drafted)
+        PassOutcome(turn.sequence, job, _committed(turn), len(turn.pending), *turn.outcome())
         for job, turn in enumerate(turns)
         if turn.verdict is not None
     ]

@@ -12,16 +12,38 @@ from itertools import chain
 from typing import Any, final
 
 from draftree.core.errors import InvalidRequestError, PromptTooLongError
-from draftree.core.tree import EMPTY, TokenTree
+from draftree.core.tree import EMPTY, Draw, TokenTree
 from draftree.core.types import SequenceRecord
-from draftree.drafters.base import SequenceView
+from draftree.drafters.base import Drafter, DraftTraits, SequenceView
+from draftree.engine.forced_tokens import ForcedTokens
 from draftree.models.base import LanguageModel, Slot
 from draftree.models.source import EncoderDecoder, FeatureSource, Source, TokenSource
+from draftree.planners.base import Planner
 from draftree.sampling.controls import Controls
 from draftree.sampling.decoding_rules import DecodingRules
 from draftree.sampling.history import History
 from draftree.text.detokenize import Detokenizer, StopChecker
 from draftree.verifiers.base import Guarantee
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftChoice:
+    """A drafter that requests can choose, and what belongs to it."""
+
+    name: str
+    drafter: Drafter[Any]
+    traits: DraftTraits
+    planner: Planner[Any]
+    draw: Draw = Draw.FREE
+    """How its children are drawn, as agreed with the verifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """A drafter's state of one sequence. Another drafter never receives it: it opens a new one."""
+
+    choice: DraftChoice
+    own: Any
 
 
 @dataclass(slots=True)
@@ -321,7 +343,10 @@ class WritingSequence:
         """Opens a slot with the beginning of the prompt, if token ids alone do not determine it; else None."""
         self.given: ClientDrafts | None = None
         """Trees of a client, which replace the drafter's; None for the drafter's."""
-        self.draft_state: Any = None
+        self.forced = None if controls.guide is None else ForcedTokens(controls.guide, self.history)
+        """Fits drafts to the grammar; None without one."""
+        self.draft_state: DraftState | None = None
+        """None for plain decoding, and without a slot."""
         self.plan_state: Any = None
         self.counts = SequenceCounts()
         self.kernels = ""

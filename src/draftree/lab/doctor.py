@@ -291,7 +291,7 @@ def examine(
         methods = choose_methods(choice.draft, settings.verify, choice.plan)
     tokenizer = None if target.folder is None else load_tokenizer(target.folder, trust_remote_code=trusts)
     loaded: list[tuple[LoadedModel, DraftModelReport]] = []
-    parts = EngineParts(target.model, methods.verifier, methods.planner)
+    parts = EngineParts(target.model, methods.verifier)
     draft = None
     if methods.drafters:
         parts, draft = _examine_draft(settings, methods, target, tokenizer=tokenizer, loaded=loaded)
@@ -351,14 +351,12 @@ def _examine_draft(
         loaded.append((model, DraftModelReport(_model_report(model), vocabulary)))
         return LoadedDraftModel(model.model, own, name)
 
-    parts = EngineParts(target.model, methods.verifier, methods.planner)
+    parts = EngineParts(target.model, methods.verifier)
     note = ""
     problem = None
     try:
-        parts = build_parts(
-            methods, target, tokenizer, dtype=target.model.dtype, device=settings.device, load_draft=load
-        )
-        note = parts.drafter.note if parts.drafter is not None else ""
+        parts = build_parts(methods, target, tokenizer, load_draft=load)
+        note = parts.drafters[0].drafter.note
     except (ConfigurationError, VocabularyMismatchError) as error:
         problem = str(error)
     nodes = methods.planner.default_nodes

@@ -1,8 +1,8 @@
 """Planners: decide how much each sequence drafts in the next round.
 
 Each module of this folder but `base` is one method: its file name is its name in specs, and the registry lists it
-without importing it or torch. `base` holds the interface `Planner`, the adapting `Length` of simple planners, and
-`RoutedPlanner` for engines with several drafters.
+without importing it or torch. `base` holds the interface `Planner` and the adapting `Length` of simple
+planners.
 
 Invariants: a plan changes speed, never a text whose verifier guarantees it; a planner sees records of rounds, no model
 and no tensor; state of a sequence is in the object that `open` returns.

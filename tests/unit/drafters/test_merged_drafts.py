@@ -12,7 +12,7 @@ from draftree.build import build_parts, choose_methods
 from draftree.core.tree import Draw, TokenTree, chain
 from draftree.core.types import Budget, DraftCondition
 from draftree.drafters.base import Drafter, DraftTraits, LoadedDraftModel, SequenceView
-from draftree.drafters.wrappers.several import MergedDrafter
+from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.requests import SequenceFactory
 from draftree.loading.loaded import LoadedModel
@@ -32,8 +32,6 @@ def written(draft: str, verify: str) -> tuple[CompletionStats, ...]:
         choose_methods(draft, verify, "fixed"),
         LoadedModel(target, None, (), "table"),
         None,
-        dtype=target.dtype,
-        device="cpu",
         load_draft=lambda name: LoadedDraftModel(TableLM(SMALL, order=2), None, name),
     )
     engine = Engine(parts, EngineLimits(max_batch_size=8))

@@ -85,8 +85,6 @@ class CountedEngine:
             choose_methods(draft, "coupled", plan if draft else None),
             LoadedModel(self.target, None, (), "table"),
             own,
-            dtype=self.target.dtype,
-            device="cpu",
             load_draft=load,
         )
         self.engine = Engine(parts, limits)
@@ -225,7 +223,7 @@ def test_states_that_contradict_their_slots_are_found() -> None:
 def test_a_draft_model_that_is_not_asked_reads_no_prompts() -> None:
     drafted = CountedEngine("model:any,k=3", plan="heuristic", limits=EngineLimits(2))
     drafted.write([1, 2, 3], max_tokens=5, seed=1)
-    planner = drafted.engine.parts.planner
+    planner = drafted.engine.parts.drafters[0].planner
     planner.budgets = lambda states: [planner.ahead(0) for _ in states]  # type: ignore[method-assign]
     drafted.write([1, 2, 3], max_tokens=60, seed=1)
     before = drafted.read.tokens

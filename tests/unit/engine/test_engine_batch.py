@@ -13,7 +13,6 @@ from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import FinishReason, WritingSequence
 from draftree.models.table import TableLM, hashed
-from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.verifiers import VERIFIERS
 
@@ -37,8 +36,8 @@ def sequence(prompt: list[int], count: int, name: str = "r") -> WritingSequence:
 
 
 def engine(target: TableLM, max_batch_size: int, records: list[RoundRecord] | None = None) -> Engine:
-    verifier, planner = VERIFIERS.find("coupled"), PLANNERS.find("fixed")
-    parts = EngineParts(target, verifier(verifier.Config()), planner(planner.Config(), default_depth=0))
+    verifier = VERIFIERS.find("coupled")
+    parts = EngineParts(target, verifier(verifier.Config()))
     return Engine(parts, EngineLimits(max_batch_size), on_round=None if records is None else records.append)
 
 

@@ -195,7 +195,7 @@ def test_a_chunk_that_is_read_when_its_pass_breaks_is_not_read_twice(call: int) 
     engine = engine_of(llm, EngineLimits(2, prefill_chunk_size=16, prefix_cache_size=0))
     (writing,), (late,) = request(llm, [4], max_tokens=20, seed=2), request(llm, ids, max_tokens=6, seed=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llm.engine.parts.planner, "observe", burning(llm.engine.parts.planner.observe, [call]))
+        patch.setattr(llm.planner, "observe", burning(llm.planner.observe, [call]))
         engine.add(writing)
         engine.step()
         engine.add(late)

@@ -11,16 +11,15 @@ import torch
 from draftree.core.tree import Draw, TokenTree, chain, path
 from draftree.core.types import Budget, SequenceRecord, Verdict
 from draftree.drafters.base import DraftTraits, Observation, SequenceDrafter, SequenceView
-from draftree.drafters.wrappers.several import MergedDrafter
+from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, EngineLimits
-from draftree.engine.parts import EngineParts
 from draftree.engine.sequence import WritingSequence
 from draftree.models.table import TableLM, hashed
 from draftree.planners import PLANNERS
 from draftree.sampling import logits
 from draftree.sampling.controls import build_controls
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers import VERIFIERS
+from engine_samples import parts_of
 from views import view_of
 
 VOCAB = 8
@@ -70,9 +69,9 @@ def write(
 ) -> TableLM:
     """Write two texts; with `rows` the first one is traced, and the records of both are appended."""
     model = TableLM(hashed(VOCAB, seed=5))
-    verifier, planner = VERIFIERS.find(verify), PLANNERS.find("fixed")
+    planner = PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=3, default_nodes=8)
-    engine = Engine(EngineParts(model, verifier(verifier.Config()), plan, drafter, traits), EngineLimits(2))
+    engine = Engine(parts_of(model, drafter, traits, plan, verify=verify), EngineLimits(2))
     controls = build_controls(SamplingParams(temperature=temperature), vocab_size=VOCAB, seed=7)
     texts = [
         WritingSequence("r", index, prompt, controls=controls, limit=12, detokenizer=None)

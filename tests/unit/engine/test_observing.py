@@ -15,12 +15,11 @@ from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, Draw, TokenTree, chain
 from draftree.core.types import Budget, Verdict
 from draftree.drafters.base import DraftContext, DraftTraits, Observation, SequenceDrafter, SequenceView
-from draftree.drafters.wrappers.forced_tokens import ForcedTokenDrafter
-from draftree.drafters.wrappers.several import MergedDrafter
+from draftree.drafters.wrappers.merged import MergedDrafter
 from draftree.engine.engine import Engine, EngineLimits
 from draftree.engine.parts import EngineParts
 from draftree.engine.round import PassOutcome, observe
-from draftree.engine.sequence import WritingSequence
+from draftree.engine.sequence import DraftState, WritingSequence
 from draftree.loading.loaded import LoadedModel
 from draftree.models.base import Extend, PassResult
 from draftree.models.table import TableLM, hashed
@@ -28,7 +27,7 @@ from draftree.planners import PLANNERS
 from draftree.sampling.controls import build_controls
 from draftree.sampling.logits import TensorLogits
 from draftree.sampling.params import SamplingParams
-from draftree.verifiers import VERIFIERS
+from engine_samples import parts_of as engine_parts
 from engine_samples import run
 from views import view_of
 
@@ -65,18 +64,13 @@ def merged_with(recorder: Recorder) -> tuple[Any, DraftTraits]:
     return merged, MergedDrafter.describe(traits)
 
 
-def guided(recorder: Recorder) -> tuple[Any, DraftTraits]:
-    drafter = ForcedTokenDrafter(recorder, "own", draw=Draw.FREE, may_branch=True, vocab_size=VOCAB)
-    return drafter, ForcedTokenDrafter.describe(recorder.traits)
-
-
 def parts_of(drafter: Any, traits: DraftTraits) -> EngineParts:
-    model, verifier, planner = TableLM(hashed(VOCAB, seed=5)), VERIFIERS.find("coupled"), PLANNERS.find("fixed")
+    planner = PLANNERS.find("fixed")
     plan = planner(planner.Config(), default_depth=2, default_nodes=2)
-    return EngineParts(model, verifier(verifier.Config()), plan, drafter, traits)
+    return engine_parts(TableLM(hashed(VOCAB, seed=5)), drafter, traits, plan, verify="coupled")
 
 
-@pytest.mark.parametrize("wrapped", [lambda own: (own, own.traits), merged_with, guided])
+@pytest.mark.parametrize("wrapped", [lambda own: (own, own.traits), merged_with])
 def test_every_chunk_and_every_round_is_observed(wrapped: Any) -> None:
     recorder = Recorder()
     drafter, traits = wrapped(recorder)
@@ -114,10 +108,10 @@ def test_hidden_states_are_those_of_what_the_slot_gained() -> None:
     recorder = Recorder((-1, 0, 2))
     parts = parts_of(recorder, recorder.traits)
     parts.target.num_layers = 4
-    assert parts.feature_layers == (4, 0, 2)
+    assert tuple(parts.feature_layers(recorder.traits)) == (4, 0, 2)
     assert parts.capture == (0, 2, 4)
     view = view_of([1, 2], vocab_size=VOCAB)
-    first, second, ended = (_Written(draft_state=view) for _ in range(3))
+    first, second, ended = (_Written(draft_state=DraftState(parts.drafters[0], view)) for _ in range(3))
     ended.is_finished = True
     jobs = [Extend(None, [0] * count, range(-1, count - 1)) for count in (4, 3, 5)]  # type: ignore[arg-type]
     hidden = torch.arange(12 * 3 * 2, dtype=torch.float32).view(12, 3, 2)
@@ -159,7 +153,7 @@ def test_layers_that_the_target_does_not_have_are_refused(layers: tuple[int, ...
     def build(features: tuple[int, ...]) -> EngineParts:
         chosen = replace(methods, drafters=(DraftMethod("own", Recorder, features),))
         loaded = LoadedModel(model, None, (), "table")
-        return build_parts(chosen, loaded, None, dtype=model.dtype, device="cpu")
+        return build_parts(chosen, loaded, None)
 
     with pytest.raises(ConfigurationError, match=f"layer {layers[-1]}, but 'table' has 4 layers"):
         build(layers)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from draftree.drafters.base import NO_DRAFTS, DraftTraits
 from draftree.engine.memory import estimate_slots, slot_budget
 from draftree.engine.parts import EngineParts
 from draftree.models import memory
@@ -29,9 +28,8 @@ class Sized:
 
 
 def parts(target: Footprint, draft: Footprint | None = None, *, nodes: int = 0) -> EngineParts:
-    drafter = None if draft is None else Sized(draft)
-    traits = NO_DRAFTS if draft is None else DraftTraits(draws=frozenset(), depth=nodes, nodes=nodes)
-    return EngineParts(Sized(target), None, SimpleNamespace(default_nodes=nodes), drafter, traits)  # type: ignore[arg-type]
+    choice = SimpleNamespace(drafter=Sized(draft or NOTHING), planner=SimpleNamespace(default_nodes=nodes))
+    return EngineParts(Sized(target), None, {} if draft is None else {"own": choice})  # type: ignore[arg-type,dict-item]
 
 
 @pytest.fixture

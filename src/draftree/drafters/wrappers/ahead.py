@@ -412,13 +412,8 @@ def measure_overlap(run_target: Callable[[], None], run_draft: Callable[[], None
         return Overlap(fastest(run_target), fastest(run_draft), fastest(run_both))
 
 
-def wrapped_apart(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> Drafter[Any]:
-    """Wrap a drafter so that it goes on without drafts if its model's process ends; return others unchanged."""
-    return ahead_of(drafter, traits, target, clock) if traits.ahead else drafter
-
-
 def ahead_of(drafter: Drafter[Any], traits: DraftTraits, target: LanguageModel, clock: Clock) -> AheadDrafter:
-    """Wrap a drafter, which drafts ahead if that pays on this machine.
+    """Wrap a drafter: it drafts ahead if that pays on this machine, and goes on without drafts if its process ends.
 
     Args:
         drafter: a drafter whose model runs on another device or in a process of its own.
