@@ -16,7 +16,7 @@ from draftree.core.registry import Registry
 from draftree.core.tree import Draw
 from draftree.drafters import DRAFTERS
 from draftree.drafters.tree_builder import builder
-from draftree.drafters.wrappers import several
+from draftree.drafters.wrappers import merged
 from draftree.engine.parts import PREFERENCE
 from draftree.planners import PLANNERS
 from draftree.verifiers import VERIFIERS
@@ -274,7 +274,7 @@ def index(drafters: list[Entry], verifiers: list[Entry], planners: list[Entry], 
         "A drafter with the option `tree` accepts all of them.",
         "## Several drafters",
         f"`a+b` names two drafters, such as `{MERGED}`; any number is allowed.",
-        inspect.cleandoc(several.__doc__ or ""),
+        inspect.cleandoc(merged.__doc__ or ""),
     )
 
 

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftree import LLM, SamplingParams
+from draftree import LLM, SamplingParams, build
 from draftree.core.errors import ConfigurationError
 from draftree.core.tree import EMPTY, TokenTree
 from draftree.core.types import Budget
 from draftree.drafters.base import Drafter
 from draftree.drafters.tree_builder.builder import TreeBuildingDrafter
 from draftree.drafters.wrappers import ahead as ahead_module
-from draftree.drafters.wrappers import ahead as overlap
 from draftree.drafters.wrappers.ahead import AheadDrafter, Overlap, below, likely_stops, measure_overlap, within
 from draftree.models.base import Commit, Extend, Fork, Pass, PassResult
 from draftree.models.process import ProcessEndedError, ProcessModel, serve_model
@@ -166,7 +165,7 @@ def meeting(monkeypatch: pytest.MonkeyPatch) -> Meeting:
         found.ahead = AheadDrafter(MeetingDrafter(drafter, found), stops=traits.ahead, branches=traits.branches)
         return found.ahead
 
-    monkeypatch.setattr(overlap, "ahead_of", ahead_of)
+    monkeypatch.setattr(build, "ahead_of", ahead_of)
     return found
 
 
