@@ -193,108 +193,15 @@ class RoundStream:
             self._sock.shutdown(socket.SHUT_RDWR)
 
 
-PHASES = ("plan", "draft", "score", "verify", "commit")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Facts and recent rates of a model.
-
-    Attributes:
-        acceptance_length: tokens written per round and sequence; None without rounds.
-        acceptance_rate: accepted share of drafted tokens, from 0 to 1; None without drafts.
-    """
-
-    name: str
-    drafts: tuple[str, ...]
-    running: int
-    waiting: int
-    tokens_per_second: float | None
-    acceptance_length: float | None
-    acceptance_rate: float | None
-    kernels: str
-    dtype: str
-    explain: str
-
-    @classmethod
-    def of(cls, values: Any) -> ModelFacts:
-        """Read an entry of the status."""
-        given = mapping(values)
-        drafts = given.get("drafts")
-        return cls(
-            text(given, "name"),
-            tuple(harmless(str(draft)) for draft in drafts) if isinstance(drafts, list) else (),
-            count(given, "running"),
-            count(given, "waiting"),
-            number(given, "tokens_per_second"),
-            number(given, "acceptance_length"),
-            number(given, "acceptance_rate"),
-            text(given, "kernels"),
-            text(given, "dtype"),
-            text(given, "explain"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerFacts:
-    """The state of a server.
-
-    Attributes:
-        queue: counts of the queue and its limits, by name; None for no limit.
-    """
-
-    models: tuple[ModelFacts, ...]
-    queue: Mapping[str, float | None]
-    uptime_seconds: float | None
-    version: str
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> ServerFacts:
-        """Read the status."""
-        models, queue = values.get("models"), mapping(values.get("queue"))
-        return cls(
-            tuple(ModelFacts.of(model) for model in models) if isinstance(models, list) else (),
-            {harmless(str(name)): number(queue, name) for name in queue},
-            number(values, "uptime_seconds"),
-            text(values, "version"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class RowFacts:
-    """One sequence in a round: drafted, accepted and written tokens."""
-
-    num_drafted: int
-    num_accepted: int
-    num_written: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundFacts:
-    """One round."""
-
-    model: str
-    seconds: Mapping[str, float]
-    total_seconds: float
-    rows: tuple[RowFacts, ...]
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RoundFacts:
-        """Read an event of the stream."""
-        seconds, rows = mapping(values.get("seconds")), values.get("sequences")
-        phases = {phase: number(seconds, phase) or 0.0 for phase in PHASES}
-        found = [mapping(row) for row in rows] if isinstance(rows, list) else []
-        return cls(
-            text(values, "model"),
-            phases,
-            number(seconds, "total") or sum(phases.values()),
-            tuple(RowFacts(count(r, "num_drafted"), count(r, "num_accepted"), count(r, "num_written")) for r in found),
-        )
+# A server may report anything: these read a value of a report as what the view expects.
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [mapping(item) for item in value] if isinstance(value, list) else []
 
 
 def text(values: Mapping[str, Any], name: str) -> str:
@@ -318,77 +225,45 @@ RATES, ROUNDS = 60, 200
 """Remembered rates of a model, and rounds of all models."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The content of the view at one time.
+class History:
+    """The last reports of a server. Mutated from any thread.
 
     Attributes:
+        status: the last one; None before the first.
         rates: tokens per second of every model at the last polls, the oldest first.
+        rounds: the last rounds, the oldest first.
         trouble: why the server cannot be read now; empty if it can.
     """
 
-    server: ServerFacts | None
-    rates: dict[str, list[float]]
-    rounds: list[RoundFacts]
-    trouble: str
+    def __init__(self) -> None:
+        self.status: Mapping[str, Any] | None = None
+        self.rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RATES))
+        self.rounds: deque[Mapping[str, Any]] = deque(maxlen=ROUNDS)
+        self.trouble = ""
 
     @property
-    def phase_shares(self) -> dict[str, float]:
-        """Shares of the phases in the time of the rounds, from 0 to 1; all zero without rounds."""
-        sums = {phase: sum(one.seconds[phase] for one in self.rounds) for phase in PHASES}
-        total = sum(sums.values())
-        return {phase: share / total if total else 0.0 for phase, share in sums.items()}
+    def models(self) -> list[Mapping[str, Any]]:
+        """The models of the last status."""
+        return mappings((self.status or {}).get("models"))
 
-
-class History:
-    """Collects reports. Mutated by its methods, from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._server: ServerFacts | None = None
-        self._rates: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RATES))
-        self._rounds: deque[RoundFacts] = deque(maxlen=ROUNDS)
-        self._trouble = ""
-
-    def add_status(self, server: ServerFacts) -> None:
+    def add_status(self, status: Mapping[str, Any]) -> None:
         """Remember a status; models that are gone are forgotten."""
-        with self._lock:
-            self._server, self._trouble = server, ""
-            for name in set(self._rates) - {model.name for model in server.models}:
-                del self._rates[name]
-            for model in server.models:
-                self._rates[model.name].append(model.tokens_per_second or 0.0)
-
-    def add_round(self, done: RoundFacts) -> None:
-        with self._lock:
-            self._rounds.append(done)
-
-    def set_trouble(self, text: str) -> None:
-        with self._lock:
-            self._trouble = text
-
-    def snapshot(self) -> Snapshot:
-        with self._lock:
-            rates = {name: list(values) for name, values in self._rates.items()}
-            return Snapshot(self._server, rates, list(self._rounds), self._trouble)
+        self.status, self.trouble = status, ""
+        for name in set(self.rates) - {text(model, "name") for model in self.models}:
+            del self.rates[name]
+        for model in self.models:
+            self.rates[text(model, "name")].append(number(model, "tokens_per_second") or 0.0)
 
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 10.0
 
 
-class Backoff:
-    """Pauses between attempts, each twice as long as the one before. Mutated by its methods."""
-
-    def __init__(self) -> None:
-        self._pause = FIRST_PAUSE_SECONDS
-
-    def next(self) -> float:
-        pause = self._pause
-        self._pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        return pause
-
-    def reset(self) -> None:
-        self._pause = FIRST_PAUSE_SECONDS
+def pauses() -> Iterator[float]:
+    """Yield the seconds between attempts, each twice as long as the one before."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 class RoundListener:
@@ -418,13 +293,13 @@ class RoundListener:
         self._thread.join(timeout=1)  # an attempt to connect cannot be interrupted, and the thread is a daemon
 
     def _run(self) -> None:
-        backoff = Backoff()
+        waits = pauses()
         while not self._closed.is_set():
             try:
                 with self._client.rounds() as stream:
                     self._hold(stream)
                     for values in stream:
-                        backoff.reset()
+                        waits = pauses()
                         self._add(values)
             except RefusedError:
                 return
@@ -432,7 +307,7 @@ class RoundListener:
                 pass
             finally:
                 self._hold(None)
-            self._closed.wait(backoff.next())
+            self._closed.wait(next(waits))
 
     def _hold(self, stream: RoundStream | None) -> None:
         with self._lock:
@@ -450,88 +325,91 @@ FIXED_LINES = 10
 LEAST_ROUNDS = 3
 
 
-def view(url: str, snapshot: Snapshot, *, width: int, height: int) -> RenderableType:
-    parts: list[RenderableType] = [heading(url, snapshot)]
-    server = snapshot.server
-    if server is None:
+def view(url: str, history: History, *, width: int, height: int) -> RenderableType:
+    parts: list[RenderableType] = [heading(url, history)]
+    if history.status is None:
         return Group(*parts)
-    parts += [Text(), models_table(server), Text()]
-    details = [line for model in server.models for line in model_lines(model, snapshot, width)]
-    used = FIXED_LINES + len(server.models) + sum(1 + line.cell_len // width for line in details)
-    shown = max(LEAST_ROUNDS, height - used)
-    parts += [*details, phases_line(snapshot), Text(), *rounds_lines(snapshot.rounds, shown)]
+    parts += [Text(), models_table(history.models), Text()]
+    details = [line for model in history.models for line in model_lines(model, history, width)]
+    used = FIXED_LINES + len(history.models) + sum(1 + line.cell_len // width for line in details)
+    # another thread adds rounds
+    rounds = list(history.rounds)
+    parts += [*details, phases_line(rounds), Text(), *rounds_lines(rounds, max(LEAST_ROUNDS, height - used))]
     return Group(*parts)
 
 
-def heading(url: str, snapshot: Snapshot) -> Text:
+def heading(url: str, history: History) -> Text:
     line = Text(url, style="bold")
-    server = snapshot.server
-    if server is not None:
-        line.append(
-            f"  draftree {server.version}, up {duration(server.uptime_seconds)}{queue(server)}", style="not bold"
-        )
-    if snapshot.trouble:
-        line.append(f"\n{snapshot.trouble}", style="bold red")
+    status = history.status
+    if status is not None:
+        up = duration(number(status, "uptime_seconds"))
+        line.append(f"  draftree {text(status, 'version')}, up {up}{queue(status)}", style="not bold")
+    if history.trouble:
+        line.append(f"\n{history.trouble}", style="bold red")
     return line
 
 
-def queue(server: ServerFacts) -> str:
+def queue(status: Mapping[str, Any]) -> str:
+    counts = mapping(status.get("queue"))
     words = []
     for name in ("running", "waiting", "places"):
-        if name in server.queue:
-            limit = server.queue.get(f"max_{name}")
-            words.append(f"{name} {figure(server.queue[name])}" + (f" of {figure(limit)}" if limit is not None else ""))
+        if name in counts:
+            limit = number(counts, f"max_{name}")
+            words.append(f"{name} {figure(number(counts, name))}" + ("" if limit is None else f" of {figure(limit)}"))
     return f"\nrequests: {', '.join(words)}" if words else ""
 
 
-def models_table(server: ServerFacts) -> Table:
+def models_table(models: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("model")
     table.add_column("drafters")
     for title in ("tokens/s", "running", "waiting", "length", "accepted"):
         table.add_column(title, justify="right", no_wrap=True)
-    for model in server.models:
-        rate = model.acceptance_rate
+    for model in models:
+        rate, drafts = number(model, "acceptance_rate"), model.get("drafts")
+        names = [harmless(str(draft)) for draft in drafts] if isinstance(drafts, list) else []
         table.add_row(
-            cut(model.name, style="bold"),
-            cut(", ".join(model.drafts) or NOTHING),
-            figure(model.tokens_per_second, digits=1),
-            str(model.running),
-            str(model.waiting),
-            figure(model.acceptance_length, digits=2),
+            cut(text(model, "name"), style="bold"),
+            cut(", ".join(names) or NOTHING),
+            figure(number(model, "tokens_per_second"), digits=1),
+            str(count(model, "running")),
+            str(count(model, "waiting")),
+            figure(number(model, "acceptance_length"), digits=2),
             NOTHING if rate is None else f"{rate:.0%}",
         )
     return table
 
 
-def model_lines(model: ModelFacts, snapshot: Snapshot, width: int) -> list[Text]:
+def model_lines(model: Mapping[str, Any], history: History, width: int) -> list[Text]:
     """Return the rates of a model over time, and the planner's reason."""
-    line = cut(f"{model.name}  tokens/s  ", style="dim")
+    name, explain = text(model, "name"), text(model, "explain")
+    line = cut(f"{name}  tokens/s  ", style="dim")
     room = max(1, width - line.cell_len)
-    line.append(sparkline(snapshot.rates.get(model.name, ()), room), style="not dim green")
-    return [line, Text("  planner: ", style="dim").append(model.explain, style="not dim")] if model.explain else [line]
+    line.append(sparkline(history.rates.get(name, ()), room), style="not dim green")
+    return [line, Text("  planner: ", style="dim").append(explain, style="not dim")] if explain else [line]
 
 
 def cut(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def phases_line(snapshot: Snapshot) -> Text:
+def phases_line(rounds: Sequence[Mapping[str, Any]]) -> Text:
     """Return the shares of the phases as one bar with its legend."""
     line = cut("phases  ", style="dim")
-    shares = snapshot.phase_shares
-    if not snapshot.rounds:
+    if not rounds:
         return line.append("no rounds yet")
+    sums = {phase: sum(number(mapping(one.get("seconds")), phase) or 0.0 for one in rounds) for phase in PHASE_STYLES}
+    total = sum(sums.values()) or 1.0
     reached = 0.0
-    for phase in PHASES:
-        begin, reached = round(reached * PHASE_WIDTH), reached + shares[phase]
-        line.append("█" * (round(reached * PHASE_WIDTH) - begin), style=f"not dim {PHASE_STYLES[phase]}")
-    for phase in PHASES:
-        line.append(f"  {phase} {shares[phase]:.0%}", style=f"not dim {PHASE_STYLES[phase]}")
+    for phase, style in PHASE_STYLES.items():
+        begin, reached = round(reached * PHASE_WIDTH), reached + sums[phase] / total
+        line.append("█" * (round(reached * PHASE_WIDTH) - begin), style=f"not dim {style}")
+    for phase, style in PHASE_STYLES.items():
+        line.append(f"  {phase} {sums[phase] / total:.0%}", style=f"not dim {style}")
     return line
 
 
-def rounds_lines(rounds: Sequence[RoundFacts], count: int) -> list[Text]:
+def rounds_lines(rounds: Sequence[Mapping[str, Any]], count: int) -> list[Text]:
     """Return one line for each of the last rounds, the newest first."""
     legend = cut("rounds  ", style="dim")
     legend.append("█ accepted", style="not dim green").append(" ░ drafted", style="not dim red")
@@ -539,22 +417,24 @@ def rounds_lines(rounds: Sequence[RoundFacts], count: int) -> list[Text]:
     return [legend, *(round_line(one) for one in reversed(rounds[-count:]))]
 
 
-def round_line(done: RoundFacts) -> Text:
+def round_line(done: Mapping[str, Any]) -> Text:
+    seconds, rows = mapping(done.get("seconds")), mappings(done.get("sequences"))
+    total = number(seconds, "total") or sum(number(seconds, phase) or 0.0 for phase in PHASE_STYLES)
     line = cut("")
-    line.append(f"{1000 * done.total_seconds:7.1f} ms  ", style="dim")
-    line.append(f"{sum(row.num_written for row in done.rows):4d} tokens  ")
-    for row in done.rows:
-        line.append_text(bar(row)).append(" ")
-    return line.append(f" {done.model}", style="dim")
+    line.append(f"{1000 * total:7.1f} ms  ", style="dim")
+    line.append(f"{sum(count(row, 'num_written') for row in rows):4d} tokens  ")
+    for row in rows:
+        line.append_text(bar(count(row, "num_drafted"), count(row, "num_accepted"))).append(" ")
+    return line.append(f" {text(done, 'model')}", style="dim")
 
 
-def bar(row: RowFacts) -> Text:
+def bar(num_drafted: int, num_accepted: int) -> Text:
     """Return accepted and other drafted tokens of a sequence as blocks; long drafts are shown to scale."""
-    drafted = max(row.num_drafted, row.num_accepted)
+    drafted = max(num_drafted, num_accepted)
     if not drafted:
         return Text("·", style="dim")
     scale = min(1.0, MAX_BAR / drafted)
-    accepted, width = round(row.num_accepted * scale), max(1, round(drafted * scale))
+    accepted, width = round(num_accepted * scale), max(1, round(drafted * scale))
     return Text("█" * accepted, style="green").append("░" * (width - accepted), style="red")
 
 
@@ -614,37 +494,36 @@ def watch(url: Url, *, key: Key = None, interval: Interval = 1.0, once: Once = F
 def print_snapshot(client: ServerClient, interval: float, *, as_json: bool) -> None:
     client.status()  # wrong addresses and keys are reported before the wait
     history = History()
-    raw: list[dict[str, object]] = []
+    raw: list[dict[str, Any]] = []
     with RoundListener(client, raw.append):
         time.sleep(interval)
     status = client.status()
     if as_json:
         say(json.dumps({"url": str(client.address), "status": status, "rounds": raw}, ensure_ascii=False) + "\n")
         return
-    history.add_status(ServerFacts.of(status))
-    for values in raw:
-        history.add_round(RoundFacts.of(values))
+    history.add_status(status)
+    history.rounds.extend(raw)
     console = Console(highlight=False)
-    console.print(view(str(client.address), history.snapshot(), width=console.width, height=ONCE_HEIGHT))
+    console.print(view(str(client.address), history, width=console.width, height=ONCE_HEIGHT))
 
 
 def show_live(client: ServerClient, interval: float) -> None:
     """Show the server until Ctrl-C; a server that stops answering is tried again."""
-    history, backoff, console = History(), Backoff(), Console(highlight=False)
-    history.add_status(ServerFacts.of(client.status()))
+    history, waits, console = History(), pauses(), Console(highlight=False)
+    history.add_status(client.status())
     with (
-        RoundListener(client, lambda values: history.add_round(RoundFacts.of(values))),
+        RoundListener(client, history.rounds.append),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         pause = interval
         while True:
-            shown = view(str(client.address), history.snapshot(), width=console.width, height=console.height)
+            shown = view(str(client.address), history, width=console.width, height=console.height)
             live.update(shown, refresh=True)
             time.sleep(pause)
             pause = interval
             try:
-                history.add_status(ServerFacts.of(client.status()))
-                backoff.reset()
+                history.add_status(client.status())
+                waits = pauses()
             except UnreachableError as error:
-                pause = backoff.next()
-                history.set_trouble(f"{error} (next attempt in {pause:.1f} s)")
+                pause = next(waits)
+                history.trouble = f"{error} (next attempt in {pause:.1f} s)"

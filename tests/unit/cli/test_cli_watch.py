@@ -8,24 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from draftree.cli.main import run
-from draftree.cli.watch import (
-    LONGEST_PAUSE_SECONDS,
-    PHASES,
-    RATES,
-    Address,
-    Backoff,
-    History,
-    RoundFacts,
-    ServerFacts,
-    sparkline,
-    view,
-)
+from draftree.cli.watch import LONGEST_PAUSE_SECONDS, RATES, Address, History, pauses, sparkline, view
 from terminals import CTRL_C, terminal
 from watched_server import ROUND, STATUS, watched_server
 
@@ -49,15 +39,14 @@ def watching(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 def drawn(history: History, *, width: int = 140, height: int = 30) -> str:
     console = Console(width=width, highlight=False, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(view("http://x:1", history.snapshot(), width=width, height=height))
+        console.print(view("http://x:1", history, width=width, height=height))
         return console.export_text()
 
 
 def history_of(status: dict[str, Any], *rounds: dict[str, Any]) -> History:
     history = History()
-    history.add_status(ServerFacts.of(status))
-    for one in rounds:
-        history.add_round(RoundFacts.of(one))
+    history.add_status(status)
+    history.rounds.extend(rounds)
     return history
 
 
@@ -178,8 +167,8 @@ def test_odd_reports_are_shown_without_harm() -> None:
 def test_a_low_or_narrow_terminal_is_not_exceeded() -> None:
     history = history_of(STATUS, *[ROUND] * 50)
     for _ in range(100):
-        history.add_status(ServerFacts.of(STATUS | {"models": [STATUS["models"][0] | {"explain": "word " * 60}] * 2}))
-    history.set_trouble("nothing listens here")
+        history.add_status(STATUS | {"models": [STATUS["models"][0] | {"explain": "word " * 60}] * 2})
+    history.trouble = "nothing listens here"
     assert len(drawn(history, width=80, height=24).splitlines()) <= 24
     assert max(map(len, drawn(history, width=60).splitlines())) <= 60
 
@@ -194,23 +183,20 @@ def test_sparklines_are_to_scale() -> None:
 def test_history_is_bounded_and_forgets_models() -> None:
     history = history_of(STATUS)
     for _ in range(2 * RATES):
-        history.add_status(ServerFacts.of(STATUS))
-    assert len(history.snapshot().rates["tiny"]) == RATES
-    history.set_trouble("gone")
+        history.add_status(STATUS)
+    assert len(history.rates["tiny"]) == RATES
+    history.trouble = "gone"
     assert "gone" in drawn(history)
-    history.add_status(ServerFacts.of({"models": []}))
-    assert history.snapshot().rates == {}
-    assert history.snapshot().trouble == ""
-    assert history.snapshot().phase_shares == dict.fromkeys(PHASES, 0.0)
+    history.add_status({"models": []})
+    assert history.rates == {}
+    assert history.trouble == ""
+    assert "no rounds yet" in drawn(history)
 
 
 def test_attempts_become_rarer() -> None:
-    backoff = Backoff()
-    pauses = [backoff.next() for _ in range(10)]
-    assert pauses == sorted(pauses)
-    assert pauses[0] < pauses[1] <= pauses[-1] == LONGEST_PAUSE_SECONDS
-    backoff.reset()
-    assert backoff.next() == pauses[0]
+    seconds = list(islice(pauses(), 10))
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[1] <= seconds[-1] == LONGEST_PAUSE_SECONDS
 
 
 def test_a_live_view_survives_a_restart_and_leaves_the_terminal_as_it_was() -> None:
