@@ -19,28 +19,20 @@ __all__ = ["FILES", "NOTES", "RESULTS", "blocks"]
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SWEEP = Path(__file__).parents[1] / "figures" / "temperature-rules.csv"
 HEAD = ("run", "method", "tokens/s", "tokens/round", "x plain", "texts as plain")
-RULES = tuple(f"tinyllama-temperature-{value}" for value in ("0.5", "0.8", "1.0"))
 
 FILES: dict[str, tuple[str, ...]] = {
     "drafter early-exit": ("smollm2-self-drafting-zen4", "tinyllama-self-drafting-bfloat16"),
     "drafter grammar": ("smollm2-grammar",),
     "drafter head": ("smollm2-auto-head-greedy", "smollm2-auto-head-0.8"),
     "drafter layer-skip": ("smollm2-self-drafting-zen4", "tinyllama-self-drafting-bfloat16"),
-    "drafter lookahead": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-lookahead"),
+    "drafter lookahead": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval"),
     "drafter prediction": ("smollm2-predictions",),
     "drafter model": ("tinyllama-widths-story-greedy", "tinyllama-chat-greedy", "smollm2-kinds-spec-bench"),
     "drafter ngram": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
     "drafter quantized": ("offload-tinyllama", "offload-copy-tinyllama"),
     "drafter suffix": ("smollm2-kinds-spec-bench", "smollm2-kinds-humaneval", "smollm2-int8-open"),
     "drafter synthetic": ("smollm2-auto",),
-    "verifier block": RULES,
-    "verifier coupled": RULES,
-    "verifier match": RULES,
-    "verifier multistep": RULES,
-    "verifier recursive": RULES,
     "verifier soft": ("smollm2-lossy-rules",),
-    "verifier token": RULES,
-    "verifier traversal": RULES,
     "verifier typical": ("smollm2-lossy-rules",),
     "planner additive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy"),
     "planner adaptive": ("smollm2-ngram-planners", "tinyllama-lengths-story-greedy", "smollm2-auto"),
@@ -52,6 +44,7 @@ FILES: dict[str, tuple[str, ...]] = {
 """Results files of a method; a method without any is not measured in a run."""
 
 NOTES: dict[str, str] = {
+    "drafter lookahead": "Options and windows: [lab note](../lab/lookups.md#lookahead).",
     "drafter prediction": "Rewritten code, with the code of the prompt as prediction. `suffix` reads the prompt as "
     "well and is faster in this run: 8.89 tokens/round. Tokens per round of replayed texts: "
     "[lab note](../lab/lookups.md).",
@@ -83,9 +76,8 @@ def blocks(seam: str, name: str) -> Iterator[str]:
     swept = sweep(name) if seam == "verifier" else []
     if swept:
         yield (
-            "Tokens per round in the temperature sweep of the "
-            "[gallery](../gallery.md#acceptance) "
-            "([numbers](../figures/temperature-rules.csv)):"
+            "Tokens per round in the temperature sweep of the [gallery](../gallery.md#acceptance); lossless rules on "
+            "chains and trees: [lab note](../lab/trees.md#temperature)."
         )
         yield table(("temperature", code(name), *([code("coupled")] if name != "coupled" else ())), swept)
     if key in NOTES:

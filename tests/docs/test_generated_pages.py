@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from draftree.core.types import Budget
 from draftree.planners.base import Planner
 
-
 class DummyPlanner(Planner):
     @dataclass(frozen=True)
     class Config:
@@ -186,11 +185,3 @@ def test_rows_of_records_are_sums_over_texts(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps(line) + "\n" for line in ({"machine": {}}, PLAIN, FORCED)))
     ((method, row),) = measured.grammar_rows(file)
     assert (method, row[1:]) == ("grammar", ("`grammar`", "10.0", "2.00", "2.00", "1 of 1"))
-
-
-def test_rows_equal_those_of_the_lab_note() -> None:
-    note = (DOCS / "lab" / "trees.md").read_text(encoding="utf-8")
-    (row,) = (
-        r for r in measured.rows_of("tinyllama-widths-story-greedy", "drafter", "model") if "best-15,k=4@fixed" in r[1]
-    )
-    assert f"| `tree=best-15,k=4` | {row[2]} | {row[3]} | {row[4]} |" in note
