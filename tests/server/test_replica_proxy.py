@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from draftree.serve.errors import closed_error
 from draftree.serve.ray.proxy import (
+    GENERATING,
     DivergedError,
     Proxy,
     ReplicaLostError,
@@ -21,7 +23,15 @@ from draftree.serve.ray.proxy import (
     merged_status,
     prepared,
 )
-from draftree.serve.ray.routing import AnswerStart, HttpRequest, Part, call_app, prefix_blocks
+from draftree.serve.ray.routing import (
+    AnswerStart,
+    HttpRequest,
+    Part,
+    PrefixRouting,
+    RoutingPolicy,
+    call_app,
+    prefix_blocks,
+)
 
 TEXTS = ["Once upon a time, there was a “red” ball. 🙂 It rolled\u2028down\x85the hill", "Tom saw it.\n\nTom ran."]
 
@@ -155,7 +165,6 @@ def ask(
     *,
     path: str = "/v1/chat/completions",
     method: str = "POST",
-    limit: int = 10**6,
     retry: RetryPolicy = PATIENT,
 ) -> tuple[int, dict[bytes, bytes], bytes]:
     """Send one request through the proxy."""
@@ -166,10 +175,7 @@ def ask(
 
     async def run() -> None:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-        bodies = [
-            {"type": "http.request", "body": raw[:3], "more_body": True},
-            {"type": "http.request", "body": raw[3:]},
-        ]
+        bodies = [{"type": "http.request", "body": raw}]
 
         async def receive() -> Any:
             if bodies:
@@ -177,7 +183,7 @@ def ask(
             await asyncio.Event().wait()
             raise AssertionError
 
-        await Proxy(replicas, max_body_bytes=limit, body_timeout=60, retry=retry)(scope_of(path, method), receive, send)
+        await Proxy(replicas, retry=retry)(scope_of(path, method), receive, send)
 
     asyncio.run(run())
     assert [m["type"] for m in messages].count("http.response.start") == 1
@@ -384,11 +390,6 @@ def test_an_unexpected_error_is_not_shown() -> None:
         assert b"secret" not in body
 
 
-def test_a_body_above_the_limit_is_refused() -> None:
-    status, _, body = ask(Scripted(), CHAT, limit=100)
-    assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
-
-
 def test_streams_without_text_are_forwarded_as_they_are() -> None:
     events = [sse({"round": n}) for n in range(3)]
     _, _, body = ask(Scripted(streamed(events)), b"", path="/draftree/rounds", method="GET")
@@ -418,7 +419,7 @@ def test_the_client_that_leaves_closes_the_stream_of_the_replica() -> None:
         async def send(message: Any) -> None:
             pass
 
-        proxy = Proxy(Endless(), max_body_bytes=100, body_timeout=60, retry=PATIENT)
+        proxy = Proxy(Endless(), retry=PATIENT)
         await proxy(scope_of("/v1/chat/completions"), receive, send)
         return is_closed.is_set()
 
@@ -434,18 +435,109 @@ def test_a_request_without_an_id_gets_one_for_all_repetitions() -> None:
     assert replicas.requests[0].scope == replicas.requests[1].scope
 
 
-def test_a_slow_body_is_refused() -> None:
-    messages: list[Any] = []
+def messages_events(pieces: list[str], name: str) -> list[str]:
+    """The stream of /v1/messages."""
+    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    deltas = [{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": p}} for p in pieces]
+    ends: list[dict[str, Any]] = [
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}},
+        {"type": "message_stop"},
+    ]
+    start = {"type": "message_start", "message": {"id": f"msg_{name}", "content": []}}
+    return [f"{sse(event, event['type'])}\n\n" for event in (start, block, *deltas, *ends)]
 
-    async def receive() -> Any:
-        await asyncio.Event().wait()
 
-    async def send(message: Any) -> None:
-        messages.append(message)
+def infill_events(pieces: list[str], name: str) -> list[str]:
+    chunks = [{"index": 0, "content": piece, "stop": False} for piece in pieces]
+    return [f"{sse(chunk)}\n\n" for chunk in (*chunks, {"index": 0, "content": "", "stop": True, "stop_type": "eos"})]
 
-    proxy = Proxy(Scripted(), max_body_bytes=100, body_timeout=0.01)
-    asyncio.run(proxy(scope_of("/v1/chat/completions"), receive, send))
-    assert messages[0]["status"] == 408
+
+def chat_lines(pieces: list[str], name: str) -> list[str]:
+    """The stream of /api/chat."""
+    lines = [{"done": False, "message": {"role": "assistant", "content": piece}} for piece in pieces]
+    last = {"done": True, "message": {"role": "assistant", "content": ""}, "done_reason": "stop"}
+    return [f"{json.dumps({'model': 'm', 'created_at': 'now', **line})}\n" for line in (*lines, last)]
+
+
+def generate_lines(pieces: list[str], name: str) -> list[str]:
+    lines = [{"done": False, "response": piece} for piece in pieces]
+    return [f"{json.dumps(line)}\n" for line in (*lines, {"done": True, "response": "", "done_reason": "stop"})]
+
+
+PROTOCOLS: dict[str, tuple[Callable[[list[str], str], list[str]], Callable[[dict[str, Any]], str]]] = {
+    "/v1/messages": (messages_events, lambda event: event.get("delta", {}).get("text", "")),
+    "/infill": (infill_events, lambda chunk: chunk["content"]),
+    "/api/chat": (chat_lines, lambda line: line["message"]["content"]),
+    "/api/generate": (generate_lines, lambda line: line["response"]),
+}
+LINES = (b"content-type", b"application/x-ndjson")
+
+
+def content_of(path: str, body: str) -> list[dict[str, Any]]:
+    if path.startswith("/api"):
+        return [json.loads(line) for line in body.splitlines()]
+    return data_of(body.removesuffix("\n\n").split("\n\n"))
+
+
+@pytest.mark.parametrize("path", PROTOCOLS)
+@pytest.mark.parametrize("cut_at", [1, 3, 5])
+def test_streams_of_all_protocols_continue_on_another_replica(path: str, cut_at: int) -> None:
+    made, text_of = PROTOCOLS[path]
+    kind = LINES if path.startswith("/api") else STREAM
+    first, second = made(["Once ", "upon ", "a ", "time"], "1"), made(["On", "ce upon a", " ti", "me"], "2")
+    replicas = Scripted(
+        [started(200, kind), *(event.encode() for event in first[:cut_at]), LOST],
+        [started(200, kind, replica="b"), "".join(second).encode()],
+    )
+    _, _, body = ask(replicas, {"prompt": "x", "stream": True}, path=path)
+    assert body.decode().startswith("".join(first[:cut_at]))
+    found, whole = content_of(path, body.decode()), content_of(path, "".join(first))
+    assert "".join(map(text_of, found)) == "Once upon a time"
+    assert [event for event in found if not text_of(event)] == [event for event in whole if not text_of(event)]
+    assert all(event.get("message", {}).get("role", "assistant") == "assistant" for event in found)
+    bodies = [json.loads(request.body) for request in replicas.requests]
+    assert bodies[0] == bodies[1]
+    assert isinstance((bodies[0]["options"] if path.startswith("/api") else bodies[0])["seed"], int)
+
+
+@pytest.mark.parametrize("path", PROTOCOLS)
+def test_errors_have_the_form_of_the_protocol(path: str) -> None:
+    made, _ = PROTOCOLS[path]
+    kind = LINES if path.startswith("/api") else STREAM
+    ends = made(["Once"], "1")[:2]
+    scripts: list[list[Part | Exception]] = [[started(200, kind), *(event.encode() for event in ends), LOST]]
+    _, _, body = ask(Scripted(*scripts, *([[LOST]] * 200)), {"prompt": "x", "stream": True}, path=path, retry=IMPATIENT)
+    error = content_of(path, body.decode())[-1]["error"]
+    assert "no replica" in (error if isinstance(error, str) else error["message"])
+    status, _, whole = ask(Scripted(*([[LOST]] * 200)), {"prompt": "x"}, path=path, retry=IMPATIENT)
+    assert (status, json.loads(whole)["error"]) == (503, error)
+    ending = closed_error()
+    ending.shape = GENERATING[path].shape
+    refusal = f"{json.dumps(ending.body())}\n" if kind is LINES else f"{sse(ending.body())}\n\n"
+    replicas = Scripted(
+        [started(200, kind), refusal.encode()], [started(200, kind), *(event.encode() for event in ends)]
+    )
+    _, _, body = ask(replicas, {"prompt": "x", "stream": True}, path=path)
+    assert content_of(path, body.decode()) == content_of(path, "".join(ends))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": "x", "previous_response_id": "resp_1-abc"},
+        {"input": [{"role": "user", "content": "x"}, {"type": "item_reference", "id": "msg_1-abc"}]},
+    ],
+)
+def test_a_stored_conversation_is_continued_where_it_is(fields: dict[str, Any]) -> None:
+    replicas = Scripted(*([started(), b"{}"] for _ in range(2)))
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        ask(replicas, fields, path=path)
+        assert replicas.requests[-1].holder == "abc"
+    routing = PrefixRouting(RoutingPolicy(), seed=1)
+    assert routing.rank((), {"abc": 99, "b": 0}, holder="abc") == [["abc"]]
+    assert routing.rank((), {"abc": 0, "b": 0}, holder="abc", avoid={"abc"}) == [["b"]]
+    assert routing.rank((), {"b": 0}, holder="abc") == [["b"]]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -279,6 +279,15 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI, stream: bool) 
     assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
+def test_ids_of_a_replica_end_with_its_name(
+    client: openai.OpenAI, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.server.responses, "suffix", "-abc")
+    answer = client.responses.create(model=NAME, input="Two?", max_output_tokens=3)
+    assert [name.rpartition("-")[2] for name in (answer.id, *(item.id or "" for item in answer.output))] == ["abc"] * 2
+    client.responses.create(model=NAME, input="Three?", previous_response_id=answer.id, max_output_tokens=3)
+
+
 def test_stored_responses_are_bounded_and_belong_to_a_key() -> None:
     store = ResponseStore(max_bytes=100)
     items = [{"role": "user", "content": "a" * 10}]

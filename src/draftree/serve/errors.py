@@ -74,7 +74,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.type = type or TYPES.get(status, "invalid_request_error")
         self.headers = dict(headers or {})
-        self.shape: Shape = _openai_shape
+        self.shape: Shape = openai_shape
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body."""
@@ -89,7 +89,8 @@ Shape = Callable[[ApiError], dict[str, Any]]
 """Function from an error to the JSON body of a protocol."""
 
 
-def _openai_shape(error: ApiError) -> dict[str, Any]:
+def openai_shape(error: ApiError) -> dict[str, Any]:
+    """Return the JSON body of an error of OpenAI's API."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
@@ -97,6 +98,8 @@ def shaped_route(shape: Shape) -> type[APIRoute]:
     """Return the class of the routes of a protocol whose errors have another shape."""
 
     class ShapedRoute(APIRoute):
+        error_shape = staticmethod(shape)
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
 

@@ -42,6 +42,8 @@ class ResponseStore:
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.suffix = ""
+        """The end of the ids of stored responses and their items."""
         self._max_bytes = max_bytes
         self._kept: OrderedDict[tuple[str, str], tuple[Items, int]] = OrderedDict()
         self._by_id: dict[tuple[str, str], tuple[str, Mapping[str, Any]]] = {}

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, final
 
@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 
 from draftree.core.errors import InvalidRequestError, suggestion
 from draftree.sampling.params import SamplingParams
-from draftree.serve.api.common import ERRORS, model_of, running_job, server_of
+from draftree.serve.api.common import ERRORS, GENERATED, model_of, running_job, server_of
 from draftree.serve.errors import ApiError, api_error, invalid
 from draftree.serve.job import ChoiceUpdate, Job, JobOptions
 from draftree.serve.json_text import JsonResponse
@@ -276,8 +276,9 @@ REASONING_PART = {"type": "reasoning_text", "text": ""}
 class ResponseWriter:
     """Output items of one response, and the events that describe their changes. Mutated by `read` and `finish`."""
 
-    def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan) -> None:
+    def __init__(self, body: ResponsesBody, head: Head, job: Job, *, plan: ToolPlan, id_end: str) -> None:
         self._body, self._head, self._job, self._plan = body, head, job, plan
+        self._id_end = id_end
         self._parser = plan.parser(job.options.reasoning)
         self._start = AnswerStart(job.options.reasoning, job.served.texts)
         self._report = Report(job, body)
@@ -398,17 +399,17 @@ class ResponseWriter:
     def _reasoning(self, text: str) -> list[Event]:
         events: list[Event] = []
         if not (self._is_open and self._output[-1]["type"] == "reasoning"):
-            events = self._open_text(f"rs_{uuid.uuid4().hex}", {"type": "reasoning", "summary": []}, REASONING_PART)
+            events = self._open_text("rs", {"type": "reasoning", "summary": []}, REASONING_PART)
         self._output[-1]["content"][0]["text"] += text
         where = {**self._place, "content_index": 0}
         return [*events, self._event("response.reasoning_text.delta", **where, delta=text)]
 
     def _open_message(self) -> list[Event]:
-        return self._open_text(f"msg_{uuid.uuid4().hex}", {"type": "message", "role": "assistant"}, TEXT_PART)
+        return self._open_text("msg", {"type": "message", "role": "assistant"}, TEXT_PART)
 
-    def _open_text(self, name: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
+    def _open_text(self, prefix: str, item: dict[str, Any], empty: dict[str, Any]) -> list[Event]:
         """Open an item with one part, and return the events."""
-        events = self._open(name, {**item, "content": []})
+        events = self._open(prefix, {**item, "content": []})
         part = _copy(empty)
         self._output[-1]["content"] = [part]
         where = {**self._place, "content_index": 0}
@@ -418,15 +419,16 @@ class ResponseWriter:
         events: list[Event] = []
         if delta.name is not None:
             item = {"type": "function_call", "call_id": delta.id, "name": delta.name, "arguments": ""}
-            events = self._open(f"fc_{uuid.uuid4().hex}", item)
+            events = self._open("fc", item)
         if delta.arguments:
             self._output[-1]["arguments"] += delta.arguments
             kind = "response.function_call_arguments.delta"
             events.append(self._event(kind, **self._place, delta=delta.arguments))
         return events
 
-    def _open(self, name: str, item: dict[str, Any]) -> list[Event]:
+    def _open(self, prefix: str, item: dict[str, Any]) -> list[Event]:
         events = self._close("completed")
+        name = f"{prefix}_{uuid.uuid4().hex}{self._id_end}"
         self._output.append({"id": name, **item, "status": "in_progress"})
         self._is_open = True
         added = self._event(
@@ -491,7 +493,7 @@ NAMES = {
 router = APIRouter(prefix="/v1", tags=["responses"], responses=ERRORS)
 
 
-@router.post("/responses", summary="Answer a conversation of items")
+@router.post("/responses", summary="Answer a conversation of items", responses=GENERATED)
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Answer a conversation, at once or as a stream of typed events."""
     if body.stream:
@@ -606,6 +608,7 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Resp
     await note_unenforced(params, names, is_strict=wanted is not None and wanted.strict is True)
     plan = await _plan(body, model, params)
     head = Head.of("resp", body, model)
+    head = replace(head, id=head.id + server_of(request).responses.suffix)
     options = JobOptions(
         draft_of(body, model),
         body.priority or 0,
@@ -620,7 +623,9 @@ async def _writing(body: ResponsesBody, request: Request) -> AsyncIterator[_Resp
     async with running_job(
         request, model, prompts=[messages], params=params, options=options, encode=encode, is_chat=True
     ) as job:
-        yield _Response(job, ResponseWriter(body, head, job, plan=plan), conversation)
+        yield _Response(
+            job, ResponseWriter(body, head, job, plan=plan, id_end=server_of(request).responses.suffix), conversation
+        )
 
 
 def _model(body: ResponsesBody, request: Request) -> ServedModel:

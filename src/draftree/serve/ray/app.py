@@ -22,6 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from draftree.engine.memory import SHARE
 from draftree.models.memory import free_memory
+from draftree.serve.limits import BodyLimit
 from draftree.serve.ray.options import ReplicaOptions
 from draftree.serve.ray.proxy import Proxy, ReplicaLostError
 from draftree.serve.ray.routing import (
@@ -60,7 +61,8 @@ class PrefixRouter(RequestRouter):
             # the groups are all replicas worth trying: pause before they are tried again
             pending_request.routing_context.should_backoff = True
         return [
-            [found[name] for name in group] for group in self._routing.rank(request.blocks, loads, avoid=request.avoid)
+            [found[name] for name in group]
+            for group in self._routing.rank(request.blocks, loads, avoid=request.avoid, holder=request.holder)
         ]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: Any, result: Any) -> None:
@@ -81,7 +83,7 @@ class Replica:
     async def __init__(self, settings: ServerSettings, threads: int) -> None:  # type: ignore[misc]
         torch.set_num_threads(threads)
         self._id: str = serve.get_replica_context().replica_id.unique_id
-        self._app = await LoadedApp.load(settings, threads=threads)
+        self._app = await LoadedApp.load(settings, threads=threads, replica=self._id)
 
     async def handle(self, request: HttpRequest) -> AsyncGenerator[Part, None]:
         """Yield the answer of the app to one request."""
@@ -151,7 +153,7 @@ async def _forward(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "lifespan.shutdown.complete"})
         return
     ingress: Any = serve.get_replica_context().servable_object
-    await ingress.proxy(scope, receive, send)
+    await ingress.app(scope, receive, send)
 
 
 class Ingress:
@@ -164,11 +166,12 @@ class Ingress:
     """
 
     def __init__(self, replicas: DeploymentHandle, *, max_body_bytes: int, body_timeout: float) -> None:
-        self.proxy = Proxy(HandleReplicas(replicas), max_body_bytes=max_body_bytes, body_timeout=body_timeout)
+        self._proxy = Proxy(HandleReplicas(replicas))
+        self.app = BodyLimit(self._proxy, max_bytes=max_body_bytes, timeout=body_timeout)
 
     async def describe(self) -> dict[str, Any]:
         """Return how many times requests were repeated."""
-        return {"num_repeated": self.proxy.num_repeated}
+        return {"num_repeated": self._proxy.num_repeated}
 
 
 APP_NAME = "draftree"

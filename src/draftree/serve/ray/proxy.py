@@ -12,9 +12,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, final
 
+from fastapi.routing import APIRoute
+
 from draftree.core.errors import DraftreeError
 from draftree.core.files import JsonError, parse_json, parse_json_object
-from draftree.serve.errors import ApiError, api_error
+from draftree.serve.app import ROUTERS
+from draftree.serve.errors import ApiError, Shape, api_error, closed_error, lost_error, openai_shape
 from draftree.serve.ray.routing import (
     AnswerStart,
     Headers,
@@ -23,12 +26,27 @@ from draftree.serve.ray.routing import (
     Receive,
     Scope,
     Send,
+    holder_of,
     picklable_scope,
     prefix_blocks,
 )
 from draftree.serve.records import request_id_of
+from draftree.serve.streams import EventStream, LineStream
 
-TEXTS = frozenset({"content", "text", "delta", "arguments", "reasoning_content", "refusal"})
+TEXTS = frozenset(
+    [
+        "arguments",
+        "content",
+        "delta",
+        "partial_json",
+        "reasoning",
+        "reasoning_content",
+        "refusal",
+        "response",
+        "text",
+        "thinking",
+    ]
+)
 """Keys whose strings are appended to earlier ones."""
 ONCE = frozenset({"role", "type", "name", "finish_reason", "stop_reason"})
 """Keys whose values are sent once: clients append the parts of a delta."""
@@ -52,11 +70,14 @@ class StreamRecord:
     The same request with the same seed gives the same text on every replica, but cut into other pieces, with other ids.
     This record therefore tracks texts, not events: how much of every text was sent (the content of a choice, the
     arguments of a tool call, the pieces by origin). It removes that from the repeated stream and replaces new ids by
-    the first ones. A repeated text that differs is never sent: the stream ends with an error. Covers the streams of
-    chat completions, completions and responses.
+    the first ones. A repeated text that differs is never sent: the stream ends with an error.
+
+    Args:
+        is_lines: whether events are lines of JSON.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_lines: bool = False) -> None:
+        self._is_lines = is_lines
         self._texts: dict[Place, str] = {}
         self._counts: dict[Place, int] = {}
         self._ids: list[str] = []
@@ -74,11 +95,11 @@ class StreamRecord:
         self._read_texts, self._read_counts, self._own_ids = {}, {}, {}
 
     def push(self, event: str) -> str | None:
-        """Return what the client gets of a server-sent event, without its blank line; None if nothing is new."""
-        name, data = _parse(event)
+        """Return what the client gets of an event, without what separates it from the next; None if nothing is new."""
+        name, data = ("", _object_of(event)) if self._is_lines else _parse(event)
         if data is None:
             return event if not self._is_repeated or DONE in event else None
-        reduced, is_new = self._typed(data) if _is_typed(data) else self._chunk(data)
+        reduced, is_new = self._typed(data) if isinstance(data.get("type"), str) else self._chunk(data)
         if not self._is_repeated:
             self._num_sent += 1
             return event
@@ -87,21 +108,27 @@ class StreamRecord:
         if "sequence_number" in reduced:
             reduced["sequence_number"] = self._num_sent
         self._num_sent += 1
-        head = f"event: {name}\n" if name else ""
         # ASCII: some clients take other line separators of Unicode for the end of a line
-        return f"{head}data: {json.dumps(reduced, separators=(',', ':'))}"
+        text = json.dumps(reduced, separators=(",", ":"))
+        return text if self._is_lines else f"event: {name}\ndata: {text}" if name else f"data: {text}"
 
     def _chunk(self, data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Reduce a chunk of a completion; the last one, without choices, is sent once."""
+        """Reduce a chunk; the last one, without choices or with a mark of the end, is sent once."""
         reduced, is_new = self._reduce(data, ())
-        return reduced, self._once(("last",)) if data.get("choices") == [] else is_new
+        is_last = data.get("choices") == [] or data.get("stop") is True or data.get("done") is True
+        return reduced, self._once(("last",)) if is_last else is_new
 
     def _typed(self, data: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Reduce an event of the responses API: deltas are texts, every other event of a place is sent once."""
-        place: Place = tuple(data.get(key, "") for key in ("type", "output_index", "content_index", "summary_index"))
-        if isinstance(data.get("delta"), str):
+        """Reduce a typed event: deltas are texts, every other event of a place is sent once."""
+        keys = ("type", "index", "output_index", "content_index", "summary_index")
+        place: Place = tuple(data.get(key, "") for key in keys)
+        delta = data.get("delta")
+        if isinstance(delta, str):
             kept, is_new = self._reduce({key: data[key] for key in ("delta", "logprobs") if key in data}, place)
             return self._renamed(data) | kept, is_new
+        if isinstance(delta, dict) and not TEXTS.isdisjoint(delta):
+            kept, is_new = self._reduce({key: delta[key] for key in TEXTS.intersection(delta)}, place)
+            return data | {"delta": delta | kept}, is_new
         return self._renamed(data), self._once(place)
 
     def _renamed(self, value: Any) -> Any:
@@ -131,7 +158,7 @@ class StreamRecord:
         kept: dict[str, Any] = {}
         any_new = False
         for key, value in node.items():
-            if key in ONCE or (key in IDS and place):
+            if (key in ONCE and not self._is_lines) or (key in IDS and place):
                 is_new = value is not None and self._once((*place, key))
                 if is_new or key.endswith("_reason"):
                     kept[key] = self._constant(key, value) if is_new else None
@@ -195,10 +222,6 @@ class StreamRecord:
         return is_new
 
 
-def _is_typed(data: dict[str, Any]) -> bool:
-    return isinstance(data.get("type"), str) and "sequence_number" in data
-
-
 def _parse(event: str) -> tuple[str, dict[str, Any] | None]:
     """Return the name and the JSON object of a server-sent event; None for other data."""
     name, lines = "", []
@@ -207,11 +230,15 @@ def _parse(event: str) -> tuple[str, dict[str, Any] | None]:
             name = value
         elif field == "data":
             lines.append(value)
+    return name, _object_of("\n".join(lines))
+
+
+def _object_of(text: str) -> dict[str, Any] | None:
     try:
-        data = parse_json("\n".join(lines))
+        data = parse_json(text)
     except ValueError:
-        return name, None
-    return name, data if isinstance(data, dict) else None
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def _fields(event: str) -> Iterator[tuple[str, str]]:
@@ -220,11 +247,39 @@ def _fields(event: str) -> Iterator[tuple[str, str]]:
         yield field, value.removeprefix(" ")
 
 
-EVENT_STREAM = b"text/event-stream"
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How an endpoint answers.
+
+    Attributes:
+        is_generating: whether with a generated text: its stream can be resumed, and refusals are repeated.
+        is_lines: whether its stream is lines of JSON.
+        shape: body of its errors.
+    """
+
+    is_generating: bool = False
+    is_lines: bool = False
+    shape: Shape = openai_shape
+
+
+OTHER = Endpoint()
+GENERATING = {
+    route.path: Endpoint(
+        is_generating=True,
+        is_lines=LineStream.media_type in route.responses[200]["content"],
+        shape=getattr(route, "error_shape", openai_shape),
+    )
+    for router in ROUTERS
+    for route in router.routes
+    if isinstance(route, APIRoute) and 200 in route.responses and "POST" in (route.methods or ())
+}
+"""Endpoints that document a generated text, by path."""
+STREAMS = {EventStream.media_type.encode(): b"\n\n", LineStream.media_type.encode(): b"\n"}
+"""What separates the events of a stream, by content type."""
 REFUSED_STATUS = 503
 BUSY_STATUS = 429
-ENDING = ("shutting_down", "process_lost")
-"""Codes of errors with which a replica that ends gives up its streams."""
+ENDING = (closed_error(), lost_error())
+"""Errors with which a replica that ends gives up its streams."""
 REPLICA_HEADER = b"x-draftree-replica"
 """Header with the id of the replica that began the answer."""
 REPLACED_HEADERS = frozenset({b"connection", b"transfer-encoding", b"keep-alive", b"date", b"server", b"x-request-id"})
@@ -241,64 +296,62 @@ class RefusedError(Exception):
 
 @final
 class Delivery:
-    """Sends an answer. An event stream is sent as it comes, any other answer when it is complete.
+    """Sends an answer. A stream is sent as it comes, any other answer when it is complete.
 
     Args:
         send: the ASGI callable of the client.
-        is_generating: whether the answer is a generated text: its stream can be resumed, and refusals are repeated.
+        endpoint: of the request.
     """
 
-    def __init__(self, send: Send, *, is_generating: bool) -> None:
+    def __init__(self, send: Send, endpoint: Endpoint) -> None:
         self._send = send
-        self._is_generating = is_generating
-        self._record = StreamRecord()
-        self._has_started = self._is_over = False
+        self._endpoint = endpoint
+        self._record = StreamRecord(is_lines=endpoint.is_lines)
+        self._has_started = False
         self.restart()
 
     def restart(self) -> None:
         """Begin with the answer of another replica."""
         self._start: AnswerStart | None = None
-        self._is_stream = False
+        self._separator = b""
         self._waiting = b""
         if self._has_started:
             self._record.restart()
 
     async def start(self, start: AnswerStart) -> None:
         """Take status and headers."""
-        may_repeat = self._is_generating and (self._has_started or start.status == REFUSED_STATUS)
+        may_repeat = self._endpoint.is_generating and (self._has_started or start.status == REFUSED_STATUS)
         if may_repeat and start.status in (REFUSED_STATUS, BUSY_STATUS):
             raise RefusedError(f"status {start.status}", start.replica)
         self._start = start
-        self._is_stream = any(
-            name.lower() == b"content-type" and value.startswith(EVENT_STREAM) for name, value in start.headers
-        )
-        if self._is_stream and not self._has_started:
+        types = [value.partition(b";")[0] for name, value in start.headers if name.lower() == b"content-type"]
+        self._separator = STREAMS.get(types[0], b"") if types else b""
+        if self._separator and not self._has_started:
             await self._send_start(start)
 
     async def push(self, chunk: bytes) -> None:
         """Take a chunk of the body."""
         self._waiting += chunk
-        if not self._is_stream:
+        if not self._separator:
             return
-        *events, self._waiting = self._waiting.split(b"\n\n")
-        forwarded: list[str] = []
+        *events, self._waiting = self._waiting.split(self._separator)
+        forwarded: list[bytes] = []
         try:
             for event in events:
                 if (kept := self._kept(event.decode())) is not None:
-                    forwarded.append(f"{kept}\n\n")
+                    forwarded.append(kept.encode() + self._separator)
         finally:
             # what is recorded is sent, also if a later event of the chunk is refused
             if forwarded:
-                await self._send_body("".join(forwarded).encode())
+                await self._send_body(b"".join(forwarded))
 
     async def finish(self) -> None:
         """Take the end of the body."""
         assert self._start is not None, "an answer starts before it ends"
-        if not self._is_stream and self._has_started:
+        if not self._separator and self._has_started:
             # the client has a part of a stream, and another replica answers with an error
-            message = self._waiting.decode(errors="replace")
-            await self._send_body(f"data: {message}\n\ndata: {DONE}\n\n".encode())
-        elif not self._is_stream:
+            await self._send_body(self._last_event(self._waiting.decode(errors="replace")))
+        elif not self._separator:
             await self._send_start(self._start)
             await self._send_body(self._waiting)
         elif self._waiting:
@@ -307,18 +360,27 @@ class Delivery:
 
     async def fail(self, error: ApiError) -> None:
         """Send an error instead of what is missing."""
-        response = error.response()
+        error.shape = self._endpoint.shape
         if self._has_started:
-            await self._send_body(f"data: {json.dumps(error.body())}\n\ndata: {DONE}\n\n".encode())
+            await self._send_body(self._last_event(json.dumps(error.body())))
         else:
+            response = error.response()
             await self._send_start(AnswerStart(response.status_code, list(response.raw_headers), ""))
             await self._send_body(bytes(response.body))
         await self._send_end()
 
+    def _last_event(self, error: str) -> bytes:
+        """Return the end of a stream with this error as JSON."""
+        if self._endpoint.is_lines:
+            return f"{error}\n".encode()
+        if self._endpoint.shape is openai_shape:
+            return f"data: {error}\n\ndata: {DONE}\n\n".encode()
+        return f"event: error\ndata: {error}\n\n".encode()
+
     def _kept(self, event: str) -> str | None:
-        if not self._is_generating:
+        if not self._endpoint.is_generating:
             return event
-        if any(code in event for code in ENDING) and _error_code(event) in ENDING:
+        if _is_ending(event):
             assert self._start is not None, "events follow the start"
             raise RefusedError("the replica ends", self._start.replica)
         return self._record.push(event)
@@ -337,17 +399,14 @@ class Delivery:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _error_code(event: str) -> str | None:
-    """Return the code of an error event; None for other events."""
-    for line in event.split("\n"):
-        if line.startswith("data:"):
-            try:
-                data = parse_json(line.removeprefix("data:"))
-            except ValueError:
-                return None
-            error = data.get("error") if isinstance(data, dict) else None
-            return error.get("code") if isinstance(error, dict) else None
-    return None
+def _is_ending(event: str) -> bool:
+    """Return whether an event is one of the errors with which a replica ends."""
+    if not any(known.message in event or str(known.code) in event for known in ENDING):
+        return False
+    data = _object_of(event) or _parse(event)[1] or {}
+    error = data.get("error")
+    given = error if isinstance(error, dict) else {"message": error}
+    return any(given.get("code") == known.code or given.get("message") == known.message for known in ENDING)
 
 
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (.+)", re.ASCII)
@@ -430,7 +489,8 @@ logger = logging.getLogger(__name__)
 METRICS, STATUS = "/metrics", "/draftree/status"
 REQUEST_ID = b"x-request-id"
 OK = 200
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+CONVERSATIONS = "/v1/responses/"
+"""Endpoints that read stored conversations without generating."""
 SEED_BITS = 62
 FRESH_SEEDS = (None, -1)
 
@@ -470,24 +530,18 @@ class RetryPolicy:
 
 @final
 class Proxy:
-    """The app.
+    """The app, which gets each body in one message, as behind `BodyLimit`.
 
     Args:
         replicas: the replicas.
-        max_body_bytes: size of a request's body.
-        body_timeout: seconds in which a body must arrive.
         retry: when requests are repeated.
 
     Attributes:
         num_repeated: repetitions since the start.
     """
 
-    def __init__(
-        self, replicas: Replicas, *, max_body_bytes: int, body_timeout: float, retry: RetryPolicy | None = None
-    ) -> None:
+    def __init__(self, replicas: Replicas, *, retry: RetryPolicy | None = None) -> None:
         self._replicas = replicas
-        self._body_timeout = body_timeout
-        self._max_body_bytes = max_body_bytes
         self._retry = retry or RetryPolicy()
         self.num_repeated = 0
 
@@ -498,19 +552,8 @@ class Proxy:
             return
         if scope["type"] != "http":
             raise ValueError(f"the proxy handles HTTP requests only, not '{scope['type']}'")
-        try:
-            body = await asyncio.wait_for(self._read(receive), self._body_timeout)
-        except TimeoutError:
-            text = f"the body did not arrive within {self._body_timeout:g} s: send it at once"
-            await _send_error(ApiError(408, text, code="body_timeout"), send)
-            return
-        except ApiError as error:
-            await _send_error(error, send)
-            return
-        if body is None:
-            return
-        request, is_generating = prepared(scope, body)
-        delivery = Delivery(send, is_generating=is_generating)
+        request, endpoint = prepared(scope, (await receive())["body"])
+        delivery = Delivery(send, endpoint)
         merges = scope["method"] == "GET" and scope["path"] in (METRICS, STATUS)
         work = self._answer_of_all if merges else self._answer
         answering = asyncio.create_task(_guarded(work(request, delivery), delivery))
@@ -524,21 +567,6 @@ class Proxy:
             await asyncio.wait([answering, leaving])
         if not answering.cancelled():
             answering.result()
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """Return the whole body; None if the client left."""
-        chunks, size, is_last = [], 0, False
-        while not is_last:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > self._max_body_bytes:
-                reason = f"the body is larger than {self._max_body_bytes} bytes: send a shorter prompt"
-                raise ApiError(413, reason, code="body_too_large")
-            is_last = not message.get("more_body", False)
-        return b"".join(chunks)
 
     async def _answer(self, request: HttpRequest, delivery: Delivery) -> None:
         """Deliver the answer of the first replica that completes it."""
@@ -558,7 +586,7 @@ class Proxy:
                 logger.warning("repeating %s on another replica: %s", request.scope["path"], lost)
                 failed = failed | {lost.replica} if lost.replica else failed
             if clock() + pause > deadline:
-                await delivery.fail(lost_error())
+                await delivery.fail(no_replica())
                 return
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, self._retry.first_pause), self._retry.longest_pause)
@@ -576,7 +604,7 @@ class Proxy:
         else:
             body = self._merged(request.scope["path"], texts)
         if start is None:
-            await delivery.fail(lost_error())
+            await delivery.fail(no_replica())
             return
         headers = [item for item in start.headers if item[0].lower() != b"content-length"]
         await delivery.start(AnswerStart(start.status, headers, ""))
@@ -605,26 +633,33 @@ class Proxy:
         await delivery.finish()
 
 
-def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, bool]:
-    """Return the request for the replicas, and whether it generates text.
+def prepared(scope: Scope, body: bytes) -> tuple[HttpRequest, Endpoint]:
+    """Return the request for the replicas, and its endpoint.
 
     A streamed request without a seed gets a random one, and a request without an id gets one, so that repetitions have
-    the same. Bodies that are no JSON objects are forwarded as they are: the
-    replica refuses them.
+    the same. Bodies that are no JSON objects are forwarded as they are: the replica refuses them.
     """
     plain = picklable_scope(scope)
     if all(name.lower() != REQUEST_ID for name, _ in plain["headers"]):
         plain["headers"].append((REQUEST_ID, request_id_of(None).encode()))
     request = HttpRequest(plain, body)
-    if scope["method"] != "POST" or scope["path"] not in GENERATING:
-        return request, False
+    endpoint = GENERATING.get(scope["path"], OTHER) if scope["method"] == "POST" else OTHER
+    if endpoint is OTHER and not scope["path"].startswith(CONVERSATIONS):
+        return request, OTHER
     try:
         fields = parse_json_object(body)
     except JsonError:
-        return request, False
-    if fields.get("stream") is True and fields.get("seed") in FRESH_SEEDS:
-        request = _with_body(request, fields | {"seed": secrets.randbits(SEED_BITS)})
-    return replace(request, blocks=prefix_blocks(fields)), True
+        return request, replace(endpoint, is_generating=False)
+    request = replace(request, holder=holder_of(fields))
+    if endpoint is OTHER:
+        return request, OTHER
+    # in Ollama's protocol, answers are streamed by default
+    options = fields.get("options") or {} if endpoint.is_lines else fields
+    is_streamed = fields.get("stream", endpoint.is_lines) is True
+    if is_streamed and isinstance(options, dict) and options.get("seed") in FRESH_SEEDS:
+        seeded = options | {"seed": secrets.randbits(SEED_BITS)}
+        request = _with_body(request, fields | {"options": seeded} if endpoint.is_lines else seeded)
+    return replace(request, blocks=prefix_blocks(fields)), endpoint
 
 
 def _with_body(request: HttpRequest, fields: dict[str, Any]) -> HttpRequest:
@@ -634,7 +669,7 @@ def _with_body(request: HttpRequest, fields: dict[str, Any]) -> HttpRequest:
     return replace(request, scope=request.scope | {"headers": headers}, body=body)
 
 
-def lost_error() -> ApiError:
+def no_replica() -> ApiError:
     """Return the error of a request for which no replica was left."""
     return ApiError(
         503,
@@ -650,12 +685,6 @@ async def _guarded(work: Coroutine[Any, Any, None], delivery: Delivery) -> None:
         await work
     except Exception as error:
         await delivery.fail(api_error(error))
-
-
-async def _send_error(error: ApiError, send: Send) -> None:
-    response = error.response()
-    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

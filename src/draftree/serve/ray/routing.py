@@ -18,7 +18,7 @@ BLOCK_CHARACTERS = 64
 """Characters per block, about 16 tokens."""
 MAX_BLOCKS = 1024
 """Blocks of one prompt that are compared; the rest of a longer prompt is ignored."""
-FIELDS = ("model", "tools", "instructions", "messages", "input", "prompt")
+FIELDS = ("model", "tools", "instructions", "system", "messages", "input", "input_prefix", "prompt")
 """Fields of request bodies in the order in which chat templates place them. Lists extend the prefix item by item."""
 
 Blocks = tuple[bytes, ...]
@@ -29,8 +29,8 @@ def prefix_blocks(body: Mapping[str, Any]) -> Blocks:
     """Return the chained hashes of a request's prompt; empty if it is shorter than a block.
 
     Args:
-        body: the decoded JSON object of a chat, completion or response request. Values of wrong types are hashed as
-            they are: the replica refuses them.
+        body: the decoded JSON object of a request that generates. Values of wrong types are hashed as they are: the
+            replica refuses them.
     """
     text = "".join(_parts(body))[: BLOCK_CHARACTERS * MAX_BLOCKS]
     found: list[bytes] = []
@@ -123,16 +123,22 @@ class PrefixRouting:
         self._random = random.Random(seed)
         self.index = PrefixIndex(policy.max_blocks)
 
-    def rank(self, blocks: Blocks, loads: Mapping[str, int], *, avoid: Collection[str] = ()) -> list[list[str]]:
+    def rank(
+        self, blocks: Blocks, loads: Mapping[str, int], *, avoid: Collection[str] = (), holder: str = ""
+    ) -> list[list[str]]:
         """Return groups of replicas in order of preference; the least busy one of a group is to be used.
 
         Args:
             blocks: of the prompt.
             loads: ongoing requests of every available replica.
             avoid: replicas that failed this request; used only if there are no others.
+            holder: the replica that stores the conversation which the request continues; no other is used while it is
+                available.
         """
         usable = {replica: load for replica, load in loads.items() if replica not in avoid} or dict(loads)
         self.index.keep_only(loads)
+        if holder in usable:
+            return [[holder]]
         best = self._best_match(blocks, usable)
         others = [self._two_choices(usable)] if usable else []
         return others if best is None else [[best], *others]
@@ -151,6 +157,22 @@ class PrefixRouting:
         replicas: Sequence[str] = list(loads)
         two = self._random.sample(replicas, min(2, len(replicas)))
         return sorted(two, key=lambda replica: loads[replica])
+
+
+def holder_of(body: Mapping[str, Any]) -> str:
+    """Return the id of the replica that stores the response or item to which a request refers; empty if it names none.
+
+    A replica ends the ids of its responses and their items with its own id.
+    """
+    items = body.get("input")
+    named = (
+        [item.get("id") for item in items if isinstance(item, dict) and item.get("type") == "item_reference"]
+        if (isinstance(items, list))
+        else []
+    )
+    return next(
+        (name.rpartition("-")[2] for name in (body.get("previous_response_id"), *named) if isinstance(name, str)), ""
+    )
 
 
 Scope = MutableMapping[str, Any]
@@ -173,12 +195,14 @@ class HttpRequest:
         body: whole body.
         blocks: hashes of the prompt's beginning.
         avoid: ids of replicas that failed this request.
+        holder: id of the replica that stores the conversation which the request continues; empty if there is none.
     """
 
     scope: dict[str, Any]
     body: bytes
     blocks: Blocks = ()
     avoid: frozenset[str] = field(default=frozenset())
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,14 @@ class LoadedApp:
         self._opened = opened
 
     @classmethod
-    async def load(cls, settings: ServerSettings, *, threads: int | None = None) -> Self:
-        """Load the models and start the app; a divided model gets its other processes as children of this one."""
+    async def load(cls, settings: ServerSettings, *, threads: int | None = None, replica: str = "") -> Self:
+        """Load the models and start the app; a divided model gets its other processes as children of this one.
+
+        Args:
+            settings: of the server.
+            threads: CPU threads of each process.
+            replica: with which ids of stored responses end, so that requests that continue them find this replica.
+        """
         async with AsyncExitStack() as opened:
             opened.enter_context(configured_logs(as_json=settings.log_format == "json", level=settings.log_level))
             ranks = start_other_ranks(settings, threads=threads)
@@ -48,6 +54,7 @@ class LoadedApp:
             for model in pool:
                 opened.callback(stop_ranks, model.llm.llm.model)
             app = create_app(settings, pool)
+            app.state.server.responses.suffix = f"-{replica}" if replica else ""
             await opened.enter_async_context(app.router.lifespan_context(app))
             return cls(app, pool, opened.pop_all())
 
