@@ -120,7 +120,9 @@ def read_processors(root: Path = Path("/"), allowed: Iterable[int] | None = None
     if not online:
         count = os.cpu_count() or 1
         return ProcessorFacts(tuple(Processor(number, number) for number in range(count)), count)
-    mask = set(_own_mask(online) if allowed is None else allowed)
+    if allowed is None:
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else online
+    mask = set(allowed)
     efficient = set(_listed(root / "sys" / "devices" / "cpu_atom" / "cpus"))
     efficient -= set(_listed(root / "sys" / "devices" / "cpu_core" / "cpus"))
     node_of = {
@@ -164,10 +166,6 @@ def ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def _own_mask(online: Iterable[int]) -> Iterable[int]:
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else online
-
-
 def _listed(path: Path) -> list[int]:
     text = _text(path)
     try:
@@ -202,11 +200,12 @@ def _quota(root: Path) -> float | None:
         parts = [part for part in path.split("/") if part]
         if not controllers:  # version 2
             place = root / "sys" / "fs" / "cgroup"
-            found += [_limit(folder / "cpu.max") for folder in _levels(place, parts)]
+            found += [_limit(_text(folder / "cpu.max").split()) for folder in _levels(place, parts)]
         elif "cpu" in controllers.split(","):
             for name in ("cpu", "cpu,cpuacct", "cpuacct,cpu"):
                 place = root / "sys" / "fs" / "cgroup" / name
-                found += [_limit_of_first_version(folder) for folder in _levels(place, parts)]
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                found += [_limit([_text(folder / file) for file in names]) for folder in _levels(place, parts)]
     limits = [limit for limit in found if limit is not None]
     return min(limits, default=None)
 
@@ -215,18 +214,11 @@ def _levels(place: Path, parts: list[str]) -> list[Path]:
     return [place.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
 
 
-def _limit(path: Path) -> float | None:
-    words = _text(path).split()
+def _limit(words: Sequence[str]) -> float | None:
+    """Return the processors of a quota and its period; None for no limit, which is written "max" or -1."""
     if len(words) != 2 or not (words[0].isdigit() and words[1].isdigit()) or int(words[1]) == 0:
         return None
     return int(words[0]) / int(words[1])
-
-
-def _limit_of_first_version(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-    if not (quota.isdigit() and period.isdigit()) or int(period) == 0:  # -1 is no limit
-        return None
-    return int(quota) / int(period)
 
 
 logger = logging.getLogger(__name__)
@@ -459,18 +451,13 @@ def leaving_on_signals() -> Iterator[None]:
 
 
 def _signal_again(hook: Callable[[Any], Any], dropped: Any) -> None:
-    number = _signal_of(dropped)
+    number = dropped.exc_value.number if isinstance(dropped.exc_value, _Left) else None
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        number = signal.SIGINT
     if number is None:
         hook(dropped)
     else:
         threading.Timer(AGAIN_SECONDS, _signal_main, [number]).start()  # at once, it would be dropped again
-
-
-def _signal_of(dropped: Any) -> int | None:
-    """Return the signal that raised a dropped exception; None for other exceptions."""
-    if issubclass(dropped.exc_type, KeyboardInterrupt):
-        return signal.SIGINT
-    return dropped.exc_value.number if isinstance(dropped.exc_value, _Left) else None
 
 
 def _signal_main(number: int) -> None:

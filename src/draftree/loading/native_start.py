@@ -7,16 +7,21 @@ it.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
 import hashlib
 import logging
 import os
 import shutil
+import types
+import typing
+from collections import abc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,15 +30,7 @@ from draftree.loading.options import QUANTIZATIONS
 from draftree.loading.records import Store, digest_of
 from draftree.models.base import CheckResult, Extend, Pass
 from draftree.models.check import EXACT_PARENTS, NATIVE_LENGTHS, exact_tokens, rounds_alike
-from draftree.models.native.blueprint import (
-    Blueprint,
-    ExpertsBlueprint,
-    LayerBlueprint,
-    LinearBlueprint,
-    Rope,
-    ScoreBias,
-    SourceBlueprint,
-)
+from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.build import PACKING, NativeUnavailableError, working_folder
 from draftree.models.native.library import library
 from draftree.models.native.model import NativeModel
@@ -64,40 +61,26 @@ class Record:
 
 def parsed_record(found: Mapping[str, Any]) -> Record:
     """Return a record from its `dataclasses.asdict` form after JSON."""
-    places = found["places"].items()
-    return Record(
-        blueprint=_blueprint(found["blueprint"]),
-        places={name: StoredWeight(**place | {"shape": tuple(place["shape"])}) for name, place in places},
-        check=CheckResult(**found["check"]),
-        eos_ids=tuple(found["eos_ids"]),
-        digest=found["digest"],
-    )
+    record: Record = _parsed(Record, found)
+    return record
 
 
-def _blueprint(found: dict[str, Any]) -> Blueprint:
-    head = LinearBlueprint(**found["head"])
-    ropes = tuple(Rope(tuple(rope["frequencies"]), rope["scaling"]) for rope in found["ropes"])
-    layers = tuple(_layer(layer) for layer in found["layers"])
-    biases = tuple(ScoreBias(bias["weight"], tuple(bias["buckets"])) for bias in found["score_biases"])
-    return Blueprint(**found | {"head": head, "ropes": ropes, "layers": layers, "score_biases": biases})
+def _parsed(kind: Any, value: Any) -> Any:
+    """Return a value of a type from what JSON made of it: dataclasses from objects, tuples from lists."""
+    if isinstance(kind, types.UnionType):
+        return None if value is None else _parsed(kind.__args__[0], value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds, make = _fields(kind), cast(Any, kind)
+        return make(**{name: _parsed(kinds[name], part) for name, part in value.items()})
+    match typing.get_origin(kind), typing.get_args(kind):
+        case builtins.tuple, (part, *_):
+            return tuple(_parsed(part, one) for one in value)
+        case abc.Mapping, (_, part):
+            return {name: _parsed(part, one) for name, one in value.items()}
+    return value
 
 
-def _layer(found: dict[str, Any]) -> LayerBlueprint:
-    many = {side: tuple(LinearBlueprint(**linear) for linear in found[side]) for side in ("qkv", "gate_up")}
-    single = {side: LinearBlueprint(**found[side]) for side in ("output", "down")}
-    source = found["source"]
-    if source is not None:
-        parts = {side: LinearBlueprint(**source[side]) for side in ("query", "output")}
-        source = SourceBlueprint(**source | parts)
-    experts = None if found["experts"] is None else _experts(found["experts"])
-    return LayerBlueprint(**found | many | single | {"source": source, "experts": experts})
-
-
-def _experts(found: dict[str, Any]) -> ExpertsBlueprint:
-    names = ("router", "gate_up", "down", "shared_down", "shared_gate")
-    single = {name: None if found[name] is None else LinearBlueprint(**found[name]) for name in names}
-    many = {"shared_gate_up": tuple(LinearBlueprint(**linear) for linear in found["shared_gate_up"])}
-    return ExpertsBlueprint(**found | single | many)
+_fields = functools.cache(typing.get_type_hints)
 
 
 logger = logging.getLogger(__name__)

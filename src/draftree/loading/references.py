@@ -38,15 +38,14 @@ from draftree.models.native.blueprint import (
     RELU,
     SILU,
     Blueprint,
-    LayerBlueprint,
     LinearBlueprint,
 )
 from draftree.models.native.build import NativeMismatchError
 from draftree.models.native.library import LANES
-from draftree.models.native.model import NativeModel, UnpackedWeights
+from draftree.models.native.model import NativeModel, UnpackedWeights, products_of_rows
 from draftree.models.native.packing import arranged
 from draftree.models.native.seq2seq.model import NativeEncoderDecoder
-from draftree.models.native.weights import KeptWeights
+from draftree.models.native.weights import ModelWeights
 from draftree.models.torch.inspection import prompt_inputs
 from draftree.models.torch.seq2seq.sources import encoded_probe
 from draftree.models.torch.seq2seq.sources import reference_logits as source_reference_logits
@@ -125,17 +124,6 @@ def rounded(inputs: Tensor) -> Tensor:
     most = groups.abs().amax(-1, keepdim=True)
     steps = groups * torch.where(most > 1e-30, LARGEST / most, 0)
     return (steps.round() * (most / LARGEST)).flatten(-2)[..., :size]
-
-
-def products_of_rows(layer: LayerBlueprint) -> Iterator[LinearBlueprint]:
-    """Yield the products of a layer that every row uses; routers are not among them."""
-    yield from (*layer.qkv, layer.output)
-    if layer.source is not None:
-        yield from (layer.source.query, layer.source.output)
-    if layer.experts is None:
-        yield from (*layer.gate_up, layer.down)
-    elif layer.experts.shared_down is not None:
-        yield from (*layer.experts.shared_gate_up, layer.experts.shared_down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +244,7 @@ def whole_reference(model: Any, plan: Blueprint, rough: ReferenceLogits) -> Refe
 
     The whole model is packed here, too: rows are rounded one by one, so its blocks are those of all shares.
     """
-    whole = NativeModel(plan, KeptWeights(model), quantization="int4")
+    whole = NativeModel(plan, ModelWeights(model, keeps=True), quantization="int4")
     found = check(whole, rough, tolerance=QUANTIZED_TOLERANCE["int4"], compares_tokens=False)
     if not (found.chains_ok and found.trees_ok):
         raise NativeMismatchError(f"its logits differ there (error {max(found.chain_error, found.tree_error):.1e})")
@@ -273,7 +261,8 @@ def with_packed_weights(model: Any, ours: NativeModel, embedding: Any = None) ->
     products: list[PackedProduct | PackedExperts] = [
         PackedProduct(model.get_submodule(linear.weight.rpartition(".")[0]), linear, plan.head_dim, weights)
         for layer in plan.layers
-        for linear in products_of_rows(layer)
+        for _, linears, _ in products_of_rows(layer)
+        for linear in linears
     ]
     products.append(PackedProduct(model.get_output_embeddings(), plan.head, plan.head_dim, weights))
     products += [

@@ -152,7 +152,7 @@ class UnpackedWeights(Weights):
             self._small[blueprint.positions] = decoder.small_weight(None, "positions")
         self._owners: dict[str, tuple[int, str, Sequence[LinearBlueprint], bool]] = {}
         for index, layer in enumerate(blueprint.layers):
-            for product, linears, in_turns in _products(layer, is_gated=blueprint.is_gated):
+            for product, linears, in_turns in products_of_rows(layer, is_gated=blueprint.is_gated):
                 for name in (name for linear in linears for name in linear.names):
                     self._owners[name] = (index, product, linears, in_turns)
             for field in NORMS:
@@ -217,8 +217,10 @@ class UnpackedWeights(Weights):
                 self._parts[linear.bias] = own_bias.contiguous()
 
 
-def _products(layer: LayerBlueprint, *, is_gated: bool) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
-    """Yield name, linear layers and order of every product of a layer but those of experts that a row may not use."""
+def products_of_rows(
+    layer: LayerBlueprint, *, is_gated: bool = True
+) -> Iterator[tuple[str, Sequence[LinearBlueprint], bool]]:
+    """Yield name, linear layers and order of the products of a layer that every row uses, without routers."""
     yield "qkv", layer.qkv, False
     yield "output", (layer.output,), False
     if layer.source is not None:

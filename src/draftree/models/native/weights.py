@@ -92,10 +92,10 @@ class Weights(ABC):
 
 
 class ModelWeights(Weights):
-    """Weights of a model in memory, which is unusable once they are released."""
+    """Weights of a model in memory, which is unusable once they are released, unless it keeps them."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, keeps: bool = False) -> None:
+        self._model, self._keeps = model, keeps
         self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         self._pages = FilePages()
 
@@ -103,24 +103,13 @@ class ModelWeights(Weights):
         return self._parameters[name].detach()
 
     def release(self, name: str) -> None:
+        if self._keeps:
+            return
         weight = self._parameters.pop(name)
         self._pages.give_back(weight)
         owner, _, attribute = name.rpartition(".")
         empty = nn.Parameter(torch.empty(0, dtype=weight.dtype), requires_grad=False)
         setattr(self._model.get_submodule(owner), attribute, empty)
-
-
-class KeptWeights(Weights):
-    """Weights of a model in memory, which keeps them."""
-
-    def __init__(self, model: Any) -> None:
-        self._parameters: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-
-    def get(self, name: str) -> Tensor:
-        return self._parameters[name].detach()
-
-    def release(self, name: str) -> None:
-        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
