@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -113,6 +114,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if len(content) > MAX_JSON_BYTES:
         raise JsonError(f"it has more than {MAX_JSON_BYTES >> 20} MiB")
     return parse_json_object(content)
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = None) -> None:
+    """Write a file that is complete or as before; its folder is made if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        fresh.write_text(json.dumps(value, indent=indent) + "\n", "utf-8")
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
 
 
 def read_json_lines(path: Path, *, may_be_cut: bool = False) -> list[dict[str, Any]]:

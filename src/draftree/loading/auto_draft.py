@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 
 from draftree.core.errors import ConfigurationError, ModelLoadError
-from draftree.core.files import MALFORMED, config_folder, read_json
+from draftree.core.files import MALFORMED, config_folder, read_json, write_json
 from draftree.core.host import cpu_name, usable_cores
 from draftree.heads.shipped import ShippedHead, config_facts, shipped_heads
 from draftree.loading.loaded import LoadedModel
@@ -134,12 +132,9 @@ def _parsed_tuned(values: Mapping[str, Any]) -> TunedDraft:
 
 
 def _write_tuned(place: Path, results: Sequence[TunedDraft]) -> None:
-    text = json.dumps({"format": TUNED_FORMAT, "results": [dataclasses.asdict(one) for one in results]}, indent=2)
-    fresh = place.with_suffix(f".{os.getpid()}")
+    content = {"format": TUNED_FORMAT, "results": [dataclasses.asdict(one) for one in results]}
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text + "\n", "utf-8")
-        fresh.replace(place)
+        write_json(place, content, indent=2)
     except OSError as error:
         raise ConfigurationError(
             f"'{place}' cannot be written ({error.strerror}): set DRAFTREE_CONFIG to a writable folder"
@@ -158,10 +153,7 @@ def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
     if place is None:
         return None
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_suffix(".part")
-        part.write_text(json.dumps(dataclasses.asdict(head)) + "\n", "utf-8")
-        part.replace(place)
+        write_json(place, dataclasses.asdict(head))
     except OSError as error:
         raise ConfigurationError(f"'{place}' cannot be written: {error.strerror}") from error
     return place

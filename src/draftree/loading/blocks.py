@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ConfigurationError, ModelLoadError, UnsupportedModelError
-from draftree.core.files import MALFORMED, expanded, read_json
+from draftree.core.files import MALFORMED, expanded, read_json, write_json
 from draftree.core.host import return_free_memory
 from draftree.loading.loaded import LoadedModel
 from draftree.loading.native_start import (
@@ -145,19 +145,12 @@ def start_on_blocks(
             copy.keep(model)
     if known is None or model is None:
         model, known = _first_start(folder, source, dtype, identity=identity, quantization=quantization)
-        _write(record, {"facts": facts, "record": dataclasses.asdict(known)})
+        write_json(record, {"facts": facts, "record": dataclasses.asdict(known)})
         copy.keep(model)
         model.free_slots()  # of the comparisons
         return_free_memory()  # of the dequantized layers
     model.is_exact, model.self_check = known.check.is_exact, known.check
     return model, known.eos_ids
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(content), "utf-8")
-    part.replace(path)
 
 
 def _recorded(path: Path, facts: dict[str, Any]) -> Record | None:

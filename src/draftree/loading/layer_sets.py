@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from draftree.core.errors import ConfigurationError
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json, write_json
 from draftree.models.base import LayerSubset
 from draftree.weights.cache import Cache
 
@@ -80,10 +78,7 @@ def place_of(fingerprint: str, suffix: str = ".json") -> Path:
 
 def store(found: LayerSet) -> Path:
     place = place_of(found.fingerprint)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = place.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n", "utf-8")
-    fresh.replace(place)
+    write_json(place, dataclasses.asdict(found), indent=2)
     return place
 
 

@@ -31,6 +31,7 @@ from draftree.core.files import (
     get_again,
     home_folder,
     read_json,
+    write_json,
 )
 
 Step = Literal["download", "check", "convert"]
@@ -154,16 +155,10 @@ def _noted(folder: Path, root: Path) -> dict[str, Any]:
 
 
 def _write_note(folder: Path, root: Path, note: Mapping[str, Any]) -> None:
-    place = _sums_file(folder, root)
-    fresh = place.with_suffix(f".{os.getpid()}.tmp")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(note), "utf-8")
-        os.replace(fresh, place)
+        write_json(_sums_file(folder, root), note)
     except OSError as error:
         logger.info("the sums of '%s' are not recorded: %s", folder, error)
-        with contextlib.suppress(OSError):
-            fresh.unlink()
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -388,11 +383,8 @@ def fingerprint(path: Path, cache: Cache, *, progress: Progress) -> str:
     if (known := _recorded_fingerprint(note, seen)) is not None:
         return known
     sha256 = file_sha256(path, on_bytes=lambda done: progress("check", done, seen["num_bytes"]))
-    fresh = note.with_suffix(f".{os.getpid()}.tmp")
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(json.dumps(seen | {"sha256": sha256}), "utf-8")
-        os.replace(fresh, note)
+        write_json(note, seen | {"sha256": sha256})
     except OSError as error:
         logger.info("the sum of '%s' is not cached: %s", path, error)
     return sha256

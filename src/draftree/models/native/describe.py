@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -49,7 +50,7 @@ from draftree.models.native.modules import (
 )
 from draftree.models.torch.attention import LayerCall, ProbePass, announced
 from draftree.models.torch.hf import HFModel
-from draftree.models.torch.inspection import context_length, fingerprint
+from draftree.models.torch.inspection import context_length, fingerprint, rope_settings
 from draftree.models.torch.layers import scale_of_embedding
 
 
@@ -268,13 +269,6 @@ def norms_of(layer: Any) -> LayerNorms:
     return LayerNorms(first, None, first if second is None else second, None)  # parallel sublayers may share theirs
 
 
-def up_of(mlp: Any) -> str | None:
-    """Return the name of the first product of a perceptron without a gate; None if it has one."""
-    found = next((name for name in UP if hasattr(mlp, name)), None)
-    is_plain = hasattr(mlp, "up_proj") and not hasattr(mlp, "gate_proj")
-    return "up_proj" if found is None and is_plain else found
-
-
 def describe_layer(
     layer: Any, call: LayerCall, rope: int | None, *, names: Names, factor: float, pairs: int = 0
 ) -> LayerBlueprint:
@@ -286,8 +280,11 @@ def describe_layer(
     def norm(module: Any) -> str | None:
         return None if module is None else names.of(module)
 
-    up = up_of(mlp)
-    gated = ("gate_proj", "up_proj")
+    first: tuple[str, ...] = ("gate_proj", "up_proj")  # products of a perceptron
+    if (up := next((name for name in UP if hasattr(mlp, name)), None)) is not None:
+        first = (up,)
+    elif hasattr(mlp, "up_proj") and not hasattr(mlp, "gate_proj"):
+        first = ("up_proj",)
     experts = experts_of(mlp, int(part(norms.any, "weight").numel()), names=names) if has_experts(mlp) else None
     return LayerBlueprint(
         attention_norm=norm(norms.attention),
@@ -298,9 +295,7 @@ def describe_layer(
         key_norm=norm(getattr(attention, "k_norm", None)),
         qkv=_queries_keys_values(attention, names=names, pairs=pairs),
         output=linear_of(part(attention, *OUTPUT), "'o_proj'", names=names),
-        gate_up=(experts.gate_up,)
-        if experts is not None
-        else linears_of(mlp, gated if up is None else (up,), ("gate_up_proj",), names=names),
+        gate_up=(experts.gate_up,) if experts is not None else linears_of(mlp, first, ("gate_up_proj",), names=names),
         down=experts.down if experts is not None else linear_of(part(mlp, *DOWN), "'down_proj'", names=names),
         window=call.window,
         scaling=call.scaling * factor,
@@ -345,7 +340,7 @@ def read(model: ModelFacts) -> Blueprint:
     modules = list(part(base, *LAYERS))
     heads, head_dim = int(config.num_attention_heads), _head_dim(config)
     rotary, table = first_part(base, "rotary_emb"), _position_table(base)
-    if any("dynamic" in str(kind) for kind in _rope_types(config)):
+    if any("dynamic" in str(rope.get("rope_type")) for rope in rope_settings(config)):
         raise NativeUnavailableError("its rotary positions change with the length of the text")
     if rotary is None and table is None:
         raise NativeUnavailableError(f"{type(base).__name__} has no 'rotary_emb', and no table of positions")
@@ -356,12 +351,12 @@ def read(model: ModelFacts) -> Blueprint:
     require_like_norms(inner, [name for layer in layers for name in layer.norms], facts)
     final = None if norm is None else names.of(norm)
     if is_post_norm:
-        if final is not None:
-            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
-        layers, final = norms_after(layers, None)
+        layers, final = norms_after(layers, final)
     embedding = inner.get_input_embeddings()
     mlps = [mlp_of(module) for module in modules]
     activation, limit, slope = _activation(mlps)
+    factor = getattr(config, "logit_scale", None)  # of the logits; some families give it as a divisor
+    head_norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
     offset = 0 if table is None else int(getattr(table, "offset", 0))
     rows = model.max_length if table is None else int(table.weight.shape[0]) - offset
     found = Blueprint(
@@ -380,7 +375,7 @@ def read(model: ModelFacts) -> Blueprint:
         norm_offset=facts.offset,
         embedding_scale=scale_of_embedding(embedding, config),
         residual_scale=float(getattr(config, "residual_multiplier", 1.0)),
-        logit_scale=_logit_scale(config),
+        logit_scale=1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor),
         embedding=names.of(embedding),
         final_norm=final,
         head=linear_of(inner.get_output_embeddings(), "the head", names=names),
@@ -391,7 +386,7 @@ def read(model: ModelFacts) -> Blueprint:
         is_post_norm=is_post_norm,
         is_gated=is_gated(layers[0]),
         is_parallel=_is_parallel(model, modules[0]),
-        has_joint_norms=_has_joint_norms(layers, names, head_dim),
+        has_joint_norms=any(names.parameters[name].numel() != head_dim for name in head_norms),
         logit_cap=getattr(config, "final_logit_softcapping", None),
         gate_limit=limit,
         gate_slope=slope,
@@ -428,17 +423,6 @@ def _layers(
     return layers, ropes
 
 
-def _logit_scale(config: Any) -> float:
-    """Return the factor of the logits, which families give as a factor or as a divisor."""
-    factor = getattr(config, "logit_scale", None)
-    return 1.0 / float(getattr(config, "logits_scaling", 1.0)) if factor is None else float(factor)
-
-
-def _has_joint_norms(layers: Sequence[LayerBlueprint], names: Names, head_dim: int) -> bool:
-    norms = [name for layer in layers for name in (layer.query_norm, layer.key_norm) if name is not None]
-    return any(names.parameters[name].numel() != head_dim for name in norms)
-
-
 def _head_dim(config: Any) -> int:
     if getattr(config, "_heterogeneity_spec", None) is not None:
         raise NativeUnavailableError("its layers have sizes of their own")
@@ -464,28 +448,19 @@ def _kinds(rotary: Any, config: Any, layers: Sequence[Any]) -> Sequence[str | No
     return [kind if used else None for kind, used in zip(known, uses, strict=True)]
 
 
-def _rope_types(config: Any) -> list[Any]:
-    settings = getattr(config, "rope_parameters", None) or {}
-    own = [settings] if "rope_type" in settings else [rope for rope in settings.values() if isinstance(rope, dict)]
-    return [rope.get("rope_type") for rope in own]
-
-
 def _is_post_norm(model: ModelFacts, layer: Any) -> bool:
     """Return whether the norms of a layer follow its sublayers, by the order in which its modules run."""
     norm, attention = norms_of(layer).any, part(layer, *ATTENTION)
     if norm_facts(norm).kind != LAYER_NORM:
         return False
-
-    def run() -> None:
-        with announced(ProbePass()):
-            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
-
-    return not runs_before(run, norm, attention)
+    return not runs_before(partial(_probe, model), norm, attention)
 
 
-def norms_after(layers: Sequence[LayerBlueprint], first: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
+def norms_after(layers: Sequence[LayerBlueprint], last: str | None) -> tuple[tuple[LayerBlueprint, ...], str | None]:
     """Return layers whose norms follow their sublayers as layers with norms before them, and the last norm."""
-    found, before = [], first
+    if last is not None:
+        raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
+    found, before = [], None
     for layer in layers:
         found.append(layer.with_norms_of(before))
         before = layer.mlp_norm
@@ -499,13 +474,13 @@ def _is_parallel(model: ModelFacts, layer: Any) -> bool:
     """
     if first_part(layer, *BEFORE_MLP) is not None and norm_facts(norms_of(layer).any).kind != LAYER_NORM:
         return False
-    mlp = mlp_of(layer)
+    reader = part(mlp_of(layer), *UP, "gate_up_proj", "up_proj")
+    return reads_before(partial(_probe, model), part(part(layer, *ATTENTION), *OUTPUT), reader)
 
-    def run() -> None:
-        with announced(ProbePass()):
-            model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
 
-    return reads_before(run, part(part(layer, *ATTENTION), *OUTPUT), part(mlp, *UP, "gate_up_proj", "up_proj"))
+def _probe(model: ModelFacts) -> None:
+    with announced(ProbePass()):
+        model.model(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False)
 
 
 def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
@@ -520,7 +495,8 @@ def _activation(mlps: Sequence[Any]) -> tuple[int, float, float]:
 
 
 def require_sizes(found: Blueprint, names: Names) -> None:
-    inner = {size for layer in found.layers for size in _inner_sizes(layer)}
+    shared = [layer.experts.shared_down for layer in found.layers if layer.experts is not None]
+    inner = {down.inputs for down in (*(layer.down for layer in found.layers), *shared) if down is not None}
     units = [("hidden size", found.hidden, 16), ("size of a head", found.head_dim, 16)]
     for name, size, unit in (*units, *(("inner size", size, 32) for size in sorted(inner))):
         if size % unit:
@@ -545,14 +521,10 @@ def require_sizes(found: Blueprint, names: Names) -> None:
         raise NativeUnavailableError(f"it has {len(found.ropes)} kinds of rotary positions")
 
 
-def _inner_sizes(layer: LayerBlueprint) -> set[int]:
-    shared = None if layer.experts is None else layer.experts.shared_down
-    return {layer.down.inputs} | (set() if shared is None else {shared.inputs})
-
-
-def require_nothing_else(names: Names, found: Blueprint) -> None:
-    """Check that the blueprint accounts for every parameter."""
-    strange = [name for name in names.parameters if name not in found.names]
+def require_nothing_else(names: Names, found: Blueprint, others: Iterable[Any] = ()) -> None:
+    """Check that every parameter belongs to the blueprint, or is another one of known use."""
+    known = set(map(id, others))
+    strange = [name for name, value in names.parameters.items() if name not in found.names and id(value) not in known]
     if strange:
         raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")
 

@@ -47,7 +47,7 @@ def context_length(config: Any) -> int:
     """
     names = ("max_position_embeddings", "max_seq_len")
     known = next((int(value) for name in names if (value := getattr(config, name, None))), UNBOUNDED)
-    scaled = [rope for rope in _ropes(config) if rope.get("rope_type") == "longrope"]
+    scaled = [rope for rope in rope_settings(config) if rope.get("rope_type") == "longrope"]
     limit = min([known, *(int(rope["original_max_position_embeddings"]) for rope in scaled)])
     if limit < known:
         logger.info("context limited to %d of %d positions: beyond it 'longrope' changes stored keys", limit, known)
@@ -61,7 +61,7 @@ def turning_length(config: Any) -> int | None:
     would give them other angles.
     """
     limits = []
-    for rope in _ropes(config):
+    for rope in rope_settings(config):
         if rope.get("rope_type") == "longrope":
             limits.append(int(rope["original_max_position_embeddings"]))
         elif rope.get("rope_type") == "dynamic":
@@ -69,7 +69,7 @@ def turning_length(config: Any) -> int | None:
     return min(limits, default=None)
 
 
-def _ropes(config: Any) -> list[Mapping[str, Any]]:
+def rope_settings(config: Any) -> list[Mapping[str, Any]]:
     """Return the rotary settings: one for all layers, or one for each layer type."""
     settings = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in settings:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from draftree.models.native.blueprint import Blueprint, LayerBlueprint, ScoreBias, SourceBlueprint
 from draftree.models.native.build import NativeUnavailableError
-from draftree.models.native.describe import is_gated, norms_after, require_sizes
+from draftree.models.native.describe import is_gated, norms_after, require_nothing_else, require_sizes
 from draftree.models.native.modules import (
     Names,
     activation_of,
@@ -124,22 +124,16 @@ def _factor(found: Tensor, of: Tensor, what: str) -> float:
     raise NativeUnavailableError(f"it multiplies {what} by {factor:.4g}")
 
 
-@dataclass(frozen=True, slots=True)
-class PositionTable:
-    name: str  # name of the parameter or buffer
-    offset: int  # row of position 0
-    length: int  # number of positions
-    unplaced: int | None  # token to which no position is added; None for none
-
-
-def position_table(model: Any, decoder: Any) -> PositionTable | None:
+def _positions(model: Any, decoder: Any) -> dict[str, Any]:
+    """Return the fields of a blueprint about the table of positions."""
     found = first_part(decoder, "embed_positions")
     if found is None:
-        return None
+        return {"context": UNBOUNDED}
     prefix = next(name for name, module in model.named_modules() if module is found)
     if isinstance(found, nn.Embedding):
         offset = int(getattr(found, "offset", 0))
-        return PositionTable(f"{prefix}.weight", offset, int(found.weight.shape[0]) - offset, None)
+        rows = int(found.weight.shape[0])
+        return {"positions": f"{prefix}.weight", "position_offset": offset, "context": rows - offset}
     if not isinstance(getattr(found, "weights", None), Tensor):
         raise NativeUnavailableError(f"its positions are a {type(found).__name__}, not a table")
     # padding tokens have the position of padding, a row of zeros
@@ -149,7 +143,8 @@ def position_table(model: Any, decoder: Any) -> PositionTable | None:
         found.make_weights(rows, found.embedding_dim, pad)
     if found.weights[pad].any():
         raise NativeUnavailableError("the position of its padding tokens is not zero")
-    return PositionTable(f"{prefix}.weights", pad + 1, length, pad)
+    name = f"{prefix}.weights"
+    return {"positions": name, "position_offset": pad + 1, "context": length, "unplaced": pad}
 
 
 @torch.inference_mode()
@@ -190,7 +185,6 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     start_norm = first_part(decoder, "layernorm_embedding")
     recorded = record(model, decoder, first=modules[0].own_norm, attention=modules[0].own, start_norm=start_norm)
     heads = int(part(modules[0].own, "num_heads", "n_heads"))
-    table = position_table(model, decoder)
     layers, biases = _layers(modules, names)
     last = first_part(decoder, "layer_norm", "final_layer_norm")
     facts = norm_facts(modules[0].own_norm)
@@ -199,9 +193,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     require_like_norms(model, [*found_norms, *extra], facts)
     final = None if last is None else names.of(last)
     if recorded.is_post_norm:
-        if final is not None:
-            raise NativeUnavailableError("it has norms after its sublayers and one after the last of these")
-        layers, final = norms_after(layers, None)
+        layers, final = norms_after(layers, final)
     head = model.get_output_embeddings()
     linear = linear_of(head, "the head", names=names)
     bias = getattr(model, "final_logits_bias", None)
@@ -210,7 +202,6 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
     found = Blueprint(
         kind=type(model).__name__,
         fingerprint=fingerprint(model),
-        context=UNBOUNDED if table is None else table.length,
         dtype=str(model.dtype).removeprefix("torch."),
         hidden=linear.inputs,
         heads=heads,
@@ -236,7 +227,7 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         start_norm=None if start_norm is None else names.of(start_norm),
         is_start_norm_first=recorded.is_start_norm_first,
         score_biases=biases,
-        **_position_fields(table),
+        **_positions(model, decoder),
     )
     require_sizes(found, names)
     encoder = SourceEncoder(
@@ -246,14 +237,10 @@ def read_decoder(model: Any) -> tuple[Blueprint, SourceEncoder]:
         model.device,
         next(model.parameters()).dtype,
     )
-    _require_nothing_else(names, found, encoder, (model.get_input_embeddings(), first_part(model.base_model, "shared")))
+    # without tied embeddings the shared one may be in no use
+    shared = (model.get_input_embeddings(), first_part(model.base_model, "shared"))
+    require_nothing_else(names, found, [*encoder.parameters, *(one.weight for one in shared if one is not None)])
     return found, encoder
-
-
-def _position_fields(table: PositionTable | None) -> dict[str, Any]:
-    if table is None:
-        return {}
-    return {"positions": table.name, "position_offset": table.offset, "unplaced": table.unplaced}
 
 
 def _modules(layer: Any) -> LayerModules:
@@ -314,15 +301,3 @@ def _layers(modules: Sequence[LayerModules], names: Names) -> tuple[tuple[LayerB
             )
         )
     return tuple(layers), tuple(biases)
-
-
-def _require_nothing_else(names: Names, found: Blueprint, encoder: SourceEncoder, shared: Sequence[Any]) -> None:
-    """Check that every parameter belongs to the decoder of the blueprint, or to what runs once for each source."""
-    known = {id(parameter) for parameter in encoder.parameters}
-    # without tied embeddings the shared one may be in no use
-    known |= {id(one.weight) for one in shared if one is not None}
-    strange = [
-        name for name, parameter in names.parameters.items() if name not in found.names and id(parameter) not in known
-    ]
-    if strange:
-        raise NativeUnavailableError(f"{len(strange)} of its parameters are of unknown use ({strange[0]}, …)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import json
 import mmap
 import os
 import shutil
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from draftree.core.errors import ModelLoadError
-from draftree.core.files import MALFORMED, read_json
+from draftree.core.files import MALFORMED, read_json, write_json
 from draftree.models.native.blueprint import Blueprint
 from draftree.models.native.library import Library, format_of
 from draftree.models.native.packed import PAGE, PackedWeights, huge_pages
@@ -437,9 +436,7 @@ def remove(folder: Path) -> None:
 
 
 def _write(folder: Path, description: Mapping[str, Any]) -> None:
-    part = folder / f"{DESCRIPTION}.part"
-    part.write_text(json.dumps({"format": FORMAT, "layout": layout(), **description}), "utf-8")
-    part.replace(folder / DESCRIPTION)
+    write_json(folder / DESCRIPTION, {"format": FORMAT, "layout": layout(), **description})
 
 
 class _Mapped:
