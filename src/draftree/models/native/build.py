@@ -48,7 +48,11 @@ DEAD_SECONDS = {WORK: 3600, PRIVATE: 3600, PACKING: 86400}
 
 def usable(folder: Path, prefix: str) -> Path | None:
     """Return the newest intact library with this prefix that only this user or root can have written."""
-    for path in sorted(folder.glob(f"{prefix}*{SUFFIX}"), key=_modified, reverse=True):
+    dated: list[tuple[float, Path]] = []
+    for path in folder.glob(f"{prefix}*{SUFFIX}"):
+        with contextlib.suppress(OSError):  # another process may remove it
+            dated.append((path.lstat().st_mtime, path))
+    for _, path in sorted(dated, reverse=True):
         reason = why_unusable(path)
         if reason is None:
             return path
@@ -56,13 +60,6 @@ def usable(folder: Path, prefix: str) -> Path | None:
         with contextlib.suppress(OSError):
             path.unlink()
     return None
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def why_unusable(path: Path) -> str | None:
@@ -109,7 +106,7 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
     """
     make_folder(folder)
     remove_leftovers(folder, kind)
-    work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_owner()}-", dir=folder))
+    work = Path(tempfile.mkdtemp(prefix=f"{kind}-{_host()}-{os.getpid()}-", dir=folder))
     try:
         yield work
     finally:
@@ -119,18 +116,15 @@ def working_folder(folder: Path, kind: str = WORK) -> Iterator[Path]:
 def private_folder() -> Path:
     root = Path(tempfile.gettempdir())
     remove_leftovers(root, PRIVATE)
-    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_owner()}-", dir=root))
-    atexit.register(_remove_own, folder, os.getpid())
+    folder = Path(tempfile.mkdtemp(prefix=f"{PRIVATE}-{_host()}-{os.getpid()}-", dir=root))
+    owner = os.getpid()
+
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == owner:  # not in forked processes
+            shutil.rmtree(folder, ignore_errors=True)
+
     return folder
-
-
-def _remove_own(folder: Path, process: int) -> None:
-    if os.getpid() == process:  # not in forked processes
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _owner() -> str:
-    return f"{_host()}-{os.getpid()}"
 
 
 def _host() -> str:
@@ -282,21 +276,14 @@ def preferred_variants() -> tuple[Variant, ...]:
 
 
 def _cpu_features() -> frozenset[str]:
-    if not sys.platform.startswith("linux"):
-        return _reported_by_torch()
-    words = (cpu_info("flags") or cpu_info("Features") or "").split()
-    return frozenset(word.replace("_", "") for word in words)
-
-
-def _reported_by_torch() -> frozenset[str]:
+    if sys.platform.startswith("linux"):
+        words = (cpu_info("flags") or cpu_info("Features") or "").split()
+        return frozenset(word.replace("_", "") for word in words)
     import torch
 
-    features: set[str] = set()
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        features |= {"asimddp", "atomics"}  # Apple's processors all have them
-    elif torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
-        features |= set(_AVX2)
-    return frozenset(features)
+        return frozenset(("asimddp", "atomics"))  # Apple's processors all have them
+    return frozenset(_AVX2 if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") else ())
 
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("csrc/*.c")))
