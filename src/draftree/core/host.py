@@ -34,7 +34,6 @@ def cpu_info(key: str) -> str | None:
 
 
 def cpu_name() -> str:
-    """Return the name of the processor, or of its architecture."""
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 
@@ -468,8 +467,6 @@ def _signal_main(number: int) -> None:
 
 
 class _Left(SystemExit):
-    """The end of the process by a signal."""
-
     def __init__(self, number: int) -> None:
         super().__init__(SIGNALLED + number)
         self.number = number

@@ -82,7 +82,6 @@ class Registry(Generic[Base]):
         return f"{self.package}.{name.replace('-', '_')}"
 
     def find(self, name: str) -> type[Base]:
-        """Return the class of a method."""
         names = self.names()
         if name in names:
             return self._class_in(self._module(name))

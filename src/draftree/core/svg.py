@@ -72,7 +72,6 @@ def _lab(colour: str) -> np.ndarray:
 
 
 def _hex(lab: np.ndarray) -> str:
-    """Return the nearest colour of a screen."""
     y = (lab[0] + 16) / 116
     roots = np.array([y + lab[1] / 500, y, y - lab[2] / 200])
     ratio = np.where(roots > 6 / 29, roots**3, (roots - 4 / 29) * 3132 / 24389)

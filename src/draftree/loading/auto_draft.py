@@ -160,7 +160,6 @@ def keep_trained(fingerprint: str, head: TrainedHead) -> Path | None:
 
 
 def trained_for(fingerprint: str) -> TrainedHead | None:
-    """Return the head for the weights with this fingerprint; None if none was trained here."""
     place = _trained_file(fingerprint)
     if place is None:
         return None

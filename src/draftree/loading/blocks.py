@@ -64,9 +64,7 @@ class BlockSource(Protocol):
         """Parameters by their names in the transformers model."""
         ...
 
-    def kind(self, name: str) -> str:
-        """Return the name of the blocks of a parameter."""
-        ...
+    def kind(self, name: str) -> str: ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a parameter in the layout of transformers."""

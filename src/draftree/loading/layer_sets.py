@@ -17,8 +17,6 @@ HOW_TO_TUNE = "find one with 'draftree tune layers MODEL --prompts FILE', or nam
 
 @dataclass(frozen=True, slots=True)
 class LayerSet:
-    """A set with its measurements."""
-
     fingerprint: str  # fingerprint of the model
     attention: tuple[int, ...]  # layers whose attention is skipped
     mlp: tuple[int, ...]  # layers whose multilayer perceptron is skipped

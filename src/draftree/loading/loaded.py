@@ -53,7 +53,6 @@ class LoadedModel:
     def native(
         cls, model: NativeModel, folder: Path | None, eos_ids: tuple[int, ...], *, name: str, quantization: str | None
     ) -> LoadedModel:
-        """Return a model that runs on native kernels."""
         return cls(model, folder, eos_ids, name, f"native ({model.instructions})", quantization)
 
     @property

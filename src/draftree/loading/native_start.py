@@ -129,7 +129,6 @@ def start_key(
 
 
 def start_name(folder: Path, kind: str, quantization: str | None) -> str:
-    """Return the name of the record of a folder's starts with a dtype and a quantization."""
     key = hashlib.sha256("\0".join((str(folder.resolve()), kind, str(quantization))).encode()).hexdigest()
     return f"{folder.name}-{key[:16]}"
 
@@ -217,8 +216,6 @@ def _names_of(model: Path) -> set[str]:
 
 
 class PackedCopy:
-    """Packed weights of one model in the cache."""
-
     def __init__(self, name: str, facts: Mapping[str, Any], *, quantization: str) -> None:
         self._place = Cache().root / FOLDER / name
         self._facts, self._quantization = dict(facts), quantization

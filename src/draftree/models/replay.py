@@ -79,8 +79,6 @@ BESIDE = -1  # pick at a node beside the text: it is not known, and the walk doe
 @final
 @dataclass(slots=True, eq=False)
 class ReplaySlot(CountedSlot):
-    """A slot of a replayed target. Mutated by `ReplayModel` only."""
-
     text: RecordedText = field(kw_only=True)
 
     def places(self, job: Extend) -> list[int | None]:

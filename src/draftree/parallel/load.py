@@ -304,8 +304,6 @@ class ShardedModel(HFModel):
 
 @dataclass(frozen=True, slots=True)
 class LoadedShare:
-    """Share of a model in this process."""
-
     model: SlottedModel  # the share
     folder: Path  # folder of the model's files
     reference: ReferenceLogits  # logits of the self-check

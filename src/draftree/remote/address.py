@@ -96,7 +96,6 @@ class RemoteAddress:
 
     @property
     def authority(self) -> str:
-        """Host and port."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def url(self, path: str, *, websocket: bool = False) -> str:

@@ -231,7 +231,6 @@ def open_transport(address: RemoteAddress, key: str | None, *, timeout: float, s
 
 
 def fetch(address: RemoteAddress, key: str | None, path: str, *, timeout: float, max_bytes: int) -> bytes:
-    """Return the body of a GET request."""
     connection = _connection(address, timeout)
     try:
         connection.request("GET", f"{address.path}{path}", headers=_headers(key))

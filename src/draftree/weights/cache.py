@@ -67,7 +67,6 @@ def are_pickled(folder: Path) -> bool:
 
 
 def sums_of(folder: Path) -> dict[str, Sum]:
-    """Return the sums of all files of a model, by name."""
     names = {path.name for pattern in PATTERNS for path in folder.glob(pattern) if path.is_file()} - MANIFEST_NAMES
     return {name: _sum(folder / name) for name in sorted(names)}
 

@@ -69,7 +69,6 @@ class Ctranslate2File:
         self.rest = bytes(self._bytes[self._place :])  # the bytes after the model in the file
 
     def values(self, name: str) -> np.ndarray:
-        """Return a variable, float32 if it holds floats."""
         if name not in self.variables:
             raise self.broken(f"'{name}' is missing")
         found = self.variables[name]

@@ -30,8 +30,6 @@ __all__ = ["BlockFile", "describe_blocks"]
 
 
 class BlockFile:
-    """A GGUF file and the parameters of its model."""
-
     def __init__(
         self, file: GgufFile, architecture: Architecture, *, settings: dict[str, Any], sources: dict[str, str]
     ) -> None:

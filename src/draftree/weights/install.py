@@ -56,7 +56,6 @@ def entry_is_here(entry: CatalogueEntry, cache: Cache) -> bool:
 
 
 def install_entry(entry: CatalogueEntry, cache: Cache, *, fetch: bool = True, progress: Progress = silent) -> Path:
-    """Return the folder of a catalogue model; fetched and converted if it is not in the cache."""
     folder = cache.folder(entry.name)
     if is_whole(folder, cache, here=entry_is_here(entry, cache)):
         return folder

@@ -256,7 +256,6 @@ class Codes:
 
     @property
     def kind(self) -> str:
-        """Kind of the blocks that hold it."""
         return "Q4_0" if bool((self.zeros == SYMMETRIC_ZERO).all()) else "Q4_1"
 
     def values(self) -> Tensor:

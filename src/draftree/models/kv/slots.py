@@ -390,7 +390,6 @@ def require_subtree(parents: Sequence[int], edit: Commit) -> None:
 
 
 def kv_slot(slot: Slot) -> KVSlot:
-    """Return a slot as `KVSlot`; assert that it is open."""
     assert isinstance(slot, KVSlot), "a slot belongs to the model that opened it"
     assert slot.index != CLOSED, "a closed slot is not used again"
     return slot

@@ -246,8 +246,6 @@ WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choos
 
 
 class Encoded(Protocol):
-    """Encoded source."""
-
     source: Source
     num_slots: int  # number of slots that refer to it
 

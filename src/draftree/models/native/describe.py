@@ -251,7 +251,6 @@ class LayerNorms:
 
     @property
     def any(self) -> Any:
-        """One of them."""
         return self.attention if self.attention is not None else self.attention_post
 
 

@@ -55,8 +55,6 @@ class RowBlocks:
 
 
 class GroupFunctions:
-    """Functions of the C library for weights with groups."""
-
     def __init__(self, library: Any) -> None:
         self._library = library
 
@@ -233,8 +231,6 @@ class ThreadBuffers(threading.local):
 
 
 class Library:
-    """Functions of a built library."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         try:

@@ -59,9 +59,7 @@ class PackedSource(Protocol):
         ...
 
     @property
-    def num_bytes(self) -> int:
-        """Size in memory in bytes."""
-        ...
+    def num_bytes(self) -> int: ...
 
     def at(self, place: int | None) -> Tensor | None:
         """Return the tensor at an address; None for no address."""

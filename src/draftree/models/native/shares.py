@@ -40,7 +40,6 @@ class TeamMemory:
 
     @staticmethod
     def create() -> TeamMemory:
-        """Return new memory."""
         TeamMemory.require_possible()
         return TeamMemory(os.memfd_create("draftree-team"))
 
@@ -117,7 +116,6 @@ class Share:
 
 
 def divide(blueprint: Blueprint, rank: int, size: int, memory: TeamMemory) -> Share:
-    """Return the share of a process."""
     if blueprint.kv_heads < size:
         raise ConfigurationError(
             f"the model has {blueprint.kv_heads} key-value heads for {size} processes: use tp of at most "

@@ -192,7 +192,6 @@ class Probe:
 
     @classmethod
     def read(cls, reply: Mapping[str, Any], hidden: int) -> Probe:
-        """Return the states of a reply."""
         if not 0 < hidden <= MAX_HIDDEN:
             raise FrameError("the server's states have a size that no model has")
         rows = StateFormat("float32", hidden)

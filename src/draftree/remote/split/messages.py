@@ -149,8 +149,6 @@ HEAD_BYTES = PLACES.stop
 
 @final
 class StateFormat:
-    """A format of hidden states."""
-
     def __init__(self, kind: str, hidden: int) -> None:
         self.kind, self.hidden = kind, hidden
         self.row_bytes = (HEAD_BYTES if kind == "int8" else 0) + VALUE_BYTES[kind] * hidden

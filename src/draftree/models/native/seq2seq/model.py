@@ -73,7 +73,6 @@ class SourceEncoder:
 
     @torch.inference_mode()
     def keys_values(self, source: Source, hidden: Tensor) -> NativeSource:
-        """Return the keys and values of a source, from the encoder's output."""
         length = hidden.shape[1]
         padding = -length % LANES
         layers = []
@@ -87,8 +86,6 @@ class SourceEncoder:
 
 
 class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
-    """Encoder-decoder model with native kernels."""
-
     def __init__(
         self,
         blueprint: Blueprint,

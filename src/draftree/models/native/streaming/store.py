@@ -325,7 +325,6 @@ def write_store(
 
 
 def save_store(folder: Path, packed: PackedWeights, facts: Mapping[str, Any]) -> None:
-    """Write packed weights that are in memory to a new folder."""
     content = packed.arena.numpy().data
     with open(folder / WEIGHTS, "wb") as file:
 

@@ -88,8 +88,6 @@ class DecoderLayer:
 
 
 class DecoderFunction:
-    """A decoder with its head, as a function of a pass."""
-
     def __init__(
         self,
         layers: Sequence[DecoderLayer],
@@ -110,7 +108,6 @@ class DecoderFunction:
         self._bias = bias
 
     def run(self, current: DecoderPass, wanted: Tensor | None) -> Tensor:
-        """Return the logits of the wanted rows of a pass; None for all."""
         hidden = self._embed(current)
         for index, layer in enumerate(self._layers):
             hidden = self._layer(index, layer, hidden, current)

@@ -206,7 +206,6 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def attach(self, model: Any) -> None:
-        """Attach the model again after `release`."""
         self.model, self._decoder = model, decoder_of(model)
         use_in(model)
         replace_positions(model, self._decoder)

@@ -358,7 +358,6 @@ def replace_positions(model: Any, decoder: nn.Module) -> int | None:
 
 
 def restore_positions(decoder: nn.Module) -> None:
-    """Undo `replace_positions`."""
     for module in decoder.modules():
         if OWN in module.__dict__:
             for name in ("compute_bias", "forward"):
