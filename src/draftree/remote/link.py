@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from draftree.core.errors import ConfigurationError, InvalidRequestError
+from draftree.core.errors import ConfigurationError, GenerationError, InvalidRequestError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.remote.address import (
     ConnectionLostError,
@@ -134,8 +134,10 @@ def _ms(seconds: float) -> str:
 
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 Connector = Callable[[], Transport]  # opens a connection; raises ConnectionLostError or RefusedError
+MAX_REOPENED = 3  # attempts of one pass whose texts the server lost
 MAX_STALE = 1000  # late replies in a row after which a connection counts as broken
 LOST_CODES = frozenset({"session_lost", "text_lost", "out_of_step"})
 """Codes of errors after which texts must be opened again."""
@@ -249,6 +251,18 @@ class Link:
         """Send a request of the session and return its reply; it is repeated until there is one."""
         self._number += 1
         return self._answered({**message, "id": self._number})
+
+    def retried(self, action: Callable[[], T], reopen: Callable[[], object]) -> T:
+        """Run an action, again after all texts were opened again if the server lost them."""
+        for attempt in range(1 + MAX_REOPENED):
+            try:
+                if attempt:
+                    reopen()
+                return action()
+            except SessionLostError as error:
+                if attempt == MAX_REOPENED:
+                    raise GenerationError(f"the server loses its texts again and again: {error}") from error
+        raise AssertionError("the last attempt returns or raises")
 
     def _answered(self, message: dict[str, Any]) -> dict[str, Any]:
         begin, pause = self._clock(), self._patience.first_pause

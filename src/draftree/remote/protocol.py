@@ -20,7 +20,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -29,6 +30,7 @@ from draftree.core.tree import ROOT, TokenTree, is_chain
 from draftree.remote.address import FrameError, RefusedError
 from draftree.sampling.params import SamplingParams
 
+T = TypeVar("T")
 Check = Callable[[str, Any], Any]  # returns the checked value of a field with this name
 MAX_TOKENS = 1 << 18  # most entries of any list in a frame
 MAX_ID = 2**53
@@ -67,6 +69,27 @@ def read_numbers(name: str, value: Any) -> tuple[int, ...]:
     if any(isinstance(item, bool) or not isinstance(item, int) or not 0 <= item <= MAX_ID for item in value):
         raise FrameError(f"'{name}' must be a list of whole numbers of at least 0")
     return tuple(value)
+
+
+def pack_run(numbers: tuple[int, ...]) -> int | list[int]:
+    """Return numbers as plain values; 0, 1, 2, … as their count."""
+    return len(numbers) if numbers == tuple(range(len(numbers))) else list(numbers)
+
+
+def read_run(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS:
+        return tuple(range(value))
+    return read_numbers(name, value)
+
+
+def read_texts(name: str, value: Any, unpack: Callable[[str, Any], T], *, most: int, what: str) -> list[T]:
+    """Return a list with an entry for each of several texts."""
+    if not isinstance(value, list) or not 0 < len(value) <= most:
+        raise FrameError(f"'{name}' must be a list of {what.format(f'1 to {most}')}")
+    found: list[Any] = [unpack(name, item) for item in value]
+    if len({entry.text for entry in found}) < len(found):
+        raise FrameError(f"'{name}' names a text twice")
+    return found
 
 
 def read_values(name: str, value: Any, length: int) -> Sequence[Any]:
@@ -185,29 +208,15 @@ def unpack_draft(name: str, values: Any) -> DraftedText:
 
 
 def pack_walk(walk: WalkedText) -> list[Any]:
-    """Return a verdict as plain values; the path as its length if it is 0, 1, 2, …."""
-    is_first = walk.path == tuple(range(len(walk.path)))
-    return [walk.text, len(walk.path) if is_first else list(walk.path), walk.bonus, walk.is_done]
+    return [walk.text, pack_run(walk.path), walk.bonus, walk.is_done]
 
 
 def unpack_walk(values: Any) -> WalkedText:
     text, path, bonus, is_done = read_values("walk", values, 4)
-    if isinstance(path, int) and not isinstance(path, bool) and 0 <= path <= MAX_TOKENS:
-        nodes = tuple(range(path))
-    else:
-        nodes = read_numbers("walk.path", path)
+    nodes = read_run("walk.path", path)
     return WalkedText(
         read_number("walk.text", text), nodes, read_number("walk.bonus", bonus), read_flag("walk.done", is_done)
     )
-
-
-def _drafts(name: str, value: Any) -> list[DraftedText]:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_TEXTS:
-        raise FrameError(f"'{name}' must be a list of 1 to {MAX_TEXTS} drafts")
-    found = [unpack_draft(name, item) for item in value]
-    if len({draft.text for draft in found}) < len(found):
-        raise FrameError(f"'{name}' names a text twice")
-    return found
 
 
 REQUESTS: dict[str, dict[str, Check]] = {
@@ -222,7 +231,7 @@ REQUESTS: dict[str, dict[str, Check]] = {
         "limit": read_number,
         "plain": read_flag,
     },
-    "verify": {"id": read_number, "x": _drafts},
+    "verify": {"id": read_number, "x": partial(read_texts, unpack=unpack_draft, most=MAX_TEXTS, what="{} drafts")},
     "read": {"id": read_number, "text": read_number, "start": read_number},
     "close": {"id": read_number, "texts": read_numbers},
     "ping": {"id": read_number},

@@ -16,7 +16,7 @@ from typing import final
 
 import torch
 
-from draftree.core.errors import GenerationError, InvalidRequestError, UnsupportedModelError
+from draftree.core.errors import InvalidRequestError, UnsupportedModelError
 from draftree.core.host import SYSTEM_CLOCK, Clock
 from draftree.core.tree import TokenTree, is_path
 from draftree.models.base import (
@@ -62,9 +62,6 @@ class RemoteSlot(CountedSlot):
     text: int = -1
     is_done: bool = False  # whether the text has ended on the server
     unread: list[int] = field(default_factory=list)  # tokens that the server wrote alone and the engine has not taken
-
-
-MAX_REOPENED = 3  # attempts of one pass whose texts the server lost
 
 
 @dataclass(slots=True)
@@ -132,7 +129,7 @@ class RemoteModel(LanguageModel):
     def _open(self, request: SlotRequest) -> RemoteSlot:
         number = next(number for number in range(len(self._slots) + 1) if number not in self._slots)
         slot = RemoteSlot(number, request=request)
-        self._retried(partial(self._begin, slot))
+        self.link.retried(partial(self._begin, slot), self._reopen)
         self._slots[number] = slot
         return slot
 
@@ -162,9 +159,9 @@ class RemoteModel(LanguageModel):
         drafted = [turn for turn in turns if not turn.slot.request.is_plain]
         plain = [turn for turn in turns if turn.slot.request.is_plain]
         if drafted:
-            self._retried(partial(self._verify, drafted))
+            self.link.retried(partial(self._verify, drafted), self._reopen)
         for turn in plain:
-            self._retried(partial(self._read, turn))
+            self.link.retried(partial(self._read, turn), self._reopen)
         for job in pass_.jobs:
             _remote(job.slot).num_tentative += len(job.tokens)
         rows = [pick for turn in turns for pick in turn.picks()]
@@ -179,18 +176,6 @@ class RemoteModel(LanguageModel):
         kept = min(rows - 1, self._nodes)
         parents = [parent - root - 1 for parent in job.parents[root + 1 :]][:kept]
         return _Turn(slot, TokenTree(tuple(job.tokens[root + 1 :])[:kept], tuple(parents)), rows)
-
-    def _retried(self, action: Callable[[], None]) -> None:
-        """Run an action again after all texts were opened again, if the server lost them."""
-        for attempt in range(1 + MAX_REOPENED):
-            try:
-                if attempt:
-                    self._reopen()
-                action()
-                return
-            except SessionLostError as error:
-                if attempt == MAX_REOPENED:
-                    raise GenerationError(f"the server loses its texts again and again: {error}") from error
 
     def _reopen(self) -> None:
         """Begin a new session, and open all texts again with what is written of them."""

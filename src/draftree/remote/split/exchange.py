@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.core.errors import GenerationError, ModelLoadError
+from draftree.core.errors import ModelLoadError
 from draftree.core.tree import ROOT
 from draftree.models.base import Extend, LanguageModel, Pass, Slot, SlotRequest
 from draftree.models.kv.slotted import SlottedModel
-from draftree.remote.address import FrameError, RefusedError, RemoteAddress, SessionLostError
+from draftree.remote.address import FrameError, RefusedError, RemoteAddress
 from draftree.remote.link import Link
 from draftree.remote.protocol import MAX_FRAME_BYTES, results_of, times_of
 from draftree.remote.split.messages import (
@@ -244,7 +244,6 @@ def _difference(found: Tensor, wanted: Tensor) -> float:
     return float((error / size.clamp(min=1e-30)).amax())
 
 
-MAX_REOPENED = 3  # attempts of one exchange whose texts the server lost
 MAX_ROWS = 256  # nodes of one frame at most: a prompt of another device waits no longer than for one such pass
 LEAST_LIMIT = 1024
 """Tokens for which there is room in a text at first, if its length is unknown; doubled when they are too few."""
@@ -306,22 +305,14 @@ class Exchange:
 
     def run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
         """Send the nodes of all turns and fill their results; returns the server's seconds of queue and passes."""
-        return self._retried(lambda: self._run(turns, layers))
+        return self.link.retried(lambda: self._run(turns, layers), self._reopen)
 
-    def _retried(self, action: Callable[[], tuple[float, float]]) -> tuple[float, float]:
-        for attempt in range(1 + MAX_REOPENED):
-            try:
-                if attempt:
-                    self.link.begin()
-                    self._join()
-                return action()
-            except SessionLostError as error:
-                self._ended.clear()
-                for slot in self.slots.values():
-                    slot.text = 0  # sent again when it is next used
-                if attempt == MAX_REOPENED:
-                    raise GenerationError(f"the server loses its texts again and again: {error}") from error
-        raise AssertionError("the last attempt returns or raises")
+    def _reopen(self) -> None:
+        self._ended.clear()
+        for slot in self.slots.values():
+            slot.text = 0  # sent again when it is next used
+        self.link.begin()
+        self._join()
 
     def _run(self, turns: Sequence[Turn], layers: Sequence[int]) -> tuple[float, float]:
         self._num_runs += 1

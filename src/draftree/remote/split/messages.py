@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -22,12 +23,14 @@ from draftree.core.errors import GenerationError, InvalidRequestError
 from draftree.core.tree import ROOT, is_chain
 from draftree.remote.address import FrameError
 from draftree.remote.protocol import (
-    MAX_TOKENS,
     Check,
+    pack_run,
     params_field,
     read_number,
     read_numbers,
+    read_run,
     read_seed,
+    read_texts,
     read_token,
     read_values,
     sendable_params,
@@ -60,19 +63,15 @@ class SentRows:
 
 
 def pack_rows(rows: SentRows) -> list[Any]:
-    """Return nodes as plain values; a path 0, 1, 2, … as its length, a chain without parents."""
-    edit = None
-    if rows.edit is not None:
-        path = rows.edit.path
-        is_first = path == tuple(range(len(path)))
-        edit = [len(path) if is_first else list(path), list(rows.edit.keep)]
+    """Return nodes as plain values; a chain without parents."""
+    edit = None if rows.edit is None else [pack_run(rows.edit.path), list(rows.edit.keep)]
     parents = len(rows.parents) if is_chain(rows.parents) else [parent + 1 for parent in rows.parents]
     return [rows.text, rows.length, edit, parents, rows.wanted, rows.data]
 
 
 def unpack_rows(name: str, given: Any) -> SentRows:
     text, length, edit, parents, wanted, data = read_values(name, given, 6)
-    above = _counted(f"{name}.parents", parents)
+    above = read_run(f"{name}.parents", parents)
     if isinstance(parents, list):
         above = tuple(parent - 1 for parent in above)
     elif above:
@@ -90,23 +89,7 @@ def _edit(name: str, given: Any) -> RowsEdit | None:
     if given is None:
         return None
     path, keep = read_values(f"{name}.edit", given, 2)
-    return RowsEdit(_counted(f"{name}.path", path), read_numbers(f"{name}.keep", keep))
-
-
-def _counted(name: str, given: Any) -> tuple[int, ...]:
-    """Return a list of numbers, or the first `given` ones from 0 on."""
-    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= MAX_TOKENS:
-        return tuple(range(given))
-    return read_numbers(name, given)
-
-
-def _all_rows(name: str, given: Any) -> list[SentRows]:
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_JOBS:
-        raise FrameError(f"'{name}' must be a list of the nodes of 1 to {MAX_JOBS} texts")
-    found = [unpack_rows(name, one) for one in given]
-    if len({rows.text for rows in found}) < len(found):
-        raise FrameError(f"'{name}' names a text twice")
-    return found
+    return RowsEdit(read_run(f"{name}.path", path), read_numbers(f"{name}.keep", keep))
 
 
 def probe_tokens(vocab: int) -> Sequence[int]:
@@ -124,7 +107,11 @@ SPLIT_REQUESTS: Mapping[str, Mapping[str, Check]] = {
         "params": params_field,
         "ends": read_numbers,
     },
-    "rows": {"id": read_number, "x": _all_rows, "layers": read_numbers},
+    "rows": {
+        "id": read_number,
+        "x": partial(read_texts, unpack=unpack_rows, most=MAX_JOBS, what="the nodes of {} texts"),
+        "layers": read_numbers,
+    },
 }
 """Fields of the requests, each with its check."""
 
