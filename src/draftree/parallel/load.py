@@ -283,23 +283,8 @@ class ShardedModel(HFModel):
                 "other windows than its masks have"
             )
 
-    def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
-        if self._stage is None:
-            return super()._forward(tokens, positions, rows)
-        arguments: dict[str, Any] = {
-            "input_ids": tokens.to(self.device),
-            "position_ids": positions.to(self.device),
-            "use_cache": False,
-        }
-        if rows is not None and self._rows_keyword:
-            arguments["logits_to_keep"] = rows.to(self.device)
-        logits = self._stage.logits(**arguments)
-        if logits is None:
-            return torch.empty(0, self.vocab_size, device=self.device)
-        found = logits[0]
-        if rows is not None and not self._rows_keyword:
-            found = found[rows.to(self.device)]
-        return found if found.dtype == torch.float64 else found.float()
+    def _model_logits(self, arguments: dict[str, Any]) -> Tensor | None:
+        return super()._model_logits(arguments) if self._stage is None else self._stage.logits(**arguments)
 
 
 @dataclass(frozen=True, slots=True)

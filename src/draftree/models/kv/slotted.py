@@ -229,17 +229,34 @@ class SlottedModel(LanguageModel):
         return opened
 
 
-def requested_rows(jobs: Sequence[Extend], order: Sequence[int]) -> list[int]:
-    """Return the rows whose logits are requested, in the jobs' order; the pass has the jobs in `order`."""
-    first_rows, row = {}, 0
-    for job in order:
-        first_rows[job] = row
-        row += len(jobs[job].tokens)
+def requested_rows(jobs: Sequence[Extend]) -> list[int]:
+    """Return the rows whose logits are requested in a pass with the jobs in their order."""
+    starts = accumulate((len(job.tokens) for job in jobs), initial=0)
     return [
-        first_rows[job] + node
-        for job, extend in enumerate(jobs)
-        for node in (range(len(extend.tokens)) if extend.logits_at is None else extend.logits_at)
+        start + node
+        for job, start in zip(jobs, starts, strict=False)
+        for node in (range(len(job.tokens)) if job.logits_at is None else job.logits_at)
     ]
+
+
+class RowOrder:
+    """Rows of a pass in the order of their slots, which attention takes."""
+
+    def __init__(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]]) -> None:
+        self.jobs = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
+        self.slots = [kv_slot(jobs[job].slot) for job in self.jobs]
+        self.nodes = [nodes[job] for job in self.jobs]
+        self.counts = [len(jobs[job].tokens) for job in self.jobs]
+        self.tokens = [token for job in self.jobs for token in jobs[job].tokens]
+        self.positions = [
+            slot.offset + slot.length - 1 + slot.depths[node]
+            for slot, own in zip(self.slots, self.nodes, strict=True)
+            for node in own
+        ]
+        starts = dict(zip(self.jobs, accumulate(self.counts, initial=0), strict=False))
+        # place of each row, in the order of the jobs
+        self.places = [starts[job] + row for job, extend in enumerate(jobs) for row in range(len(extend.tokens))]
+        self.requested = [self.places[row] for row in requested_rows(jobs)]
 
 
 WITHOUT_PARTS = "is an encoder-decoder model, of which no part runs alone: choose a drafter that runs no model"

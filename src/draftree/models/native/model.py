@@ -128,9 +128,7 @@ class NativeModel(SlottedModel):
         slots, tokens = [kv_slot(job.slot) for job in jobs], [job.tokens for job in jobs]
         chunk = self._decoder.rows_of_chunk(sum(map(len, tokens)))
         rows = plan_rows(slots, tokens, nodes, rows_of_chunk=chunk)
-        return self._decoder.run(
-            self._pool.memory, rows, requested_rows(jobs, range(len(jobs))), layer_range=layer_range
-        )
+        return self._decoder.run(self._pool.memory, rows, requested_rows(jobs), layer_range=layer_range)
 
 
 @final

@@ -17,7 +17,7 @@ from torch import Tensor
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend, LayerSubset
 from draftree.models.kv.slots import KVSlot, LayerRange, Leftovers, RangeOutput, SlotPool, kv_slot
-from draftree.models.kv.slotted import SlottedModel, requested_rows
+from draftree.models.kv.slotted import RowOrder, SlottedModel, requested_rows
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.torch.attention import ProbePass, announced, plan_pass, recorded, use_in_decoder
 from draftree.models.torch.inspection import (
@@ -156,16 +156,23 @@ class HFModel(TransformersModel, SlottedModel):
             )
 
     def _forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor:
-        keywords: dict[str, Any] = {}
+        arguments: dict[str, Any] = {
+            "input_ids": tokens.to(self.device),
+            "position_ids": positions.to(self.device),
+            "use_cache": False,
+        }
         if rows is not None and self._rows_keyword:
-            keywords["logits_to_keep"] = rows.to(self.device)
-        output = self.model(
-            input_ids=tokens.to(self.device), position_ids=positions.to(self.device), use_cache=False, **keywords
-        )
-        logits: Tensor = output.logits[0]
-        if rows is not None and not self._rows_keyword:
-            logits = logits[rows.to(self.device)]
+            arguments["logits_to_keep"] = rows.to(self.device)
+        logits = self._model_logits(arguments)
+        if logits is None:
+            return torch.empty(0, self.vocab_size, device=self.device)
+        logits = logits[0] if rows is None or self._rows_keyword else logits[0, rows.to(self.device)]
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def _model_logits(self, arguments: dict[str, Any]) -> Tensor | None:
+        """Run the model; None if another process has its head."""
+        logits: Tensor = self.model(**arguments).logits
+        return logits
 
     @torch.inference_mode()
     def read(self, input_ids: Tensor, mask: Tensor | None, given: Mapping[str, Any]) -> list[ReadPrompt]:
@@ -200,7 +207,7 @@ class HFModel(TransformersModel, SlottedModel):
             bucket = self.static.bucket(slots, nodes)
         if self.static is None or bucket is None:
             return self._run(jobs, nodes, layer_range)
-        tokens, requested = [job.tokens for job in jobs], requested_rows(jobs, range(len(jobs)))
+        tokens, requested = [job.tokens for job in jobs], requested_rows(jobs)
         return RangeOutput(
             TensorLogits(self.static.run(bucket, slots, tokens=tokens, nodes=nodes, requested=requested))
         )
@@ -214,25 +221,19 @@ class HFModel(TransformersModel, SlottedModel):
         self._layers.require(part)
 
     def _run(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layer_range: LayerRange) -> RangeOutput:
-        order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
-        tokens: list[int] = []
-        positions: list[int] = []
-        for job in order:
-            slot = kv_slot(jobs[job].slot)
-            tokens.extend(jobs[job].tokens)
-            positions.extend(slot.offset + slot.length - 1 + slot.depths[node] for node in nodes[job])
-        slots = [kv_slot(jobs[job].slot) for job in order]
-        current = plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device)
-        requested = requested_rows(jobs, order)
+        order = RowOrder(jobs, nodes)
+        current = plan_pass(self._pool.memory, order.slots, order.nodes, self.device)
+        tokens, requested = order.tokens, order.requested
         padding = self._padding(len(tokens))
         rows = None
-        if padding or len(requested) != len(tokens) or order != list(range(len(jobs))):
+        if padding or requested != list(range(len(tokens))):
             rows = torch.tensor(requested or [0])  # the head needs at least one row
-        tokens_row, positions_row = torch.tensor([tokens + [0] * padding]), torch.tensor([positions + [0] * padding])
+        tokens_row = torch.tensor([tokens + [0] * padding])
+        positions_row = torch.tensor([order.positions + [0] * padding])
         if layer_range.is_whole(self.num_layers):
             with announced(current):
                 return RangeOutput(TensorLogits(self._forward(tokens_row, positions_row, rows)[: len(requested)]))
-        place = torch.tensor(_rows_by_job([len(job.tokens) for job in jobs], order), device=self.device)
+        place = torch.tensor(order.places, device=self.device)
         if layer_range.hidden is not None:
             layer_range = replace(layer_range, hidden=layer_range.hidden[place.argsort()])
         with announced(current), self._layers.running(layer_range) as caught:
@@ -242,12 +243,3 @@ class HFModel(TransformersModel, SlottedModel):
 
     def _padding(self, rows: int) -> int:
         return next((bucket - rows for bucket in self.row_buckets if bucket >= rows), 0)
-
-
-def _rows_by_job(counts: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return the position of each row, in the order of the jobs, if the jobs' rows have this order in the pass."""
-    starts, row = {}, 0
-    for job in order:
-        starts[job] = row
-        row += counts[job]
-    return [starts[job] + place for job, count in enumerate(counts) for place in range(count)]

@@ -137,7 +137,7 @@ class NativeEncoderDecoder(NativeModel, SourcedModel[NativeSource]):
         output = self._decoder.run(
             self._pool.memory,
             rows,
-            requested_rows(jobs, range(len(jobs))),
+            requested_rows(jobs),
             layer_range=layer_range,
             sources=_rows_of(sources, counts, queries),
         )

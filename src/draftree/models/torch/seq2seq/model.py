@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from draftree.core.errors import UnsupportedModelError
 from draftree.models.base import Extend
-from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool, kv_slot
-from draftree.models.kv.slotted import SourcedModel, requested_rows
+from draftree.models.kv.slots import LayerRange, LayerShape, Leftovers, RangeOutput, SlotPool
+from draftree.models.kv.slotted import RowOrder, SourcedModel
 from draftree.models.memory import LOGIT_BYTES, Footprint, activation_bytes
 from draftree.models.source import Source
 from draftree.models.torch.attention import plan_pass
@@ -169,33 +169,26 @@ class HFEncoderDecoder(SourcedModel[EncodedSource]):
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[Extend], nodes: Sequence[Sequence[int]], layers: LayerRange) -> RangeOutput:
-        order = sorted(range(len(jobs)), key=lambda job: kv_slot(jobs[job].slot).index)
-        slots = [kv_slot(jobs[job].slot) for job in order]
-        tokens = [token for job in order for token in jobs[job].tokens]
-        positions = [
-            slot.length - 1 + slot.depths[node] for slot, job in zip(slots, order, strict=True) for node in nodes[job]
-        ]
-        sources = [self._source_of[slot.index] for slot in slots]
-        counts = [len(jobs[job].tokens) for job in order]
-        rows = torch.tensor([tokens, positions], device=self.device)
+        order = RowOrder(jobs, nodes)
+        sources = [self._source_of[slot.index] for slot in order.slots]
+        rows = torch.tensor([order.tokens, order.positions], device=self.device)
         current = DecoderPass(
             self._modules,
-            plan_pass(self._pool.memory, slots, [nodes[job] for job in order], self.device),
-            plan_cross(sources, counts, self.device),
+            plan_pass(self._pool.memory, order.slots, order.nodes, self.device),
+            plan_cross(sources, order.counts, self.device),
             tokens=rows[0],
             positions=rows[1],
-            num_positions=max(positions) + 1,
+            num_positions=max(order.positions) + 1,
             tables=self._tables,
-            weighed=None if self._attended is None else list(zip(sources, counts, strict=True)),
+            weighed=None if self._attended is None else list(zip(sources, order.counts, strict=True)),
         )
-        requested = requested_rows(jobs, order)
         wanted = None
-        if requested != list(range(len(tokens))):
-            wanted = torch.tensor(requested, dtype=torch.long, device=self.device)
+        if order.requested != list(range(len(order.tokens))):
+            wanted = torch.tensor(order.requested, dtype=torch.long, device=self.device)
         with announced(current):
             logits = self._scored(current, rows, wanted)
         if self._attended is not None:
-            self._attended.extend(current.weights_of(order))
+            self._attended.extend(current.weights_of(order.jobs))
         return RangeOutput(TensorLogits(logits))
 
     def pack(self) -> None:
