@@ -1,4 +1,4 @@
-"""Decoders of encoder-decoder models in C: the logits of transformers, and the same bits however a token is scored."""
+"""Native decoders of encoder-decoder models: the logits of transformers, and the same bits however a token is scored."""
 
 from __future__ import annotations
 

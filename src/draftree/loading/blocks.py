@@ -1,4 +1,4 @@
-"""Models whose products run in C on the blocks of their files: GGUF files, and checkpoints of 4 bits.
+"""Native models that compute with the blocks of their files: GGUF files, and checkpoints of 4 bits.
 
 The structure is found on a model of the first layers, whose weights are dequantized once and compared with passes over
 the blocks. It is recorded, so that later starts need no transformers model, and the cache keeps the packed weights.

@@ -37,13 +37,13 @@ from draftree.weights.cache import Cache, is_distrusted, steps
 
 logger = logging.getLogger(__name__)
 
-NO_STREAMING = "passes through torch were requested, or native kernels are not available here"
+NO_STREAMING = "PyTorch was requested, or native kernels are not available here"
 
 
 def with_kv_dtype(loaded: LoadedModel, kv_dtype: str) -> LoadedModel:
     model = loaded.model
     if not isinstance(model, NativeModel):
-        where = "on another machine" if loaded.kernels == "remote" else "through torch"
+        where = "on another machine" if loaded.kernels == "remote" else "in PyTorch"
         why = loaded.fallback_reason or f"they run {where}"
         raise NativeUnavailableError(
             f"kv_dtype is '{kv_dtype}', which needs native kernels, and '{loaded.name}' has none here: {why}"
@@ -214,7 +214,7 @@ class _LocalLoad:
             if options.requires_native:
                 does = "stream its weights to" if streams else "run on"
                 raise NativeUnavailableError(f"model '{name}' cannot {does} native kernels: {reason}") from reason
-            logger.info("%s: passes run through torch: %s", name, reason)
+            logger.info("%s: passes run in PyTorch: %s", name, reason)
             if streams or isinstance(reason, NativeMismatchError):
                 self._model = None  # other places of its weights, or they were released
             return str(reason)
@@ -238,7 +238,7 @@ def torch_placement(device: torch.device, offload: str | int) -> Mapping[str, An
     """Return the arguments of `from_pretrained` with which accelerate keeps `offload` bytes on the device."""
     if find_spec("accelerate") is None:
         raise ConfigurationError(
-            f"offload is {offload!r}, and passes run through torch, which needs the package 'accelerate': install it, "
+            f"offload is {offload!r}, and passes run in PyTorch, which needs the package 'accelerate': install it, "
             "or use a model and a device with native kernels"
         )
     budget = parse_size(offload)

@@ -158,7 +158,7 @@ def require_exact(loaded: LoadedModel, *, asked: bool) -> None:
     """Raise for a model whose logits depend on the other rows of a pass, if exactness was asked for."""
     if loaded.model.is_exact or not asked:
         return
-    reason = loaded.fallback_reason or "its passes run through torch"
+    reason = loaded.fallback_reason or "its passes run in PyTorch"
     raise ConfigurationError(
         f"exact was requested, but a pass of '{loaded.name}' over several rows may round differently from one over one "
         f"row: {reason}; leave exact out, or use a model, a device and a dtype that native kernels support"

@@ -296,7 +296,7 @@ class LoadedShare:
     # the fingerprint has to be put together
     facts: dict[str, Any]
     eos_ids: tuple[int, ...]  # tokens that end a text
-    is_fixed: bool  # whether passes run in C or have fixed shapes, so that rows may have the same bits in every pass
+    is_fixed: bool  # whether passes are native or have fixed shapes, so that rows may have the same bits in every pass
     kernels: str  # name of the kernels
     quantization: str | None = None  # of the weights
     tolerance: float | None = None  # of the self-check; None for that of the dtype
@@ -322,14 +322,14 @@ def load_share(
         except NativeUnavailableError as reason:
             if settings.kernels == "native" or settings.quantization is not None:
                 raise NativeUnavailableError(f"model '{name}' cannot run on native kernels: {reason}") from reason
-            logger.info("%s: passes run through torch: %s", name, reason)
+            logger.info("%s: passes run in PyTorch: %s", name, reason)
     return _load_torch(world, name, folder, options, settings, device)
 
 
 def _load_native(
     world: World, folder: Path, options: ParallelOptions, settings: LoadSettings, device: torch.device
 ) -> LoadedShare:
-    """Load this process's share of a model whose passes run in C."""
+    """Load this process's share of a native model."""
     if options.pp > 1:
         raise NativeUnavailableError("native kernels have no stages: use tp")
     if not world.is_one_machine:

@@ -1,7 +1,7 @@
-"""Native kernels: forward passes in C code for decoders of the usual architecture.
+"""Native kernels: C forward passes of decoders of the usual architecture.
 
 * `describe` derives a `blueprint.Blueprint` from a model of transformers, by the structure and values of its `modules`
-  and not by the name of its family; models that it does not describe run through PyTorch.
+  and not by the name of its family; models that it does not describe run in PyTorch.
 * `weights` reads weights, `packing` and `packed` put them into the blocks of the C library; `shares` divides a decoder
   among processes.
 * `build` finds or compiles the `library`, `structures` declares its C structures and compares both layouts.

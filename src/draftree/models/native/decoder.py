@@ -1,4 +1,4 @@
-"""Decoder whose forward passes over slots run in C."""
+"""Native decoder: forward passes over slots."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ class NativeDecoder:
 
     @property
     def max_count(self) -> int:
-        """Maximum number of entries that a search in C returns for a row."""
+        """Maximum number of entries that a native search returns for a row."""
         return self._library.max_count
 
     @property

@@ -236,7 +236,7 @@ class Library:
         try:
             self._library: Any = ctypes.CDLL(str(path))
         except OSError as error:
-            raise NotLoadableError(f"the C pass '{path}' does not load: {error}") from error
+            raise NotLoadableError(f"the native library '{path}' does not load: {error}") from error
         for name, (arguments, result) in FUNCTIONS.items():
             function = getattr(self._library, f"draftree_{name}")
             function.argtypes, function.restype = arguments, result

@@ -157,7 +157,7 @@ class NativeSubsetLogits(Logits):
         return self._columns.replaced(self.tensor()).picks(noise)
 
     def top(self, noise: RowNoise, count: int, *, overwrites: bool = False) -> Top:
-        """Return the largest entries among the columns, at most as many as there are, searched in C if it can."""
+        """Return the largest entries among the columns, at most as many as there are; a native search if it can."""
         columns, names = self._columns, self._subset.tokens.names
         count = min(count, len(names))
         library = columns.library
@@ -215,6 +215,6 @@ class NativeCorrection:
 
 
 def _stride(logits: Tensor) -> int:
-    assert logits.element_size() == FLOAT_BYTES, "corrections in C are float32"
+    assert logits.element_size() == FLOAT_BYTES, "native corrections are float32"
     assert logits.stride(1) == 1, "the columns of a row are contiguous"
     return logits.stride(0)

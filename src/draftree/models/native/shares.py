@@ -1,4 +1,4 @@
-"""Shares of a decoder in C: which heads and outputs each process of a team computes.
+"""Shares of a native decoder: which heads and outputs each process of a team computes.
 
 Every output of every product is computed by one process, with the inputs of the whole row and the same additions as in
 one process, so its bits are the same. Processes exchange results through memory that they share; weights, keys and

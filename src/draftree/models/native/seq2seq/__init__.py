@@ -1,1 +1,1 @@
-"""Encoder-decoder models whose decoders use the native kernels; their encoders run through PyTorch."""
+"""Encoder-decoder models whose decoders use the native kernels; their encoders run in PyTorch."""

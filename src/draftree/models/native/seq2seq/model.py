@@ -1,4 +1,4 @@
-"""Encoder-decoder model whose decoder runs in C, and whose encoder runs through torch once for each source."""
+"""Encoder-decoder model with a native decoder; its encoder runs in PyTorch, once for each source."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NativeSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceEncoder:
-    """What runs once for each source, through torch."""
+    """What runs in PyTorch, once for each source."""
 
     encoder: Any
     products: Sequence[tuple[nn.Linear, nn.Linear]]  # products of keys and of values of each layer
