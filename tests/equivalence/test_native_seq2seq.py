@@ -1,4 +1,4 @@
-"""Native decoders of encoder-decoder models: the logits of transformers, and the same bits however a token is scored."""
+"""Native decoders of encoder-decoder models: transformers' logits, and the same bits however a token is scored."""
 
 from __future__ import annotations
 
